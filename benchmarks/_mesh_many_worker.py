@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from edge_run.base.config import ModelConfig
 from edge_run.base.mesh import is_worker
 from edge_run.base.protocols import BatchToken
@@ -24,6 +26,12 @@ from edge_run.runtime.mesh import coordinator
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 
 PROMPT, ROOM = 16, 64
+
+
+def cpu_seconds(others: Sequence[int]) -> float:
+    """Return the seconds that this process and others have computed."""
+    times = [psutil.Process(process).cpu_times() for process in others]
+    return time.process_time() + sum(one.user + one.system for one in times)
 
 
 def evenly(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hop: object) -> MeshPlan:
@@ -44,6 +52,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--passes", type=int, default=12)
     parser.add_argument("--cache", type=Path)
+    parser.add_argument("--watch", type=int, nargs="*", default=[], help="processes that compute too")
     arguments = parser.parse_args()
     n = arguments.sequences
     config = ModelConfig(
@@ -73,21 +82,22 @@ def main() -> None:
             [BatchToken(token, i, sequence, wants_logits=i == PROMPT - 1) for i, token in enumerate(prompt)]
         )
         tokens.append([int(rows[0].argmax())])
-    seconds, cpu_s = [], []
-    for number in range(arguments.passes):
-        started, before_s = time.monotonic(), time.process_time()
+    seconds, cpu_before_s = [], 0.0
+    for number in range(-1, arguments.passes - 1):  # the first one does not count
+        if number == 0:
+            cpu_before_s = cpu_seconds(arguments.watch)
+        started = time.monotonic()
         rows = front.decode(
-            [BatchToken(tokens[s][-1], PROMPT + number, s, wants_logits=True) for s in range(n)],
+            [BatchToken(tokens[s][-1], PROMPT + 1 + number, s, wants_logits=True) for s in range(n)],
         )
         seconds.append(time.monotonic() - started)
-        cpu_s.append(time.process_time() - before_s)
         for s in range(n):
             tokens[s].append(int(rows[s].argmax()))
     use = engine.mesh_use
     figures = {
         "tokens": tokens,
-        "seconds": seconds,
-        "cpu_s": cpu_s,
+        "seconds": seconds[1:],
+        "cpu_s": (cpu_seconds(arguments.watch) - cpu_before_s) / (arguments.passes - 1),
         "layers": {node.name: len(node.blocks) for node in use.nodes} if use else {},
         "hop_s": use.hop_s if use else 0.0,
         "pid": os.getpid(),

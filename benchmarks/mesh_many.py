@@ -6,6 +6,8 @@ Each node is a process in a box with `--cpus` of this machine's processors, and 
 all in its memory, so that computing decides. Devices compute one after the other, each its layers of all sequences of a
 pass: what many sequences gain is what a kernel gains with several columns, and what they save of handing on. If devices
 worked on different groups of sequences at the same time (a pipeline), they would gain up to the number of nodes more.
+On a machine that others use too, the CPU seconds of all nodes together say more: devices that take turns make as many
+tokens a second as a CPU second makes, times `--cpus`.
 """
 
 from __future__ import annotations
@@ -39,35 +41,30 @@ def measure(model: Path, arguments: argparse.Namespace, sequences: int, cache: P
                 mesh.spawn(f"w{number}", arguments.memory, box, 2 << 20, str(cache))
             for worker in mesh.workers.values():
                 worker.wait_ready()
-            before = cpu_seconds(mesh)
             here = mesh.prepare_folder(folder / "here")
             command = [*box, sys.executable, str(WORKER), str(here), str(model), "--workers", str(nodes - 1)]
             command += ["--memory", arguments.memory, "--cache", str(cache), "--sequences", str(sequences)]
-            found, _ = run_json([*command, "--passes", str(arguments.passes)], timeout=TIMEOUT_S, env=_environment())
-            others_s = cpu_seconds(mesh) - before
+            command += ["--passes", str(arguments.passes), "--watch", *map(str, computing(mesh))]
+            found, _ = run_json(command, timeout=TIMEOUT_S, env=_environment())
         finally:
             mesh.close()
-    seconds = found["seconds"][1:]
+    seconds = found["seconds"]
     return {
         "sequences": sequences,
         "pass_s": statistics.median(seconds),
         "tokens_per_s": sequences / statistics.median(seconds),
-        "own_cpu_s": statistics.median(found["cpu_s"][1:]),
-        "other_cpu_s": others_s,
+        "cpu_s": found["cpu_s"],
+        "tokens_per_cpu_s": sequences / found["cpu_s"],
         "layers": found["layers"],
         "hop_s": found["hop_s"],
         "tokens": found["tokens"],
     }
 
 
-def cpu_seconds(mesh: Any) -> float:
-    """Return the seconds that the workers of a mesh have computed."""
-    found = 0.0
-    for worker in mesh.workers.values():
-        for process in (one := psutil.Process(worker.process.pid), *one.children(recursive=True)):
-            times = process.cpu_times()
-            found += times.user + times.system
-    return found
+def computing(mesh: Any) -> list[int]:
+    """Return the processes in the boxes of a mesh's workers."""
+    boxes = [psutil.Process(worker.process.pid) for worker in mesh.workers.values()]
+    return [process.pid for one in boxes for process in one.children(recursive=True)]
 
 
 def main() -> None:
@@ -95,13 +92,16 @@ def main() -> None:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the medians for a reader."""
-    lines = ["| sequences | pass | tokens/s | times one alone |", "|---|---|---|---|"]
-    alone = 0.0
+    lines = ["| sequences | pass | tokens/s | times one alone | tokens per CPU second | times one alone |"]
+    lines += ["|---|---|---|---|---|---|"]
+    alone: tuple[float, ...] = ()
     for sequences in dict.fromkeys(row["sequences"] for row in rows):
         same = [row for row in rows if row["sequences"] == sequences]
-        pass_s, speed = (statistics.median(row[key] for row in same) for key in ("pass_s", "tokens_per_s"))
-        alone = alone or speed / sequences * rows[0]["sequences"]
-        lines.append(f"| {sequences} | {pass_s:.3f} s | {speed:.2f} | {speed / alone:.2f} |")
+        names = ("pass_s", "tokens_per_s", "tokens_per_cpu_s")
+        pass_s, *speeds = (statistics.median(row[key] for row in same) for key in names)
+        alone = alone or tuple(speeds)
+        columns = [f"{speed:.2f} | {speed / one:.2f}" for speed, one in zip(speeds, alone, strict=True)]
+        lines.append(f"| {sequences} | {pass_s:.3f} s | {' | '.join(columns)} |")
     return "\n".join(lines)
 
 

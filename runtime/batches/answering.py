@@ -18,9 +18,9 @@ from edge_run.runtime.server.answers import AnswerForm
 from edge_run.runtime.server.apis.openai_chat import ChatForm, ChatRequest, chat_job
 from edge_run.runtime.server.apis.openai_completions import CompletionForm, CompletionRequest, completion_job
 from edge_run.runtime.server.bodies import convert
-from edge_run.runtime.server.catalogue.served_model import AnswerDefaults, Preparing, ServedModel
+from edge_run.runtime.server.catalogue.served_model import MOST_UNPREPARED, AnswerDefaults, Preparing, ServedModel
 from edge_run.runtime.server.counts import Counts
-from edge_run.runtime.server.generating import FinishedAnswer, generate
+from edge_run.runtime.server.generating import FinishedAnswer, Job, generate
 from edge_run.runtime.server.refusals import Refusal, openai_error, refusal_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -62,6 +62,7 @@ class PlacesHere:
     def __init__(self, served: ServedModel) -> None:
         self.most = served.model.most_parallel + WAITING
         self._served, self._free = served, anyio.Semaphore(self.most)
+        self._preparing = anyio.Semaphore(MOST_UNPREPARED)  # more at once, and the server would refuse some
 
     @classmethod
     @asynccontextmanager
@@ -80,7 +81,7 @@ class PlacesHere:
 
     async def _answer(self, request: BatchRequest) -> BatchResult:
         try:
-            return await _answered(self._served, request)
+            return await self._answered(request)
         except Refusal as refusal:
             return refused(refusal)
         except (Cancelled, TierReadError, MeshError, KernelError):
@@ -90,27 +91,31 @@ class PlacesHere:
         finally:
             self._free.release()
 
+    async def _answered(self, request: BatchRequest) -> BatchResult:
+        served = self._served
+        async with self._preparing:
+            job, form = await _job(served, request)
+        job.check(served.model.plan.context_tokens)
+        form.begin(served, job)
+        answers: list[FinishedAnswer] = await generate(
+            served.answering, job, lambda number, delta: None, lambda n_tokens: None
+        )
+        return BatchResult(200, form.whole(answers), sum(one.generation.completion_tokens for one in answers))
+
 
 def refused(refusal: Refusal) -> BatchResult:
     """Return the result of a request that cannot be answered."""
     return BatchResult(refusal.status, openai_error(refusal))
 
 
-async def _answered(served: ServedModel, request: BatchRequest) -> BatchResult:
+async def _job(served: ServedModel, request: BatchRequest) -> tuple[Job, AnswerForm]:
+    """Return what is to be generated, and the form of the answer. Raises Refusal."""
     if request.method != "POST":
         raise Refusal(400, f"method {request.method[:20]!r}: must be POST", param="method")
-    form: AnswerForm
     if request.url == CHAT:
         chat = convert(request.body, ChatRequest, "body.")
-        job, form = await chat_job(chat, served), ChatForm(served.name, chat)
-    elif request.url == COMPLETIONS:
+        return await chat_job(chat, served), ChatForm(served.name, chat)
+    if request.url == COMPLETIONS:
         completion = convert(request.body, CompletionRequest, "body.")
-        job, form = await completion_job(completion, served), CompletionForm(served.name, completion)
-    else:
-        raise Refusal(400, f"url {request.url[:80]!r}: must be {CHAT} or {COMPLETIONS}", param="url")
-    job.check(served.model.plan.context_tokens)
-    form.begin(served, job)
-    answers: list[FinishedAnswer] = await generate(
-        served.answering, job, lambda number, delta: None, lambda n_tokens: None
-    )
-    return BatchResult(200, form.whole(answers), sum(one.generation.completion_tokens for one in answers))
+        return await completion_job(completion, served), CompletionForm(served.name, completion)
+    raise Refusal(400, f"url {request.url[:80]!r}: must be {CHAT} or {COMPLETIONS}", param="url")

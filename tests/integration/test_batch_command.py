@@ -79,6 +79,13 @@ def test_every_request_has_a_result(tmp_path: Path, in_order: bool) -> None:
     assert found["long"]["body"]["error"]["code"] == "context_length_exceeded"
 
 
+def test_more_at_once_than_a_server_would_prepare(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", [line(f"n{i}", prompt=f"Number {i}", max_tokens=1) for i in range(44)])
+    done = run_program("batch", source, "-m", KIT, "-o", tmp_path / "out", *OPTIONS, "--parallel", "44")
+    assert "44 requests answered;" in done.stderr
+    assert {one["status_code"] for one in results_of(tmp_path / "out").values()} == {200}
+
+
 def test_killed_at_any_moment_nothing_is_lost_or_done_twice(tmp_path: Path) -> None:
     lines = [line(f"n{i}", prompt=f"Number {i} is", max_tokens=24) for i in range(60)]
     source = write(tmp_path / "in", lines)

@@ -19,7 +19,16 @@ except SystemExit as end:
     raise
 """
 MESH = {"aiomqtt", "anyio", "asyncio", "cryptography", "ssl", "edge_run.devices.link", "edge_run.devices.mesh"}
-ELSEWHERE = {"onnx", "onnxruntime", "torch", "jinja2", "multiprocessing", "edge_run.runtime.split"} | MESH
+ELSEWHERE = {
+    "onnx",
+    "onnxruntime",
+    "torch",
+    "jinja2",
+    "multiprocessing",
+    "dask",
+    "distributed",
+    "edge_run.runtime.split",
+} | MESH
 SLOW_AND_NEEDLESS = {"email", "importlib.metadata", "llama_cpp", "rich", "tomllib"} | ELSEWHERE
 OTHER_COMMANDS = {f"edge_run.cli.{name}" for name in ("mesh", "split", "commands.bench", "commands.doctor")}
 BEFORE_A_COMMAND = {"edge_run.base.config", "edge_run.base.results", "edge_run.runtime", "psutil", "shutil", "tempfile"}
