@@ -74,6 +74,8 @@ class LocalDecoder:
         has_padding = shape.is_exact and not (model.is_recurrent or shape.pooling)
         self._has_streams, self._has_logits = shape.has_streams, not shape.pooling
         sequence_tokens = context.context_tokens // shape.sequences if shape.has_streams else context.context_tokens
+        if shape.pooling:  # llama.cpp rounds up, and some encoders have no more positions
+            sequence_tokens = min(sequence_tokens, shape.context_tokens)
         self.limits = Limits(
             context_tokens=min(sequence_tokens, self._count.most_tokens) - has_padding,
             vocabulary=model.vocabulary,

@@ -11,7 +11,7 @@ import anyio
 import numpy as np
 from starlette.types import Receive, Scope, Send
 
-from edge_run.base.errors import ContextFull, EdgeRunError
+from edge_run.base.errors import Cancelled, ContextFull
 from edge_run.runtime.embedding.results import EmbeddingShape, Vectors
 from edge_run.runtime.embedding.texts import Text, TextTokens
 from edge_run.runtime.server.admission import Place
@@ -69,13 +69,16 @@ class EmbeddingResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises Refusal, or an error of ours."""
         counts, reason, found = self._service.counts_of(self._entry.name), "abort", None
+        has_left = False
         with self._service.admission.place(self._entry.name) as place:
             try:
                 async with anyio.create_task_group() as group:
 
                     async def watch() -> None:
+                        nonlocal has_left
                         while (await receive())["type"] != "http.disconnect":
                             pass
+                        has_left = True
                         group.cancel_scope.cancel()
 
                     group.start_soon(watch, name="edge-run-watch-client")
@@ -84,15 +87,16 @@ class EmbeddingResponse:
                             found = await self._compute(served, place)
                     group.cancel_scope.cancel()
             except BaseExceptionGroup as failures:
-                reason = "error" if isinstance(failures.exceptions[0], EdgeRunError | Refusal) else reason
-                raise failures.exceptions[0] from failures.exceptions[0].__cause__
+                if not has_left:  # else it is the end of a pass that nobody waits for
+                    reason = "abort" if isinstance(failures.exceptions[0], Cancelled) else "error"
+                    raise failures.exceptions[0] from failures.exceptions[0].__cause__
             finally:
                 counts.request_s.add(place.age_s)
                 counts.end("stop" if found else reason)
             if found:
                 counts.prompt_tokens += found.tokens
                 await json_response(self._document(found))(scope, receive, send)
-            elif place.scope.cancelled_caught:
+            elif not has_left:
                 raise Refusal(503, "the server is shutting down", code="shutting_down")
 
     async def _compute(self, served: ServedModel, place: Place) -> Computed:

@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge_run.base.errors import KernelError
+from edge_run.base.errors import Cancelled, KernelError
 from edge_run.runtime.embedding.results import EmbeddingShape
 from edge_run.runtime.embedding.texts import TextTokens
 from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.apis.embedding_response import EmbeddingResponse, WantedVectors
 from edge_run.runtime.server.catalogue.catalogue import Catalogue
-from edge_run.runtime.server.refusals import Refusal
+from edge_run.runtime.server.refusals import refusal_of
 from edge_run.runtime.server.service import Service
 
 if sys.version_info < (3, 11):
@@ -58,7 +58,7 @@ class FakeModel:
                 await self.goes_on.wait()
             except anyio.get_cancelled_exc_class():
                 self.is_left = True
-                raise
+                raise Cancelled("the pass was cancelled") from None  # as a thread's work ends
             if self.error:
                 raise self.error
             await anyio.lowlevel.checkpoint()
@@ -139,6 +139,7 @@ async def test_a_server_that_ends_says_so() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         async with responding(service, (client, [[1]])):
             service.admission.cancel()
-    (refusal,) = caught.value.exceptions
-    assert isinstance(refusal, Refusal)
-    assert (refusal.status, refusal.code) == (503, "shutting_down")
+    (error,) = caught.value.exceptions
+    assert isinstance(error, Cancelled)
+    assert refusal_of(error).status == 503
+    assert service.counts.finished == {"abort": 1}
