@@ -19,7 +19,8 @@ from edge_run.runtime.engine.engine import Engine
 def main() -> None:
     """Open, place tokens, read a prompt, make tokens; what is settled is what the last half of them took.
 
-    Tokens that are placed take their cells, and nothing is computed for them: the text is as long as with them.
+    Tokens that are placed take their cells, and nothing is computed for them: the text is as long as with them. Where
+    the context has no room for all, prompt and answer are shorter in proportion.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
@@ -39,8 +40,9 @@ def main() -> None:
     )
     engine = Engine.open(arguments.model, config)
     opened_s, plan, decoder = time.monotonic() - started, engine.plan, engine.decoder
-    first = arguments.placed + arguments.prompt
-    tokens = np.random.default_rng(0).integers(5, engine.model.vocabulary - 5, first + arguments.tokens).tolist()
+    share = min(1.0, plan.context_tokens / (arguments.placed + arguments.prompt + arguments.tokens))
+    first, n_tokens = arguments.placed + int(arguments.prompt * share), int(arguments.tokens * share)
+    tokens = np.random.default_rng(0).integers(5, engine.model.vocabulary - 5, first + n_tokens).tolist()
     width = engine.shape.micro_batch_tokens
     for start in range(0, arguments.placed, width):
         decoder.place(tokens[start : min(start + width, arguments.placed)], start, lambda node: None)

@@ -63,7 +63,8 @@ class Limits:
 class Figures:
     """What a command took. peak_bytes: page cache included; None where the kernel does not tell (before Linux 5.19).
 
-    read_bytes: from all disks, the program's own files included.
+    limit_hits: how often memory was at the limit and something had to give way. read_bytes: from all disks, the
+    program's own files included.
     """
 
     wall_s: float
@@ -71,6 +72,7 @@ class Figures:
     limit_bytes: int | None
     peak_bytes: int | None
     oom_kills: int
+    limit_hits: int | None
     read_bytes: int
 
 
@@ -107,6 +109,7 @@ class GroupsV1:
         return {
             "peak_bytes": _number(self.memory / "memory.max_usage_in_bytes"),
             "oom_kills": _pairs(self.memory / "memory.oom_control").get("oom_kill", 0),
+            "limit_hits": _number(self.memory / "memory.failcnt"),
             "read_bytes": sum(map(int, reads)),
         }
 
@@ -138,6 +141,7 @@ class GroupsV2:
         return {
             "peak_bytes": _number(self.group / "memory.peak"),
             "oom_kills": _pairs(self.group / "memory.events").get("oom_kill", 0),
+            "limit_hits": _pairs(self.group / "memory.events").get("max", 0),
             "read_bytes": sum(map(int, re.findall(r"rbytes=(\d+)", _text(self.group / "io.stat")))),
         }
 

@@ -185,11 +185,12 @@ def test_groups_of_version_2(edgebox: ModuleType, monkeypatch: pytest.MonkeyPatc
         "io.max": "8:0 rbps=500000000",
         "cpu.max": "5000 10000",
     }
-    assert made.figures() == {"peak_bytes": None, "oom_kills": 0, "read_bytes": 0}, "an older kernel, nothing read yet"
+    nothing = {"peak_bytes": None, "oom_kills": 0, "limit_hits": 0, "read_bytes": 0}
+    assert made.figures() == nothing, "an older kernel, nothing read yet"
     (made.group / "memory.peak").write_text("1073700000\n")
     (made.group / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\n")
     (made.group / "io.stat").write_text("8:0 rbytes=1000 wbytes=5 rios=3 wios=1\n8:16 rbytes=24 wbytes=0\n")
-    assert made.figures() == {"peak_bytes": 1_073_700_000, "oom_kills": 1, "read_bytes": 1024}
+    assert made.figures() == {"peak_bytes": 1_073_700_000, "oom_kills": 1, "limit_hits": 7, "read_bytes": 1024}
 
 
 def test_boxed_says_only_what_is_given(edgebox: ModuleType) -> None:
