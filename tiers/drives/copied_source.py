@@ -43,7 +43,7 @@ class Drives:
         self.say: Callable[[str], object] = self._keep
         self.totals = ReadTotals()
         self._stripes, self._lock = Stripes(FILES, clock), threading.Lock()
-        self._said: dict[tuple[int, str], str] = {}
+        self._said = set[tuple[int, str]]()
         self._kept: list[str] = []
         self._own = threading.local()
         self._buffers: set[int] = set()
@@ -58,8 +58,8 @@ class Drives:
         """Have `say` told from now on, and of what there was so far."""
         with self._lock:
             self.say, kept, self._kept = say, self._kept, []
-        for line in kept:
-            say(line)
+            for line in kept:
+                say(line)
 
     def read(self, reads: Sequence[Read], paths: Sequence[Path], address: int, length: int) -> int:
         """Fill `length` bytes at `address`, PART_BYTES at most, by one of `reads`; return the bytes read.
@@ -155,9 +155,8 @@ class Drives:
         with self._lock:
             if (drive, kind) in self._said:
                 return
-            self._said[drive, kind] = line
-            say = self.say
-        say(line)
+            self._said.add((drive, kind))
+            self.say(line)
 
     def _keep(self, line: str) -> None:
         self._kept.append(line)
