@@ -27,9 +27,9 @@ class ContentSums:
         return self._sums.keys() >= set(chunks)
 
     def agree(self, chunks: Sequence[int], address: int, lengths: Sequence[int]) -> bool:
-        """Return whether memory from `address` on holds what was first read for `chunks`; new ones are recorded.
+        """Record those of `chunks` that are new; return whether the others are what was first read for them.
 
-        chunks: which lie one after the other, with `lengths` bytes each.
+        chunks: which lie one after the other from `address` on, with `lengths` bytes each.
         """
         found, start = list[int](), address
         for length, same in itertools.groupby(lengths):
