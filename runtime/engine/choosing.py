@@ -6,10 +6,14 @@ from edge_run.base.errors import NotSupported
 from edge_run.runtime.engine.loading import Loaded
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.streaming.chosen_rows import ATTENTION, ChosenRows
+from edge_run.runtime.streaming.spilled_cells import SpilledCells
 
 
-def choosing(loaded: Loaded, graph: GraphMap) -> list[ChosenRows]:
-    """Return the feature that chooses rows, where the configuration asks for one. Raises NotSupported."""
+def choosing(loaded: Loaded, graph: GraphMap, spilled: SpilledCells | None) -> list[ChosenRows]:
+    """Return the feature that chooses rows, where the configuration asks for one. Raises NotSupported.
+
+    spilled: asks it then, and brings those rows only.
+    """
     config, path = loaded.prepared.config, loaded.prepared.gguf.shards[0].path
     if not config.kv_keep:
         return []
@@ -19,4 +23,7 @@ def choosing(loaded: Loaded, graph: GraphMap) -> list[ChosenRows]:
         raise NotSupported(f"{path}: --kv-keep is for models without sliding windows, which look at a part already")
     if loaded.prepared.gguf.value("attention.indexer.head_count"):
         raise NotSupported(f"{path}: --kv-keep is not for a model that chooses among its rows itself")
-    return [ChosenRows(config.kv_keep, config.kv_keep_by)]
+    chosen = ChosenRows(config.kv_keep, config.kv_keep_by, is_asked=spilled is not None)
+    if spilled:
+        spilled.chosen = chosen
+    return [chosen]

@@ -221,7 +221,7 @@ def _streamed(
     spilled = None
     if terms.away_bytes:
         spilled, graph = open_spill(loaded, terms, narrow, readers, stack)
-    driver.features += [*streams, *([spilled] if spilled else []), *choosing(loaded, graph)]
+    driver.features += [*streams, *choosing(loaded, graph, spilled), *([spilled] if spilled else [])]
     driver.programs[ONE_TOKEN] = compile_program(graph, driver.features, cuts.splits() if cuts else ())
     return plan, streams, None, _lend(loaded, terms, plan, streams, products, spilled), spilled
 

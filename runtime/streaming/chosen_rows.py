@@ -18,23 +18,27 @@ from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.graph.cell_uses import WRITES_ROWS
 from edge_run.runtime.graph.nodes import GraphMap, Node
 from edge_run.runtime.llama import _ggml as ggml
-from edge_run.runtime.streaming.key_bounds import PAGE_ROWS, KeyBounds, choose_pages, choose_window
+from edge_run.runtime.streaming.key_bounds import PAGE_ROWS, Choice, KeyBounds, choose_pages, choose_window
 from edge_run.tiers import _libc
 
 ATTENTION = "FLASH_ATTN_EXT"
-WINDOW = "window"
+BLOCKS, WINDOW = "blocks", "window"
+BLOCK_PAGES = 16  # about as many rows as a piece of them in a file has
 _HIDDEN = np.uint16(0xFC00)  # minus infinity, as a mask of 16 bits has it
 _TYPES = {0: np.float32, 1: np.float16}
 
 
 class ChosenRows:
-    """The feature that chooses. keep_rows: as many are looked at. kind: `pages` or `window`."""
+    """The feature that chooses. keep_rows: as many are looked at. kind: `pages`, `blocks` or `window`.
 
-    def __init__(self, keep_rows: int, kind: str) -> None:
-        self._keep_rows, self._kind = keep_rows, kind
+    is_asked: whether somebody else calls `choose` and `learn` for each attention, who brings the rows in between.
+    """
+
+    def __init__(self, keep_rows: int, kind: str, *, is_asked: bool = False) -> None:
+        self._keep_rows, self._kind, self._is_asked = keep_rows, kind, is_asked
         self._bounds: dict[int, KeyBounds] = {}  # by where a layer's keys lie
         self._mask: np.ndarray[Any, np.dtype[np.uint16]] | None = None  # as llama.cpp made it for the pass at hand
-        self._looked_at = self._there = 0
+        self._n_rows = self._looked_at = self._there = 0
 
     @property
     def figures(self) -> KvKeep:
@@ -44,8 +48,10 @@ class ChosenRows:
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Choose before each attention, and forget what was known of rows that are written."""
         attentions = [i for i, node in enumerate(graph) if node.op == ATTENTION and node.is_computed]
-        for i in attentions:
-            steps.stop_before(i, self._begin if i == attentions[0] else self._choose)
+        for i in attentions[:1]:
+            steps.add_before(i, self._begin)
+        for i in attentions if not self._is_asked else ():
+            steps.stop_before(i, self._attend)
         for i, node in enumerate(graph):
             if node.op == WRITES_ROWS:
                 steps.add_before(i, self._forget)
@@ -63,47 +69,62 @@ class ChosenRows:
         """Forget the mask of the pass."""
         self._mask = None
 
-    def _begin(self, address: int) -> None:
+    def choose(self, address: int) -> Choice | None:
+        """Hide rows from the attention at `address`, whose query is computed; return those that it reads, None: all.
+
+        `learn` follows once these are in memory.
+        """
+        sources = ggml.tensor_at(address).src
+        q, k, mask = (ggml.tensor_at(sources[i]) for i in (0, 1, 3))
+        if k.type not in _TYPES or mask.type != 1 or q.type != 0:
+            raise NotSupported("kv keep: needs keys of 16 or 32 bits, and flash attention; give -ctk f16")
+        last = np.frombuffer(_libc.view(mask.data + (q.ne[1] - 1) * mask.nb[1], 2 * mask.ne[0]), np.uint16)
+        original = self._mask = last.copy() if self._mask is None or q.ne[1] != 1 else self._mask
+        visible = np.flatnonzero(original != _HIDDEN)
+        self._n_rows = int(visible[-1]) + 1 if len(visible) else 0
+        if len(visible) != self._n_rows:
+            raise NotSupported("kv keep: the rows of this model's context do not lie in the order of the text")
+        if q.ne[1] != 1:
+            return None
+        chosen = self._chosen(q, k)
+        self._there += self._n_rows
+        self._looked_at += self._n_rows if chosen is None else int(chosen.sum())
+        if chosen is not None:
+            last[: self._n_rows] = np.where(chosen, original[: self._n_rows], _HIDDEN)
+        return chosen
+
+    def learn(self, address: int) -> None:
+        """Learn of the pages of keys that are complete and not known yet: `choose` let all of their rows be read."""
+        k = ggml.tensor_at(ggml.tensor_at(address).src[1])
+        bounds, n_pages = self._bounds_of(k), self._n_rows // PAGE_ROWS
+        if self._kind != WINDOW and n_pages > bounds.n_pages:
+            bounds.extend(_rows(k, bounds.n_pages * PAGE_ROWS, n_pages * PAGE_ROWS))
+
+    def _attend(self, address: int) -> None:
+        self.choose(address)
+        self.learn(address)
+
+    def _begin(self, _: int) -> None:
         self._mask = None
-        self._choose(address)
 
     def _forget(self, address: int) -> None:
         written = ggml.rows_written(address)
         if written and len(written[1]) and (bounds := self._bounds.get(written[0])):
             bounds.forget(int(written[1].min()))
 
-    def _choose(self, address: int) -> None:
-        """Hide rows from the attention at `address`, whose query is computed."""
-        sources = ggml.tensor_at(address).src
-        q, k, mask = (ggml.tensor_at(sources[i]) for i in (0, 1, 3))
-        if q.ne[1] != 1:
-            return
-        if k.type not in _TYPES or mask.type != 1 or q.type != 0:
-            raise NotSupported("kv keep: needs keys of 16 or 32 bits, and flash attention; give -ctk f16")
-        shown = np.frombuffer(_libc.view(mask.data, 2 * mask.ne[0]), np.uint16)
-        original = self._mask = shown.copy() if self._mask is None else self._mask
-        visible = np.flatnonzero(original != _HIDDEN)
-        n_rows = int(visible[-1]) + 1 if len(visible) else 0
-        if len(visible) != n_rows:
-            raise NotSupported("kv keep: the rows of this model's context do not lie in the order of the text")
-        self._there += n_rows
-        if n_rows <= self._keep_rows:
-            self._looked_at += n_rows
-            return  # of all layers, so that none has hidden any
-        chosen = choose_window(n_rows, self._keep_rows) if self._kind == WINDOW else self._pages(q, k, n_rows)
-        self._looked_at += int(chosen.sum())
-        shown[:n_rows] = np.where(chosen, original[:n_rows], _HIDDEN)
+    def _chosen(self, q: Any, k: Any) -> Choice | None:
+        if self._n_rows <= self._keep_rows:
+            return None  # of all layers, so that none has hidden any
+        bounds = self._bounds_of(k)
+        if self._kind == WINDOW or not bounds.n_pages:
+            return choose_window(self._n_rows, self._keep_rows) if self._kind == WINDOW else None
+        together = BLOCK_PAGES if self._kind == BLOCKS else 1
+        return choose_pages(bounds.scores(_heads(q)), self._n_rows, self._keep_rows, together)
 
-    def _pages(self, q: Any, k: Any, n_rows: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        root = k
-        while root.view_src:
-            root = ggml.tensor_at(root.view_src)
-        bounds = self._bounds.setdefault(root.data, KeyBounds())
-        # The page that is being written is not known: it is among the latest.
-        first, n_pages = bounds.n_pages, (n_rows - 1) // PAGE_ROWS
-        if n_pages > first:
-            bounds.extend(_rows(k, first * PAGE_ROWS, n_pages * PAGE_ROWS))
-        return choose_pages(bounds.scores(_heads(q)), n_rows, self._keep_rows)
+    def _bounds_of(self, k: Any) -> KeyBounds:
+        while k.view_src:
+            k = ggml.tensor_at(k.view_src)
+        return self._bounds.setdefault(k.data, KeyBounds())
 
 
 def _heads(q: Any) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -53,20 +53,21 @@ class KeyBounds:
         return found.reshape(self.n_pages, -1)
 
 
-def choose_pages(scores: Floats, n_rows: int, keep_rows: int) -> Choice:
+def choose_pages(scores: Floats, n_rows: int, keep_rows: int, pages_together: int = 1) -> Choice:
     """Return which of `n_rows` rows are looked at, `keep_rows` at most, by the `scores` of their pages in each head.
 
-    Rows that are in no page of `scores` are the latest, and are looked at.
+    Rows that are in no page of `scores` are the latest, and are looked at. pages_together: so many are chosen at once,
+    for the best of them.
     """
-    n_pages = len(scores)
+    n_pages, unit_rows = len(scores), pages_together * PAGE_ROWS
     chosen = np.zeros(n_rows, np.bool_)
-    chosen[: min(PAGE_ROWS, n_rows)] = True
+    chosen[:PAGE_ROWS] = True
     recent_rows = max(n_rows - n_pages * PAGE_ROWS, keep_rows // RECENT_SHARE // PAGE_ROWS * PAGE_ROWS)
     chosen[max(0, n_rows - recent_rows) :] = True
     rank = (scores - scores.max(0)).max(1)
-    for page in np.argsort(-rank, kind="stable"):
-        rows = slice(page * PAGE_ROWS, (page + 1) * PAGE_ROWS)
-        n_new = PAGE_ROWS - int(chosen[rows].sum())
+    for unit in np.argsort(-np.maximum.reduceat(rank, range(0, n_pages, pages_together)), kind="stable"):
+        rows = slice(unit * unit_rows, min((unit + 1) * unit_rows, n_pages * PAGE_ROWS))
+        n_new = rows.stop - rows.start - int(chosen[rows].sum())
         if n_new and int(chosen.sum()) + n_new > keep_rows:
             break
         chosen[rows] = True

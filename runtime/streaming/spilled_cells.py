@@ -10,14 +10,21 @@ from edge_run.runtime.decoding.driver import Step, Steps
 from edge_run.runtime.graph.cell_uses import WRITES_ROWS
 from edge_run.runtime.graph.nodes import GraphMap, Node
 from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.streaming.chosen_rows import ATTENTION, ChosenRows
+from edge_run.runtime.streaming.key_bounds import Choice
 from edge_run.tiers.kv.spill import Spill, Use
 
 
 class SpilledCells:
-    """The feature that brings rows. attentions: as many as have theirs in memory at once, or on the way."""
+    """The feature that brings rows. attentions: as many as have theirs in memory at once, or on the way.
+
+    chosen: names the rows that an attention looks at, where these are not all.
+    """
 
     def __init__(self, spill: Spill, attentions: int) -> None:
         self.spill, self._attentions = spill, attentions
+        self.chosen: ChosenRows | None = None
+        self._chosen_last: dict[Use, Choice | None] = {}  # which are likely chosen again
 
     @property
     def wait_s(self) -> float:
@@ -35,7 +42,10 @@ class SpilledCells:
         reads = [(i, use) for i, node in enumerate(graph) if (use := self._read_by(node))]
         for number, (ordinal, use) in enumerate(reads):
             following = [reads[(number + 1 + k) % len(reads)][1] for k in range(self._attentions)]
-            steps.add_before(ordinal, self._begin_step(use))
+            if self.chosen and graph[ordinal].op == ATTENTION:
+                steps.stop_before(ordinal, self._choose_step(use))
+            else:
+                steps.add_before(ordinal, self._begin_step(use))
             steps.add_after(ordinal, self._end_step(following))
         for i, node in enumerate(graph):
             if node.op == WRITES_ROWS and node.cells:
@@ -68,8 +78,17 @@ class SpilledCells:
     def _begin_step(self, use: Use) -> Step:
         return lambda _: self.spill.begin(use)
 
+    def _choose_step(self, use: Use) -> Step:
+        def choose(address: int) -> None:
+            assert self.chosen
+            rows = self._chosen_last[use] = self.chosen.choose(address)
+            self.spill.begin(use, rows)
+            self.chosen.learn(address)
+
+        return choose
+
     def _end_step(self, following: Sequence[Use]) -> Step:
-        return lambda _: self.spill.end(following)
+        return lambda _: self.spill.end(following, self._chosen_last)
 
     def _check_rows(self, address: int) -> None:
         """Raise KernelError where llama.cpp would write to rows that may be away."""

@@ -43,16 +43,17 @@ def test_it_is_the_same_streamed_or_not_and_llama_cpps_where_all_is_looked_at(na
         "plain": {"backend": "llama.cpp"},
         "all": {"kv_keep": 512},
         "pages": {"kv_keep": 96},
+        "blocks": {"kv_keep": 96, "kv_keep_by": "blocks"},
         "window": {"kv_keep": 96, "kv_keep_by": "window"},
     }.items():
         engine = Engine.open(path, ModelConfig(**{**OPTIONS, **options}))
         found[way] = say(engine)
         if "kv_keep" in options:
             share = feature(engine).figures.share
-            assert share == 1 if way == "all" else 0.3 < share < 0.6
+            assert share == 1 if way == "all" else 0.1 < share < 0.6
         engine.close()
     assert all(np.array_equal(a, b) for a, b in zip(found["plain"], found["all"], strict=True))
-    for way in ("pages", "window"):
+    for way in ("pages", "blocks", "window"):
         same = [np.array_equal(a, b) for a, b in zip(found["plain"], found[way], strict=True)]
         assert same[0]  # prompts look at everything
         assert sum(same) < 5
@@ -86,7 +87,6 @@ def test_models_that_it_is_not_for_are_refused(name: str, folder: Path) -> None:
     ("options", "what"),
     [
         ({"kv_keep": 63}, "64 tokens or more"),
-        ({"kv_spill": "on"}, "--kv-spill"),
         ({"kv_type": "q8_0"}, "-ctk"),
         ({"exact": True}, "--exact"),
         ({"sequences": 2}, "--parallel 1"),

@@ -376,6 +376,44 @@ def test_guesses_are_verified_and_cut(is_drafted: bool, folder: Path) -> None:
     plain.close()
 
 
+@pytest.mark.parametrize(("kind", "name"), [("pages", "llama"), ("blocks", "qwen3moe"), ("window", "deepseek2")])
+@in_child
+def test_only_what_is_looked_at_is_read(kind: str, name: str, folder: Path) -> None:
+    """With `--kv-keep`, logits are those of the same choice in memory; what is not read is unreadable."""
+    path, options = make_model(name, folder), {"kv_keep": 320, "kv_keep_by": kind}
+
+    def say(talk: Talk) -> None:
+        talk.prompt(700)
+        talk.step(40)
+        talk.rewind(333)
+        talk.prompt(320)
+        talk.step(20)
+
+    read: dict[bool, int] = {}
+    for is_kept in (True, False):
+        engine = open_spilling(path, folder, **(options if is_kept else {}))
+        spill = spilled_of(engine).spill
+        spill.room_bytes = 0
+        found = Talk(engine.decoder, spill.states.check)
+        found.prompt(700)
+        before = spill.file.read_bytes
+        found.step(40)
+        read[is_kept] = spill.file.read_bytes - before
+        if is_kept:
+            found.rewind(333)
+            found.prompt(320)
+            found.step(20)
+            kept = found
+        engine.close()
+    # Pages of 16 tokens are everywhere: most pieces have one. And what is read ahead may turn out not to be looked at.
+    assert read[True] < {"pages": 1.1, "blocks": 0.9, "window": 0.7}[kind] * read[False]
+    engine = Engine.open(path, ModelConfig(**{**OPTIONS, **options}))
+    wanted = Talk(engine.decoder)
+    say(wanted)
+    engine.close()
+    assert all(np.array_equal(a, b) for a, b in zip(wanted.rows, kept.rows, strict=True))
+
+
 def test_what_it_excludes_is_refused_in_one_line(tmp_path: Path) -> None:
     for options in ({"exact": True}, {"flash_attention": "off"}, {"sequences": 2}):
         with pytest.raises(ConfigError, match="kv spill: "):

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.units import round_down, round_up
@@ -25,7 +26,12 @@ from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers, as_read_error
 from edge_run.tiers.weights import READ_BYTES, Weights
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 Use = tuple[int, ...]
+Rows: TypeAlias = "npt.NDArray[np.bool_]"
 
 
 class Spill:
@@ -62,7 +68,7 @@ class Spill:
                 offset += stop - start
         self._firsts: Mapping[int, int] = firsts
         self.numbers = {tensors[number].address: number for number in firsts}
-        self._tensor_of = tensor_of
+        self._tensor_of, self._rows_of = tensor_of, pieces
         self.states = SpillStates(pieces)
         self._space = AddressSpace(spans, shape.piece_bytes, is_sparse=True)
         frames = OnDemand(len(pieces), 0)
@@ -110,26 +116,32 @@ class Spill:
             self._send_away(n_pieces)
         return self._held_bytes(full_bytes, self._counts)
 
-    def begin(self, use: Use) -> None:
-        """Have the rows of the tensors `use` in memory until `end`. Raises TierReadError."""
+    def begin(self, use: Use, rows: Rows | None = None) -> None:
+        """Have rows of the tensors `use` in memory until `end`: all, or those that `rows` names. Raises TierReadError.
+
+        rows: whether each is needed; others may be away, and must not be read.
+        """
         before: list[int] = []
         if self._ahead and self._ahead[0][0] == use:
             _, before = self._ahead.popleft()
         elif self._ahead:
             self._forget_ahead()  # a pass that goes another way
-        pieces = self._pieces(use)
+        pieces = self._pieces(use, rows)
         try:
             self.wait_s += self._weights.acquire(pieces)
             self._held += pieces
         finally:
             self._weights.release(before)
 
-    def end(self, following: Sequence[Use] = ()) -> None:
-        """Let go of the rows in use. following: what is to be read ahead now, in order, if it is not yet."""
+    def end(self, following: Sequence[Use] = (), likely: Mapping[Use, Rows | None] | None = None) -> None:
+        """Let go of the rows in use.
+
+        following: what is to be read ahead now, in order, if it is not yet. likely: which rows of it, as in `begin`.
+        """
         held, self._held = self._held, []
         self._weights.release(held)
         for use in following[len(self._ahead) :]:
-            pieces = self._pieces(use)
+            pieces = self._pieces(use, likely.get(use) if likely else None)
             self._weights.hold(pieces)
             self._ahead.append((use, pieces))
 
@@ -142,10 +154,11 @@ class Spill:
         while self._ahead:
             self._weights.release(self._ahead.popleft()[1])
 
-    def _pieces(self, use: Use) -> list[int]:
-        """Return the pieces of the tensors `use` that are away."""
+    def _pieces(self, use: Use, rows: Rows | None = None) -> list[int]:
+        """Return the pieces of the tensors `use` that are away, those with any of `rows`."""
         spans = ((self._firsts[number], self._counts[number]) for number in use)
-        return [piece for first, count in spans for piece in range(first, first + count)]
+        away = (piece for first, count in spans for piece in range(first, first + count))
+        return [one for one in away if rows is None or rows[self._rows_of[one].start : self._rows_of[one].stop].any()]
 
     def _held_bytes(self, full_bytes: int, counts: Sequence[int]) -> int:
         return full_bytes - self._shape.piece_bytes * (sum(counts) - self._shape.at_once(counts))

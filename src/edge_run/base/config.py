@@ -25,7 +25,7 @@ PACKED_OFF = "off"
 REPACK = ("auto", "on", "off")
 MESH_ACTIVATIONS = ("exact", "compact")
 PROMPT_CACHE_ON, PROMPT_CACHE_OFF = "on", "off"
-KV_KEEP_BY = ("pages", "window")
+KV_KEEP_BY = ("pages", "blocks", "window")
 LEAST_KV_KEEP = 64
 PAGE_CACHE_AUTO, PAGE_CACHE_OFF = "auto", "off"
 KV_SPILL_ON, KV_SPILL_OFF = "on", "off"
@@ -115,8 +115,8 @@ class ModelConfig:
         folder, and reads them for each token; a path has it there; `off` ends the text where memory ends.
     kv_keep: each token of an answer looks at so many rows of the context at most; 0 is all of them. With less than all
         what is computed is not the model's, but cheaper.
-    kv_keep_by: which rows those are: `pages` of 16 whose keys answer the query best, and the latest, or `window`: the
-        first four and the latest.
+    kv_keep_by: which rows those are: `pages` of 16 whose keys answer the query best, and the latest, `blocks` of 256
+        alike, as a file has them (`kv_spill`), or `window`: the first four and the latest.
     context_shift: where the context is full, take tokens out of its middle and go on, as llama.cpp does; what follows
         is not what the model gives for the text that is left.
     context_keep_tokens: the first tokens of a prompt, which stay then; -1 is all of them.
@@ -237,7 +237,6 @@ class ModelConfig:
         if not self.kv_keep:
             return
         require(self.kv_keep >= LEAST_KV_KEEP, f"kv keep {self.kv_keep}: must be 0 or {LEAST_KV_KEEP} tokens or more")
-        require(not self.spills_kv, "kv keep: chooses among keys in memory; leave out --kv-spill")
         require(
             self.flash_attention != "off" and not self.exact and self.kv_types[0] in ("f16", "f32"),
             "kv keep: needs flash attention, and keys of 16 or 32 bits; leave out --exact, -fa off and -ctk",

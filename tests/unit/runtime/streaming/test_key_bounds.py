@@ -57,6 +57,16 @@ def test_pages(keep_rows: int, n_rows: int, seed: int) -> None:
     assert not hidden or not shown or max(hidden) <= min(shown)
 
 
+def test_a_block_is_chosen_for_the_best_of_its_pages() -> None:
+    scores = np.zeros((32, 1), np.float32)
+    scores[9] = 5.0
+    scores[20] = 1.0
+    chosen = choose_pages(scores, 32 * PAGE_ROWS + 3, 8 * PAGE_ROWS, pages_together=4)
+    found = [page for page in range(32) if chosen[page * PAGE_ROWS : (page + 1) * PAGE_ROWS].all()]
+    assert found == [0, 8, 9, 10, 11, 31]  # the first, the block of the best, and of the latest those that are whole
+    assert chosen[-2 * PAGE_ROWS :].all()
+
+
 @pytest.mark.parametrize(("n_rows", "keep_rows"), [(64, 64), (65, 64), (1000, 64), (10, 64)])
 def test_a_window(n_rows: int, keep_rows: int) -> None:
     chosen = choose_window(n_rows, keep_rows)
