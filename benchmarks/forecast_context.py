@@ -68,9 +68,10 @@ def finding(rows: list[dict[str, Any]]) -> str:
         )
     errors = [abs(row["error"]) for row in rows]
     within = sum(one <= 0.15 for one in errors)
+    longest_ms = max(row["room_longest_s"] for row in rows) * 1000
     return "\n".join(lines) + (
         f"\n\nOff by {statistics.median(errors):.1%} in the median, {max(errors):.1%} at most; {within} of "
-        f"{len(errors)} within 15 %. The longest that giving room took: {max(row['room_longest_s'] for row in rows) * 1000:.1f} ms."
+        f"{len(errors)} within 15 %. The longest that giving room took: {longest_ms:.1f} ms."
     )
 
 
