@@ -64,9 +64,11 @@ def _tokens(engine: Engine, what: str, text: Text, most: int, *, truncate: bool)
     if not tokens:
         raise ConfigError(f"{what}: is empty; give at least one token")
     if len(tokens) > most and not truncate:
+        is_short = engine.plan.context_tokens < engine.plan.wanted_context_tokens
+        more = "--memory, which has no room for longer ones" if is_short else "-c"
         raise ContextFull(
             f"{what}: has {len(tokens):,} tokens, and the longest that has a vector here has {most:,}; shorten it, "
-            "have it cut (truncate), or give more context with -c",
+            f"have it cut (truncate), or raise {more}",
             prompt_tokens=len(tokens),
             context_tokens=most,
         )
