@@ -73,7 +73,9 @@ class Spill:
         self._space = AddressSpace(spans, shape.piece_bytes, is_sparse=True)
         frames = OnDemand(len(pieces), 0)
         run_pieces = max(1, READ_BYTES // shape.piece_bytes)
-        self._weights = Weights(self._space, [file], readers, frames, run_chunks=run_pieces, check=check)
+        self._weights = Weights(
+            self._space, [file], readers, frames, run_chunks=run_pieces, check=check, is_constant=False
+        )
         self._counts = [0] * len(tensors)  # of the pieces that are away, by tensor
         self._homeless: list[int] = []  # pieces that are not away any more, and have no memory of their own yet
         self._held: list[int] = []
