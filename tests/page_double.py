@@ -58,6 +58,7 @@ class RepeatingModel:
 
     def __init__(self, name: str, has_chat_template: bool = True) -> None:
         self.path, self.has_chat_template, self.trained_context_tokens = Path(name), has_chat_template, 32768
+        self.keeps_prompts = False
         self.most_parallel, self.notices, self.chat_template = 4, (), "<think>" if has_chat_template else ""
         self.mesh_use, self.embedding = MESH, None
         self.progress: Progress | None = None

@@ -70,13 +70,14 @@ class AsyncModel(AsyncOwner[Model]):
         priority: int = 0,
         key: str = "",
         deadline_s: float | None = None,
+        salt: str = "",
         **options: Any,
     ) -> AsyncGenerator[Piece, None]:
         """Continue `prompt`; iterate over the pieces. Arguments and errors as for `Model.generate`.
 
-        priority, key, deadline_s: as of `Request`; they matter where answers share passes.
+        priority, key, deadline_s, salt: as of `Turn`; all but the last matter where answers share passes.
         """
-        return self._stream(self._opened.generate, prompt, options, Turn(priority, key, deadline_s))
+        return self._stream(self._opened.generate, prompt, options, Turn(priority, key, deadline_s, salt))
 
     def stream_chat(
         self,
@@ -117,7 +118,7 @@ class AsyncModel(AsyncOwner[Model]):
         self, start: Callable[..., Stream], prompt: Prompt, options: dict[str, Any], turn: Turn
     ) -> AsyncGenerator[Piece, None]:
         if self._opened.most_parallel == 1:
-            return self._stream_alone(partial(start, prompt, **options))
+            return self._stream_alone(partial(start, prompt, turn=turn, **options))
         self._passes = self._passes or SharedPasses(self._opened, self._thread)
         return self._passes.stream(make_request(prompt, turn=turn, **options))
 

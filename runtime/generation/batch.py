@@ -123,7 +123,7 @@ class Batch(Closing):
                 prompt_tokens=n_tokens,
                 context_tokens=room,
             )
-        number, now = self._scheduler.submit(answer.prompt, turn.priority, turn.key), self._clock()
+        number, now = self._scheduler.submit(answer.prompt, turn.priority, turn.key, turn.salt), self._clock()
         self._open[number] = _Open(answer, now, now + (math.inf if turn.deadline_s is None else turn.deadline_s))
         return number
 

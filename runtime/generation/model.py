@@ -85,6 +85,7 @@ class Model(ModelTexts):
         self._engine = _open(self.path, config or make_config(ModelConfig, {"memory": memory, **options}), mesh)
         self._owner_process = OwnerProcess()
         self._notices: list[str] = []
+        self._salt = ""  # of what the conversation at hand is for
         self._finalizer = weakref.finalize(self, self._owner_process.only_here(self._engine.close))
         try:
             self._engine.tell(self._notices.append)
@@ -149,6 +150,11 @@ class Model(ModelTexts):
             self._keeper.keeps_answers = True
             if rows:
                 self._keeper.expect(rows)
+
+    @property
+    def keeps_prompts(self) -> bool:
+        """Whether there is a prompt cache, which all requests share."""
+        return self._keeper is not None
 
     @property
     def conversation_rows(self) -> ConversationRows | None:
@@ -301,6 +307,9 @@ class Model(ModelTexts):
         continuation = self.begin(request)
         self._end_running()
         self._engine.interrupt.reset()
+        if request.turn.salt != self._salt:
+            self._session.forget()
+            self._salt = request.turn.salt
         answer = Answer(self._engine, self._session, self._meter, continuation)
         stream = Stream(self, answer, self._owner_process)
         self._running = weakref.ref(stream)

@@ -21,11 +21,14 @@ class Turn:
     priority: a request of a higher one is admitted first; one that waits rises by 1 in 30 seconds.
     key: whose it is: keys that wait have equal shares of the tokens.
     deadline_s: the seconds after which its answer ends as it is; None for never.
+    salt: what was computed for a request serves those of the same salt only, so that no other can tell from the time
+    that it takes what was asked before.
     """
 
     priority: int = 0
     key: str = ""
     deadline_s: float | None = None
+    salt: str = ""
 
     def __post_init__(self) -> None:
         if self.deadline_s is not None and not self.deadline_s > 0:

@@ -17,16 +17,38 @@ from edge_run.runtime.generation.request import Request
 from edge_run.runtime.processes.async_owner import run_in_thread
 
 
+class _Inbox:
+    """What came for one request. is_waiting: its task waits for that, or for its turn to compute."""
+
+    def __init__(self) -> None:
+        self.items: deque[Event | EdgeRunError] = deque()
+        self.is_waiting = False
+        self._woken = anyio.Event()
+
+    def wake(self) -> None:
+        """Have the task look."""
+        self.is_waiting = False
+        self._woken.set()
+
+    async def wait(self) -> None:
+        """Wait to be woken."""
+        self.is_waiting, self._woken = True, anyio.Event()
+        await self._woken.wait()
+
+
 class SharedPasses:
-    """The answers of one model to the tasks of one event loop. Nothing here is thread-safe."""
+    """The answers of one model to the tasks of one event loop. Nothing here is thread-safe.
+
+    After a pass those tasks are woken that it brought something, and one that computes the next: of a thousand that
+    wait, each would take its time of the event loop in every pass.
+    """
 
     def __init__(self, model: Model, thread: anyio.CapacityLimiter) -> None:
         """thread: of the one worker thread that uses `model`."""
         self._model, self._thread = model, thread
         self._batch: Batch | None = None
-        self._inboxes: dict[int, deque[Event | EdgeRunError]] = {}
+        self._inboxes: dict[int, _Inbox] = {}
         self._is_computing = False
-        self._came = anyio.Event()  # something for an inbox, or the turn to compute
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Answer a request; iterate over the pieces. Closing it, or cancelling the task, ends the answer."""
@@ -35,9 +57,9 @@ class SharedPasses:
         is_over = False
         try:
             while not is_over:
-                while not inbox:
-                    await (self._came.wait() if self._is_computing else self._compute(number))
-                found = inbox.popleft()
+                while not inbox.items:
+                    await (inbox.wait() if self._is_computing else self._compute(number))
+                found = inbox.items.popleft()
                 if isinstance(found, EdgeRunError):
                     is_over = True
                     raise found
@@ -48,6 +70,7 @@ class SharedPasses:
                 yield found.piece
         finally:
             del self._inboxes[number]
+            self._hand_over()
             if not is_over:
                 await self._drop(number)
 
@@ -57,7 +80,7 @@ class SharedPasses:
         def submit() -> int:
             self._batch = self._batch or self._model.open_batch()
             number = self._batch.submit(self._model.begin(request), request.turn)
-            self._inboxes[number] = deque()
+            self._inboxes[number] = _Inbox()
             return number
 
         number = -1
@@ -71,9 +94,16 @@ class SharedPasses:
             raise
         return number
 
+    def _hand_over(self) -> None:
+        """Where nobody computes, wake a task that can."""
+        if not self._is_computing:
+            waiting = (inbox for inbox in self._inboxes.values() if inbox.is_waiting)
+            if (first := next(waiting, None)) is not None:
+                first.wake()
+
     async def _compute(self, number: int) -> None:
         """Compute a pass for all, and tell all of what came. Where the task is cancelled, end its request, if alone."""
-        batch = self._batch
+        batch, own = self._batch, self._inboxes[number]
         assert batch is not None
         self._is_computing = True
 
@@ -82,19 +112,22 @@ class SharedPasses:
                 found: list[Event] = batch.advance()
             except EdgeRunError as error:
                 batch.drop_all()
-                for inbox in self._inboxes.values():
-                    inbox.append(error)
+                for inbox in list(self._inboxes.values()):
+                    inbox.items.append(error)
             else:
                 for event in found:
                     if event.request in self._inboxes:
-                        self._inboxes[event.request].append(event)
+                        self._inboxes[event.request].items.append(event)
 
         try:
             await run_in_thread(advance, self._thread, on_cancel=lambda: batch.cancel(number))
         finally:
             self._is_computing = False
-            came, self._came = self._came, anyio.Event()
-            came.set()
+            for inbox in self._inboxes.values():
+                if inbox.items and inbox.is_waiting:
+                    inbox.wake()
+            if own.items:
+                self._hand_over()
 
     async def _drop(self, number: int) -> None:
         """End a request that nobody waits for any more."""

@@ -83,6 +83,7 @@ class _Request:
     priority: higher ones come first.
     key: whose it is.
     arrived_s: when it came.
+    salt: what was computed for it serves those of the same salt.
     sequence: where its tokens are; None while it waits.
     n_held: how many tokens the sequence holds.
     turn: how many were admitted before it.
@@ -94,6 +95,7 @@ class _Request:
     priority: int
     key: str
     arrived_s: float
+    salt: str = ""
     sequence: int | None = None
     n_held: int = 0
     turn: int = 0
@@ -170,11 +172,11 @@ class Scheduler:
         """The tokens that one request can have, its prompt and its answer together."""
         return self._rules.most_tokens
 
-    def submit(self, tokens: Sequence[int], priority: int = 0, key: str = "") -> int:
+    def submit(self, tokens: Sequence[int], priority: int = 0, key: str = "", salt: str = "") -> int:
         """Take a request on; return its number. Its tokens must be fewer than `room_tokens`."""
         number = next(self._numbers)
         self._service.enter(key, (request.key for request in self._requests.values()))
-        self._requests[number] = _Request(number, list(tokens), len(tokens), priority, key, self._clock())
+        self._requests[number] = _Request(number, list(tokens), len(tokens), priority, key, self._clock(), salt)
         return number
 
     def admit(self) -> Beginning | None:
@@ -183,12 +185,12 @@ class Scheduler:
         if not waiting or not self._pool.has_free_sequence:
             return None
         request = min(waiting, key=self._rank)
-        placed = self._pool.plan(request.tokens)
+        placed = self._pool.plan(request.tokens, request.salt)
         n_running = self.n_running
         needed = len(request.tokens) - placed.n_tokens + GROWTH_TOKENS * (n_running + 1)
         if n_running and self._pool.room_beside(placed) < needed:
             return None
-        self._pool.begin(request.number, placed)
+        self._pool.begin(request.number, placed, request.salt)
         request.sequence = placed.sequence
         request.turn = self._service.turns[request.key] = next(self._turns)
         request.n_held = placed.n_tokens

@@ -35,12 +35,14 @@ class _Held:
     cells: the cells that they lie in, by numbers of ours.
     user: the request that uses it; None where its request has ended.
     ended: when that was, counted in requests.
+    salt: whom the tokens may serve.
     """
 
     tokens: list[int] = field(default_factory=list)
     cells: list[int] = field(default_factory=list)
     user: int | None = None
     ended: int = 0
+    salt: str = ""
 
 
 class SequencePool:
@@ -77,13 +79,16 @@ class SequencePool:
         """Return how many tokens `sequence` holds."""
         return len(self._held[sequence].tokens)
 
-    def plan(self, tokens: Sequence[int]) -> Beginning:
-        """Return where a request of `tokens` begins cheapest; at least one token is left to be computed."""
+    def plan(self, tokens: Sequence[int], salt: str = "") -> Beginning:
+        """Return where a request of `tokens` begins cheapest; at least one token is left to be computed.
+
+        salt: what was held for requests of another salt does not serve it.
+        """
         idle = [number for number, held in enumerate(self._held) if held.user is None]
         oldest = min(idle, key=lambda number: (bool(self._held[number].tokens), self._held[number].ended))
         found = Beginning(oldest, oldest, 0)
         for number, held in enumerate(self._held):
-            common = self._usable(held, tokens)
+            common = self._usable(held, tokens) if held.salt == salt else 0
             if common <= found.n_tokens:
                 continue
             is_continued = held.user is None and common == len(held.tokens)
@@ -99,7 +104,7 @@ class SequencePool:
         kept.update(cell for held in self._held if held.user is not None for cell in held.cells)
         return self.n_cells - len(kept)
 
-    def begin(self, request: int, placed: Beginning) -> None:
+    def begin(self, request: int, placed: Beginning, salt: str = "") -> None:
         """Have `request` use a sequence, which holds what `placed` says now."""
         target, source = self._held[placed.sequence], self._held[placed.source]
         assert target.user is None
@@ -108,7 +113,7 @@ class SequencePool:
             target.tokens, target.cells = source.tokens[: placed.n_tokens], source.cells[: placed.n_tokens]
             self._uses.update(target.cells)
         self.cut(placed.sequence, placed.n_tokens)
-        target.user = request
+        target.user, target.salt = request, salt
 
     def extend(self, sequence: int, tokens: Sequence[int]) -> None:
         """A pass has computed `tokens`, which `sequence` holds now."""

@@ -164,7 +164,7 @@ class AnswerResponse:
     ) -> None:
         """Generate; put what is to be written into `sender`. `leave` where the client reads too slowly."""
         counts, reason = self._service.counts_of(self._entry.name), "abort"
-        with sender:
+        with sender, contextlib.suppress(anyio.BrokenResourceError):  # who would write it has left, as the client has
             try:
                 with place.scope:
                     async with self._service.hold(self._entry) as served:

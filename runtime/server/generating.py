@@ -73,8 +73,9 @@ class PlainOutput:
 class Job:
     """What is to be generated.
 
-    tokens: of the prompt. choices: how many answers. parser: makes what parses one of them.
-    key: whose request it is. marks: control tokens that are a part of the text.
+    tokens: of the prompt. choices: how many answers to it. others: further prompts, with as many answers each.
+    parser: makes what parses an answer. key: whose request it is. salt: what was computed for it serves those of the
+    same key and salt only. marks: control tokens that are a part of the text.
     """
 
     tokens: Sequence[int]
@@ -84,14 +85,27 @@ class Job:
     parser: Callable[[], OutputParser] = PlainOutput
     key: str = ""
     marks: Sequence[str] = ()
+    salt: str = ""
+    others: Sequence[Sequence[int]] = ()
+
+    @property
+    def prompts(self) -> Sequence[Sequence[int]]:
+        """The tokens of all prompts."""
+        return (self.tokens, *self.others)
+
+    @property
+    def n_answers(self) -> int:
+        """How many answers there are, those to the first prompt first."""
+        return self.choices * len(self.prompts)
 
     def check(self, context_tokens: int) -> None:
-        """Raise ContextFull where the prompt leaves no room for a token."""
-        if len(self.tokens) >= context_tokens:
+        """Raise ContextFull where a prompt leaves no room for a token."""
+        longest = max(map(len, self.prompts))
+        if longest >= context_tokens:
             raise ContextFull(
-                f"the prompt has {len(self.tokens):,} tokens, the context holds {context_tokens:,}; shorten it, or "
+                f"the prompt has {longest:,} tokens, the context holds {context_tokens:,}; shorten it, or "
                 "start the server with more context (-c)",
-                prompt_tokens=len(self.tokens),
+                prompt_tokens=longest,
                 context_tokens=context_tokens,
             )
 
@@ -128,22 +142,22 @@ async def generate(model: AsyncModel, job: Job, take: Take, count: Callable[[int
     async def answer(number: int) -> None:
         outcomes[number] = await _answer(model, job, number, take, count)
 
-    if job.choices == 1:
+    if job.n_answers == 1:
         await answer(0)
         return [outcomes[0]]
     try:
         async with anyio.create_task_group() as group:
-            for number in range(job.choices):
+            for number in range(job.n_answers):
                 group.start_soon(answer, number, name=f"edge-run-choice-{number}")
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures.exceptions[0].__cause__
-    return [outcomes[number] for number in range(job.choices)]
+    return [outcomes[number] for number in range(job.n_answers)]
 
 
 async def _answer(model: AsyncModel, job: Job, number: int, take: Take, count: Callable[[int], None]) -> FinishedAnswer:
-    sampling = job.sampling
-    if sampling.seed is not None and number:
-        sampling = dataclasses.replace(sampling, seed=(sampling.seed + number) % _SEEDS)
+    sampling, choice = job.sampling, number % job.choices
+    if sampling.seed is not None and choice:
+        sampling = dataclasses.replace(sampling, seed=(sampling.seed + choice) % _SEEDS)
     parser, deltas, generation = job.parser(), list[Delta](), None
     logprobs: list[TokenLogprobs] = []  # of tokens whose text is held back
 
@@ -154,7 +168,12 @@ async def _answer(model: AsyncModel, job: Job, number: int, take: Take, count: C
         take(number, told)
 
     stream = model.generate(
-        job.tokens, max_tokens=job.max_tokens, sampling=sampling, key=job.key, marks=tuple(job.marks)
+        job.prompts[number // job.choices],
+        max_tokens=job.max_tokens,
+        sampling=sampling,
+        key=job.key,
+        salt=f"{job.key}{job.salt}",
+        marks=tuple(job.marks),
     )
     async with aclosing(stream) as pieces:
         async for piece in pieces:

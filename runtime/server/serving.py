@@ -21,7 +21,7 @@ from edge_run.runtime.generation.model import Model
 from edge_run.runtime.server.access import Access
 from edge_run.runtime.server.admission import USUAL_S, Admission
 from edge_run.runtime.server.app import Guard, make_app
-from edge_run.runtime.server.catalogue.catalogue import Catalogue
+from edge_run.runtime.server.catalogue.catalogue import Catalogue, spare_collections
 from edge_run.runtime.server.catalogue.folder import read_folder
 from edge_run.runtime.server.catalogue.served_model import AnswerDefaults
 from edge_run.runtime.server.connections import MOST_CONNECTIONS, BoundedProtocol
@@ -35,7 +35,8 @@ except ImportError:  # not a POSIX system
 DRAIN_S = 30.0
 LAST_RESORT_S = 15  # after that, for those who do not end although they are cancelled
 KEEP_ALIVE_S = 75
-BACKLOG = 1024
+BACKLOG = 1024  # connections that the system holds until they are taken
+AT_ONCE = 16  # connections that are taken in one step of the event loop: a thousand would stop all others for 70 ms
 OTHER_FILES = 1024
 
 
@@ -99,6 +100,7 @@ async def serve_model(model: Model, bound: socket.socket, options: ServeOptions,
     say: told in a line when the server is ready, and when it is about to end.
     """
     forecast = model.plan.forecast
+    spare_collections()
     async with AsyncModel.of(model) as answering:
         catalogue = Catalogue.of(model, answering)
         await _serve(catalogue, model.path.name, forecast.first_token_s if forecast else USUAL_S, bound, options, say)
@@ -159,6 +161,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)
         self._ready()
 
     @contextlib.contextmanager
@@ -178,7 +182,7 @@ def _configuration(guard: Guard, options: ServeOptions) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        backlog=BACKLOG,
+        backlog=AT_ONCE,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(options.drain_s) + LAST_RESORT_S,
         ssl_certfile=options.certificate,

@@ -9,15 +9,20 @@ from edge_run.base.results import Generation, Progress
 from edge_run.runtime.server.generating import FinishedAnswer
 
 
-def openai_usage(outcomes: Sequence[FinishedAnswer]) -> dict[str, Any]:
-    """Return OpenAI's counts: the prompt once, what was cached of it when it first was read, all answers."""
-    first = outcomes[0].generation
+def openai_usage(outcomes: Sequence[FinishedAnswer], choices: int | None = None) -> dict[str, Any]:
+    """Return OpenAI's counts: each prompt once, what was cached of it when it first was read, all answers.
+
+    choices: how many answers each prompt has; None: all are of one.
+    """
+    size = choices or len(outcomes)
+    groups = [outcomes[start : start + size] for start in range(0, len(outcomes), size)]
+    prompt = sum(group[0].generation.prompt_tokens for group in groups)
     completion = sum(outcome.generation.completion_tokens for outcome in outcomes)
-    cached = min(outcome.generation.cached_tokens for outcome in outcomes)
+    cached = sum(min(outcome.generation.cached_tokens for outcome in group) for group in groups)
     return {
-        "prompt_tokens": first.prompt_tokens,
+        "prompt_tokens": prompt,
         "completion_tokens": completion,
-        "total_tokens": first.prompt_tokens + completion,
+        "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
 

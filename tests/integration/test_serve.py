@@ -116,6 +116,42 @@ def test_choices_in_a_stream(http: httpx.Client, client: openai.OpenAI) -> None:
     assert texts == [choice.text for choice in whole.choices]
 
 
+def test_several_prompts_have_answers_of_their_own(client: openai.OpenAI, http: httpx.Client) -> None:
+    prompts = ["Once upon a time", "The fox", "A king"]
+    body: Any = {"max_tokens": 6, "seed": 7, "n": 2, "temperature": 1}
+    alone = [
+        [choice.text for choice in client.completions.create(model="any", prompt=prompt, **body).choices]
+        for prompt in prompts
+    ]
+    found = client.completions.create(model="any", prompt=prompts, **body)
+    assert [choice.index for choice in found.choices] == list(range(6))
+    assert [choice.text for choice in found.choices] == [text for texts in alone for text in texts]
+    assert found.usage
+    assert found.usage.completion_tokens == 36
+    tokens = [http.post("/tokenize", json={"content": text, "add_special": True}).json()["tokens"] for text in prompts]
+    assert found.usage.prompt_tokens == sum(map(len, tokens))
+    texts = [""] * 6
+    for one in events(http.post("/v1/completions", json={**body, "prompt": tokens, "stream": True})):
+        for choice in one["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == [text for texts in alone for text in texts]
+    for wrong in ([], ["a"] * 65, [[1], 2], [[]]):
+        assert http.post("/v1/completions", json={"prompt": wrong}).status_code == 400, wrong
+
+
+def test_a_salt_keeps_beginnings_apart(http: httpx.Client) -> None:
+    def cached(path: str, **body: Any) -> int:
+        found = http.post(path, json={"max_tokens": 1, **body}).json()["usage"]
+        return int(found["prompt_tokens_details"]["cached_tokens"])
+
+    text = "A long story of a fox and a king, which begins as none before"
+    assert cached("/v1/completions", prompt=text, cache_salt="a") == 0
+    assert cached("/v1/completions", prompt=text, cache_salt="a") > 0
+    assert cached("/v1/completions", prompt=text, cache_salt="b") == 0
+    assert cached("/v1/completions", prompt=text) == 0
+    assert cached("/v1/chat/completions", messages=MESSAGES, cache_salt="c") == 0
+
+
 def test_a_stop_string_ends_it(client: openai.OpenAI, model: Model) -> None:
     text = model.generate(PROMPT, max_tokens=30, temperature=0).result().text
     stop = text[10:14]

@@ -19,6 +19,7 @@ from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.apis.openai_completions import CompletionRequest
 from edge_run.runtime.server.apis.responses import ResponsesRequest
 from edge_run.runtime.server.bodies import decode
+from edge_run.runtime.server.formats.tool_format import HERMES
 from edge_run.runtime.server.refusals import Refusal
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -45,7 +46,7 @@ def as_task(asked: Any) -> None:
     task = asked.task()
     task.toolbox.check()
     if task.toolbox.is_forced:
-        task.toolbox.call_schema()
+        task.toolbox.forced_schema(HERMES)
 
 
 def as_response(asked: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -88,6 +89,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_format: Name | None = None
+    cache_salt: Name | None = None
     return_progress: bool = False
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
@@ -144,7 +146,8 @@ async def chat_job(asked: ChatRequest, served: ServedModel) -> Job:
     schema = asked.response_format.text() if asked.response_format else None
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     sampling = asked.sampling(served.sampling, schema, (asked.top_logprobs or 0) if asked.logprobs else None)
-    return await asked.task().job(served, sampling, most, asked.n or 1)
+    job = await asked.task().job(served, sampling, most, asked.n or 1)
+    return dataclasses.replace(job, salt=served.salt(asked.cache_salt))
 
 
 class ChatForm:

@@ -32,15 +32,16 @@ from edge_run.runtime.server.sampling_fields import (
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.usage import openai_usage, timings
 
+MOST_ANSWERS = 64  # of all prompts of a request together
 USUAL_TOKENS = 16  # OpenAI's, of a completion that says no number
 Token = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
-Prompt = str | list[str] | list[Token]
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
     """A text to be continued."""
 
-    prompt: str | list[str | Token]
+    prompt: str | list[str | Token | list[Token]]
+    cache_salt: Name | None = None
     model: Name | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -59,7 +60,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
             raise Refusal(400, "best_of: more answers than n are not made", param="best_of")
 
 
-async def prompt_of(served: ServedModel, prompt: str | Sequence[str | int]) -> list[int]:
+async def prompt_of(served: ServedModel, prompt: str | Sequence[str | int | list[int]]) -> list[int]:
     """Return the tokens of a prompt: a text, a list of one text, or tokens. Raises Refusal."""
     if isinstance(prompt, str):
         return await served.prompt_tokens(prompt)
@@ -84,12 +85,23 @@ async def completion_job(asked: CompletionRequest, served: ServedModel) -> Job:
     asked.check()
     schema = asked.response_format.text() if asked.response_format else None
     most = USUAL_TOKENS if asked.max_tokens is None else asked.max_tokens
-    return Job(
-        await prompt_of(served, asked.prompt),
-        asked.sampling(served.sampling, schema, asked.logprobs),
-        served.limit(most),
-        asked.n or 1,
-    )
+    first, *others = await _prompts_of(served, asked.prompt)
+    choices = asked.n or 1
+    if choices * (1 + len(others)) > MOST_ANSWERS:
+        raise Refusal(400, f"prompt: more than {MOST_ANSWERS} answers in one request", param="prompt")
+    sampling = asked.sampling(served.sampling, schema, asked.logprobs)
+    salt = served.salt(asked.cache_salt)
+    return Job(first, sampling, served.limit(most), choices, salt=salt, others=others)
+
+
+async def _prompts_of(served: ServedModel, prompt: str | Sequence[str | int | list[int]]) -> list[list[int]]:
+    """Return the tokens of each prompt: one, or a list of texts or of lists of tokens. Raises Refusal."""
+    parts = [prompt] if isinstance(prompt, str) else prompt
+    if not parts or any(isinstance(part, int) for part in parts):
+        return [await prompt_of(served, parts)]
+    if len(parts) > MOST_ANSWERS:
+        raise Refusal(400, f"prompt: more than {MOST_ANSWERS} prompts in one request", param="prompt")
+    return [await prompt_of(served, part) for part in parts if not isinstance(part, int)]
 
 
 class CompletionForm:
@@ -106,6 +118,7 @@ class CompletionForm:
             "model": name,
         }
         self._has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._choices = asked.n or 1
         self._spell: Spell
         self._written = Counter[int]()  # letters of each choice
 
@@ -124,7 +137,7 @@ class CompletionForm:
         """Return why each choice ended, the usage where it was asked for, and the end of the stream."""
         frames = [self._chunk([_choice(number, "", outcome.finish)]) for number, outcome in enumerate(outcomes)]
         if self._has_usage:
-            frames.append(self._chunk([], usage=openai_usage(outcomes)))
+            frames.append(self._chunk([], usage=openai_usage(outcomes, self._choices)))
         return b"".join(frames) + DONE
 
     def failed(self, refusal: Refusal) -> bytes:
@@ -141,7 +154,7 @@ class CompletionForm:
             _choice(number, one.content, one.finish, text_logprobs(one.generation.logprobs, self._spell))
             for number, one in enumerate(outcomes)
         ]
-        rest = {"usage": openai_usage(outcomes), "timings": timings(outcomes[0].generation)}
+        rest = {"usage": openai_usage(outcomes, self._choices), "timings": timings(outcomes[0].generation)}
         return msgspec.json.encode({**self._head, "choices": choices, **rest})
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -24,6 +25,12 @@ from edge_run.runtime.server.refusals import Refusal
 MOST_WAIT_S = 600.0  # for another model: clients give up by then
 
 logger = logging.getLogger(__name__)
+
+
+def spare_collections() -> None:
+    """Leave what is there now out of garbage collection: to look through it would stop the event loop each time."""
+    gc.collect()
+    gc.freeze()
 
 
 class OpenModel:
@@ -210,6 +217,7 @@ class Catalogue:
     async def _open(self, entry: ModelEntry) -> None:
         began_s = time.monotonic()
         model = await anyio.to_thread.run_sync(self._open_file, entry.path)
+        spare_collections()
         answering = await AsyncModel.of(model).__aenter__()
         self.open = OpenModel(entry, model, answering)
         took_s = time.monotonic() - began_s
@@ -221,4 +229,5 @@ class Catalogue:
         if closing is not None and not self.is_fixed:
             with anyio.CancelScope(shield=True):
                 await closing.answering.__aexit__()
+            gc.unfreeze()
             logger.info("%s is closed", closing.entry.name)

@@ -91,6 +91,17 @@ class ServedModel:
             raise Refusal(400, "the model has no chat template: only plain completions work", code="not_supported")
         return await self.prepare(self.model.chat_prompt, messages, variables)
 
+    def salt(self, cache_salt: str | None) -> str:
+        """Return what keeps a request's beginnings apart from others'. Raises Refusal where that cannot be."""
+        if cache_salt and self.model.keeps_prompts:
+            raise Refusal(
+                400,
+                "cache_salt: the prompt cache on disk is shared; start the server without --prompt-cache",
+                param="cache_salt",
+                code="unsupported_parameter",
+            )
+        return cache_salt or ""
+
     def stop_text(self, generation: Generation, stops: Sequence[str]) -> str:
         """Return the stop string that ended an answer; empty where none did."""
         if generation.finish_reason != "stop" or not stops:

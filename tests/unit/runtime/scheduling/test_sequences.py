@@ -83,3 +83,23 @@ def test_a_new_request_takes_an_empty_sequence_before_a_kept_one() -> None:
     pool = make_pool()
     pool.end(run(pool, 0, [1, 2]))
     assert pool.plan([8, 9]).sequence == 1
+
+
+def test_tokens_serve_requests_of_their_salt_only() -> None:
+    pool = make_pool()
+    placed = pool.plan([1, 2, 3, 4], "a")
+    pool.begin(0, placed, "a")
+    pool.extend(placed.sequence, [1, 2, 3, 4])
+    assert pool.plan([1, 2, 3, 9], "b").n_tokens == 0
+    assert pool.plan([1, 2, 3, 9]).n_tokens == 0
+    assert pool.plan([1, 2, 3, 9], "a").n_tokens == 3
+    pool.end(placed.sequence)
+    assert pool.plan([1, 2, 3, 9], "b").n_tokens == 0
+    for request, salt in ((1, "b"), (2, "b"), (3, "b")):  # the last one has the sequence of the first
+        found = pool.plan([1, 2, 3, 9], salt)
+        pool.begin(request, found, salt)
+        pool.extend(found.sequence, [1, 2, 3, 9][found.n_tokens :])
+    pool.check()
+    for request in range(3):
+        pool.end(request)
+    assert pool.plan([1, 2, 3, 4], "a").n_tokens == 0

@@ -219,3 +219,21 @@ async def test_a_whole_answer_is_sent_with_its_length() -> None:
     assert b'"text":"aaa"' in client.body
     assert service.counts.finished == {"length": 1}
     assert service.counts.generated_tokens == 3
+
+
+async def test_what_comes_when_the_client_has_just_left_is_for_nobody() -> None:
+    model = FakeModel()
+    model.goes_on.set()
+    catalogue = Catalogue.of(model, model)  # type: ignore[arg-type]
+    service = Service(catalogue, Admission(0))
+
+    async def make_job(served: ServedModel) -> Job:
+        return Job([1], SamplingConfig())
+
+    form = CompletionForm("model", CompletionRequest(prompt=""))
+    response = AnswerResponse(service, catalogue.asked("any"), make_job, form, True)
+    sender, receiver = anyio.create_memory_object_stream[Any](10)
+    receiver.close()
+    with service.admission.place() as place:
+        await response._compute("", place, sender, lambda: None)
+    assert service.counts.finished == {"abort": 1}

@@ -1,0 +1,123 @@
+"""Tasks that share passes: each has its pieces, whoever leaves, and a pass wakes no more of them than it must."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_run.base.results import Piece
+from edge_run.runtime.generation import shared_passes
+from edge_run.runtime.generation.batch import Event
+from edge_run.runtime.generation.request import Request
+from edge_run.runtime.generation.shared_passes import SharedPasses
+
+
+class Passes:
+    """A model of which each pass brings the oldest two requests a piece; after so many pieces a request has ended."""
+
+    def __init__(self) -> None:
+        self.left: dict[int, int] = {}
+        self.n_passes = self.n_requests = 0
+
+    def open_batch(self) -> Any:
+        return self
+
+    def begin(self, request: Request) -> Any:
+        return request.max_tokens
+
+    def submit(self, answer: int, turn: Any) -> int:
+        self.n_requests += 1
+        self.left[self.n_requests] = answer
+        return self.n_requests
+
+    def advance(self) -> list[Event]:
+        self.n_passes += 1
+        events = []
+        for number in sorted(self.left)[:2]:
+            self.left[number] -= 1
+            is_last = not self.left[number]
+            generation: Any = SimpleNamespace() if is_last else None
+            events.append(Event(number, Piece(f"{self.left[number]}", (), generation)))
+            if is_last:
+                del self.left[number]
+        return events
+
+    def cancel(self, number: int) -> None:
+        pass
+
+    def drop(self, number: int) -> None:
+        self.left.pop(number, None)
+
+
+async def read(passes: SharedPasses, n_pieces: int, leaves_after: int | None, found: Counter[str]) -> None:
+    async with aclosing(passes.stream(Request([1], max_tokens=n_pieces))) as pieces:
+        async for _ in pieces:
+            found["pieces"] += 1
+            if leaves_after is not None and (leaves_after := leaves_after - 1) <= 0:
+                return
+    found["finished"] += 1
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.none() | st.integers(1, 7)), min_size=1, max_size=12))
+def test_everybody_has_all_pieces_whoever_leaves(asked: list[tuple[int, int | None]]) -> None:
+    async def main() -> Counter[str]:
+        model, found = Passes(), Counter[str]()
+        passes = SharedPasses(model, anyio.CapacityLimiter(1))  # type: ignore[arg-type]
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                for n_pieces, leaves_after in asked:
+                    group.start_soon(read, passes, n_pieces, leaves_after, found)
+        assert not model.left
+        return found
+
+    found = anyio.run(main)
+    assert found["pieces"] == sum(min(n, n if leaves is None else leaves) for n, leaves in asked)
+
+
+def test_tasks_that_are_cancelled_while_they_wait_leave_the_turn_to_others() -> None:
+    async def main() -> None:
+        model, found = Passes(), Counter[str]()
+        passes = SharedPasses(model, anyio.CapacityLimiter(1))  # type: ignore[arg-type]
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group, anyio.create_task_group() as leaving:
+                for _ in range(3):
+                    leaving.start_soon(read, passes, 10**9, None, found)
+                for _ in range(3):
+                    group.start_soon(read, passes, 4, None, found)
+                while found["pieces"] < 20:  # noqa: ASYNC110 - what it waits for sets no event
+                    await anyio.sleep(0.001)
+                leaving.cancel_scope.cancel()
+        assert found["finished"] == 3
+
+    anyio.run(main)
+
+
+def test_a_pass_wakes_those_that_it_brought_something_and_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken = 0
+    wake = shared_passes._Inbox.wake
+
+    def counted(inbox: Any) -> None:
+        nonlocal woken
+        woken += 1
+        wake(inbox)
+
+    monkeypatch.setattr(shared_passes._Inbox, "wake", counted)
+
+    async def main() -> int:
+        model, found = Passes(), Counter[str]()
+        passes = SharedPasses(model, anyio.CapacityLimiter(1))  # type: ignore[arg-type]
+        async with anyio.create_task_group() as group:
+            for _ in range(50):
+                group.start_soon(read, passes, 3, None, found)
+        assert found["finished"] == 50
+        return model.n_passes
+
+    n_passes = anyio.run(main)
+    assert woken <= 4 * n_passes
