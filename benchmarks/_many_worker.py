@@ -5,16 +5,66 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from edge_run import Generation, Model
+from edge_run.base.protocols import BatchToken, Logits
 from edge_run.base.units import parse_size
 from edge_run.devices.host.memory import process_memory
+from edge_run.partition.width_costs import WidthCosts
+from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.forecasting.abreast import ANSWER_TOKENS
+from edge_run.runtime.speculation.width_control import WidthControl
 
 MOST_CHOSEN = 64  # for which there is context
+BASE_S, TOKEN_S = 0.05, 0.015  # to compute a pass, and each of its tokens, as two quiet cores take with 1.5B weights
+DRAFT_SHARE = 1 / 3  # of that: a pass of the draft model
+
+
+def count_passes(decoder: LocalDecoder) -> list[int]:
+    """Return a list to which each pass from now on adds its width."""
+    passes, decode, most = list[int](), decoder.decode, decoder.capabilities.micro_batch_tokens
+
+    def counted(batch: Sequence[BatchToken]) -> Logits:
+        passes.extend(len(batch[start : start + most]) for start in range(0, len(batch), most))
+        return decode(batch)
+
+    decoder.decode = counted  # type: ignore[method-assign]
+    return passes
+
+
+class ModelledTime:
+    """The seconds that a drive of `mbps` MB/s and two quiet cores would take, whatever else this machine does.
+
+    They are what the width of passes is decided by.
+    """
+
+    def __init__(self, mbps: int, draft_passes: list[int]) -> None:
+        self._drive, self._draft_passes, self._n_noted = mbps * 1e6, draft_passes, 0
+        self.pass_s = self.draft_s = 0.0
+        observe, observe_drafting = WidthCosts.observe, WidthControl.observe_drafting
+
+        def noted(costs: WidthCosts, width: int, wall_s: float, wait_s: float, read_s: float, read_bytes: int) -> None:
+            compute_s, read_s = BASE_S + TOKEN_S * width, read_bytes / self._drive
+            wall_s = max(compute_s, read_s)
+            self.pass_s += wall_s
+            observe(costs, width, wall_s, wall_s - compute_s, read_s, read_bytes)
+
+        def noted_drafting(control: WidthControl, seconds: float) -> None:
+            observe_drafting(control, self._drafting_s())
+
+        WidthCosts.observe = noted  # type: ignore[method-assign]
+        WidthControl.observe_drafting = noted_drafting  # type: ignore[method-assign]
+
+    def _drafting_s(self) -> float:
+        widths = self._draft_passes[self._n_noted :]
+        self._n_noted += len(widths)
+        seconds = DRAFT_SHARE * sum(BASE_S + TOKEN_S * width for width in widths)
+        self.draft_s += seconds
+        return seconds
 
 
 def main() -> None:
@@ -28,6 +78,9 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--kv-type", default="f16")
+    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--speculate", default="auto")
+    parser.add_argument("--drive", type=int, default=0, help="MB/s: seconds are those of a model, not measured")
     arguments = parser.parse_args()
     cells = arguments.prompt + arguments.tokens + 16
     context = arguments.parallel * cells if arguments.parallel else MOST_CHOSEN * max(cells, ANSWER_TOKENS)
@@ -37,12 +90,17 @@ def main() -> None:
         sequences=arguments.parallel,
         context_tokens=context,
         kv_type=arguments.kv_type,
+        draft=arguments.draft,
+        speculate=arguments.speculate,
     ) as model:
         parallel = model.most_parallel
         n_requests = max(arguments.requests, parallel)
         text = model.tokenize(arguments.text.read_text("utf-8", "replace")[:1_000_000], add_special=False)
         starts = np.linspace(0, len(text) - arguments.prompt - 1, n_requests, dtype=int)
         prompts = [text[start : start + arguments.prompt] for start in starts]
+        passes = count_passes(model._engine.decoder)
+        draft_passes = count_passes(model._engine.draft._decoder) if model._engine.draft else []
+        modelled = ModelledTime(arguments.drive, draft_passes) if arguments.drive else None
         started = time.monotonic()
         moments: dict[int, list[float]] = {}
         results: dict[int, Generation] = {}
@@ -59,6 +117,7 @@ def main() -> None:
         first = sorted(times[0] for times in moments.values())[parallel - 1]
         last = min(times[-1] for times in moments.values())
         steady = sum(first < moment <= last for times in moments.values() for moment in times)
+        guessing = model.speculation
         n_tokens = sum(one.completion_tokens for one in results.values())
         print(
             json.dumps(
@@ -73,6 +132,15 @@ def main() -> None:
                     "gap_median_s": float(np.median(gaps)),
                     "gap_p99_s": float(np.quantile(gaps, 0.99)),
                     "bytes_read": sum(one.io.bytes_read for one in results.values()),
+                    "speculate": guessing.mode,
+                    "passes": len(passes),
+                    "drafted": guessing.drafted,
+                    "accepted": guessing.accepted,
+                    "draft_passes": len(draft_passes),
+                    "modelled_s": modelled.pass_s + modelled.draft_s if modelled else 0.0,
+                    "draft_s": guessing.draft_s,
+                    "switched_off_share": guessing.switched_off_share,
+                    "widths": {str(width): count for width, count in guessing.widths.items()},
                     "peak_bytes": process_memory().peak_bytes,
                     "budget_bytes": model.plan.budget_bytes,
                 }

@@ -1,10 +1,12 @@
 """Many answers in shared passes against one alone: tokens a second, the time between tokens, what is read.
 
 Models are named on the command line, `MODEL.gguf@BUDGET`. In each round, one request alone (a model opened for one
-answer) and `--requests` at once (a model opened for as many) run in turn, each cold in a box of the budget's size where
-one can be made; prompts are pieces of a text, answers greedy. `tokens/s` counts all tokens of answers from the start,
-the reading of prompts included; `steady` counts them while all requests are being answered. With `--chosen` a third
-run has as many at once as the planner chooses for this budget; the device must have been measured (`edge-run probe`).
+answer) and `--requests` at once (a model opened for as many; several numbers may be given) run in turn, each cold in a
+box of the budget's size where one can be made; prompts are pieces of a text, answers greedy. `tokens/s` counts all
+tokens of answers from the start, the reading of prompts included; `steady` counts them while all requests are being
+answered. With `--draft FILE` or `--speculate ngram` each is run without guesses and with them, in turn; `per pass` are
+the tokens of answers that a pass over the weights gives, those that read prompts included. With `--chosen` another run
+has as many at once as the planner chooses for this budget; the device must have been measured (`edge-run probe`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL@BUDGET")
-    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--requests", type=int, nargs="+", default=[16])
+    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--speculate", choices=("ngram",), help="without a draft model")
+    parser.add_argument("--no-box", action="store_true", help="neither cold nor throttled: bytes and passes count")
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--text", type=Path, default=SHARED / "data" / "text" / "wikitext-2-valid.txt")
@@ -40,19 +45,31 @@ def main() -> None:
         path, budget = named.split("@")
         for mbps in arguments.mbps:
             for number in range(arguments.rounds):
-                rows += [
-                    {"model": Path(path).stem, "disk_mbps": mbps, "round": number, "parallel": parallel, **found}
-                    for parallel in (1, arguments.requests, *[0] * arguments.chosen)
-                    for found in [measure(Path(path), budget, mbps, parallel, arguments)]
-                ]
-                print(*rows[-2 - arguments.chosen :], sep="\n", flush=True)
+                for parallel in dict.fromkeys((1, *arguments.requests, *[0] * arguments.chosen)):
+                    for guesses in guessings(arguments):
+                        found = measure(Path(path), budget, mbps, parallel, guesses, arguments)
+                        key = {"model": Path(path).stem, "disk_mbps": mbps, "round": number, "parallel": parallel}
+                        rows.append({**key, **found})
+                        print(rows[-1], flush=True)
+    for row in rows:
+        row.pop("widths")
     write_results(arguments.name, rows, f"{(__doc__ or '').strip()}\n\n{table(rows)}")
 
 
-def measure(model: Path, budget: str, mbps: int, parallel: int, arguments: argparse.Namespace) -> dict[str, Any]:
+def guessings(arguments: argparse.Namespace) -> list[list[object]]:
+    """Return the arguments of a worker by which tokens are not guessed, and those by which they are."""
+    guessed: list[object] = ["--draft", arguments.draft] if arguments.draft else ["--speculate", arguments.speculate]
+    return [[], guessed] if arguments.draft or arguments.speculate else [[]]
+
+
+def measure(
+    model: Path, budget: str, mbps: int, parallel: int, guesses: list[object], arguments: argparse.Namespace
+) -> dict[str, Any]:
     """Return the figures of as many requests as run at once."""
     command = [model, "--text", arguments.text, "--memory", budget, "--requests", parallel, "--parallel", parallel]
-    command += ["--prompt", arguments.prompt, "--tokens", arguments.tokens, "--kv-type", arguments.kv_type]
+    command += ["--prompt", arguments.prompt, "--tokens", arguments.tokens, "--kv-type", arguments.kv_type, *guesses]
+    if arguments.no_box:
+        return run_worker(command, worker=WORKER)
     box = {"memory": parse_size(budget), "disk_mbps": mbps or None}
     found = run_worker(command, box, model, WORKER)
     return {**found, "oom_kills": found.pop("box")["oom_kills"]}
@@ -61,35 +78,44 @@ def measure(model: Path, budget: str, mbps: int, parallel: int, arguments: argpa
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows for a reader: medians over the rounds, and the spread of the ratios."""
     lines = [
-        "| model | MB/s | at once | tokens/s | steady | median gap | p99 gap | read per token | peak of the budget |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | MB/s | at once | guesses | tokens/s | steady | median gap | p99 gap | read per token | per pass | "
+        "peak of the budget |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    ratios: dict[tuple[str, int, int], list[float]] = {}
-    for key in dict.fromkeys((row["model"], row["disk_mbps"], row["parallel"]) for row in rows):
-        same = [row for row in rows if (row["model"], row["disk_mbps"], row["parallel"]) == key]
+    for key in dict.fromkeys((row["model"], row["disk_mbps"], row["parallel"], row["speculate"]) for row in rows):
+        same = [row for row in rows if (row["model"], row["disk_mbps"], row["parallel"], row["speculate"]) == key]
 
         def median(name: str, same: list[dict[str, Any]] = same) -> float:
             return statistics.median(row[name] for row in same)
 
         lines.append(
-            f"| {key[0]} | {key[1] or 'no limit'} | {_at_once(same)} | {median('tokens_per_s'):.2f} | "
+            f"| {key[0]} | {key[1] or 'no limit'} | {_at_once(same)} | {key[3]} | {median('tokens_per_s'):.2f} | "
             f"{median('steady_tokens_per_s'):.2f} | {median('gap_median_s'):.3f} s | {median('gap_p99_s'):.3f} s | "
             f"{statistics.median(row['bytes_read'] / row['tokens'] for row in same) / GIB:.3f} GiB | "
+            f"{statistics.median(row['tokens'] / row['passes'] for row in same):.2f} | "
             f"{max(row['peak_bytes'] / row['budget_bytes'] for row in same):.3f} |"
         )
-    alone: dict[str, Any] = {}
+    ratios: dict[str, list[float]] = {}
     for row in rows:
-        if row["parallel"] == 1:
-            alone = row
+        place = f"{row['model']}, {row['disk_mbps'] or 'no limit'}"
+        if row["speculate"] != "off":
+            against, what = (row["parallel"], "off"), f"{row['parallel'] or 'chosen'} with guesses against without"
+        elif row["parallel"] != 1:
+            against, what = (1, "off"), f"{row['parallel'] or 'chosen'} against one alone"
+        else:
             continue
-        key = row["model"], row["disk_mbps"], row["parallel"]
-        ratios.setdefault(key, []).append(row["steady_tokens_per_s"] / alone["steady_tokens_per_s"])
+        other = next(
+            one
+            for one in rows
+            if (one["model"], one["disk_mbps"], one["round"]) == (row["model"], row["disk_mbps"], row["round"])
+            and (one["parallel"], one["speculate"]) == against
+        )
+        ratios.setdefault(f"**{place}**, {what}", []).append(row["steady_tokens_per_s"] / other["steady_tokens_per_s"])
     lines += [
         "",
         *(
-            f"* **{model}, {mbps or 'no limit'}, {parallel or 'chosen'}**: steady, {statistics.median(found):.2f} "
-            f"times the tokens of one alone ({min(found):.2f} to {max(found):.2f})"
-            for (model, mbps, parallel), found in ratios.items()
+            f"* {what}: steady, {statistics.median(found):.2f} times the tokens ({min(found):.2f} to {max(found):.2f})"
+            for what, found in ratios.items()
         ),
     ]
     return "\n".join(lines)

@@ -16,8 +16,11 @@ class Eager(WidthControl):
         super().__init__(costs, most_tokens, least_gain)
         self._chance = random.Random(1)
 
-    def wants_guesses(self) -> bool:
+    def wants_guesses(self, n_texts: int = 1) -> bool:
         return True
 
-    def choose(self, values: Sequence[float]) -> int:
-        return self._chance.randint(1, min(self._most_tokens, len(values) + 1))
+    def choose(self, values: Sequence[float], n_texts: int = 1) -> int:
+        return self._chance.randint(1, min(self.most_tokens, len(values) + 1))
+
+    def best(self, offers: Sequence[tuple[int, float]]) -> int:
+        return self._chance.randrange(len(offers))

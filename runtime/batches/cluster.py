@@ -94,15 +94,13 @@ class ClusterPlaces:
                 yield places
                 group.cancel_scope.cancel()
         except BaseExceptionGroup as failures:
-            first: BaseException = failures
-            while isinstance(first, BaseExceptionGroup):
-                first = first.exceptions[0]
+            first = _first_of(failures)
             raise first from first.__cause__
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(CONNECT_S), contextlib.suppress(Exception):
                 await client.unregister_worker_plugin(places._host.name)
             with anyio.CancelScope(shield=True), anyio.move_on_after(CONNECT_S):
-                await client.close()
+                await client.close()  # pyright: ignore[reportGeneralTypeIssues] (an awaitable where the loop runs)
 
     @property
     def n_workers(self) -> int:
@@ -252,6 +250,12 @@ class ClusterPlaces:
         self._workers = {address: one for address, one in self._workers.items() if not one.is_lost}
         self._say(f"worker {worker.address} is gone; {format_count(worker.n_asked, 'request')} of it go to others")
         await self._client.cancel(list(worker.asked), force=True)
+
+
+def _first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first failure that is none of several."""
+    first = failures.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _connected(address: str) -> Client:

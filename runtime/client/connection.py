@@ -39,16 +39,14 @@ def server_address(text: str, key: str = "") -> ServerAddress:
     """Return the address that a user writes: a URL, HOST:PORT, or the port of this machine. Raises ConfigError."""
     if text.isdecimal():
         text = f"{LOOPBACK}:{text}"
+    advice = f"--server {text[:200]}: must be a URL, HOST:PORT or a port, as http://127.0.0.1:8080"
     try:
         found = urlsplit(text if "://" in text else f"http://{text}")
         host, port = found.hostname, found.port
-    except ValueError:
-        host, port = None, None
-    else:
-        if found.scheme not in ("http", "https") or found.query or found.fragment or found.username:
-            host = None
-    if not host:
-        raise ConfigError(f"--server {text[:200]}: must be a URL, HOST:PORT or a port, as http://127.0.0.1:8080")
+    except ValueError as error:
+        raise ConfigError(advice) from error
+    if not host or found.scheme not in ("http", "https") or found.query or found.fragment or found.username:
+        raise ConfigError(advice)
     is_tls = found.scheme == "https"
     path = found.path.rstrip("/").removesuffix("/v1")
     return ServerAddress(host, port or (443 if is_tls else 80), path, is_tls, key)

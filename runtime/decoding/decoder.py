@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from edge_run.base.errors import Cancelled, ContextFull, KernelError, NotSupported, system_errors
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime.decoding.batch_limits import Limits
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
+from edge_run.runtime.decoding.padding import padded, padded_passes
 from edge_run.runtime.decoding.progress import Timeline
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.llama import _ggml as ggml
@@ -38,9 +38,9 @@ class RowWatcher:
 class LocalDecoder:
     """A `Decoder` on this device. Not thread-safe.
 
-    A batch of any length is run in passes of at most `micro_batch_tokens`. Where the shape is exact, a pass of one
-    token gets a padding token, whose logits are not used: ggml's kernels for one column sum in another order than its
-    kernels for several.
+    A batch of any length is run in passes of at most `micro_batch_tokens`. Where the shape is exact, a sequence that
+    has one token in a pass gets a padding token, whose logits are not used: ggml's kernels for one column sum in
+    another order than its kernels for several, and attention multiplies by the columns of each sequence for itself.
 
     It is over 200 lines because a batch is rolled back when one of its passes fails: all that changes the cache has to
     know what the other calls left in it.
@@ -73,11 +73,13 @@ class LocalDecoder:
         self.watcher = RowWatcher()
         has_padding = shape.is_exact and not (model.is_recurrent or shape.pooling)
         self._has_streams, self._has_logits = shape.has_streams, not shape.pooling
-        sequence_tokens = context.context_tokens // shape.sequences if shape.has_streams else context.context_tokens
+        self._sequence_cells = (
+            context.context_tokens // shape.sequences if shape.has_streams else context.context_tokens
+        )
         if shape.pooling:  # llama.cpp rounds up, and some encoders have no more positions
-            sequence_tokens = min(sequence_tokens, shape.context_tokens)
+            self._sequence_cells = min(self._sequence_cells, shape.context_tokens)
         self.limits = Limits(
-            context_tokens=min(sequence_tokens, self._count.most_tokens) - has_padding,
+            context_tokens=min(self._sequence_cells, self._count.most_tokens) - has_padding,
             vocabulary=model.vocabulary,
             micro_batch_tokens=self._width,
             sequences=shape.sequences,
@@ -263,17 +265,24 @@ class LocalDecoder:
 
     def _run_passes(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
         filled = 0
-        assert not self._has_streams or _is_step(batch) or len({token.sequence for token in batch}) == 1
         try:
-            for start in range(0, len(batch), self._width):
+            for tokens in self._passes_of(batch):
                 self._driver.interrupt.check()
-                filled = self._pass(batch[start : start + self._width], logits, filled)
+                filled = self._pass(tokens, logits, filled)
                 self._timeline.advance()
         except BaseException:
             self.take_back(batch)
             raise
         finally:
             self._timeline.end()
+
+    def _passes_of(self, batch: Sequence[BatchToken]) -> Iterator[Sequence[BatchToken]]:
+        """Return the tokens of each pass that runs a part of `batch`."""
+        if self._has_streams and batch[0].sequence != batch[-1].sequence:
+            yield from padded_passes(batch, min(self._width, self.limits.outputs_per_pass))
+        else:
+            for start in range(0, len(batch), self._width):
+                yield batch[start : start + self._width]
 
     def _rows(self, n_rows: int) -> Logits:
         """Return an array for the logits of `n_rows` tokens; it is reused while that number stays the same."""
@@ -287,10 +296,9 @@ class LocalDecoder:
         return np.empty((n_rows, self._model.vocabulary), np.float32)
 
     def _pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
-        if self._has_streams and _is_step(tokens):
-            return self._filled_pass(tokens, logits, filled)
-        if self.limits.has_padding and len(tokens) == 1:
-            return self._padded_pass(tokens[0], logits, filled)
+        has_several = self._has_streams and tokens[0].sequence != tokens[-1].sequence
+        if has_several or (self.limits.has_padding and len(tokens) == 1):
+            return self._padded_pass(tokens, logits, filled)
         return self._plain_pass(tokens, logits, filled)
 
     def _plain_pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
@@ -323,43 +331,26 @@ class LocalDecoder:
                 "`edge-run doctor` looks at the installation"
             )
 
-    def _padded_pass(self, token: BatchToken, logits: Logits | None, filled: int) -> int:
-        padding = BatchToken(token.token, token.position + 1, token.sequence, token.wants_logits)
-        rows = None if logits is None else self._new_rows(2)
-        n_rows = self._plain_pass([token, padding], rows, 0) // 2
-        self.watcher.cut(token.sequence, padding.position)
-        L.llama_memory_seq_rm(self._context.memory, token.sequence, padding.position, -1)
-        self._recount()
-        if logits is not None and rows is not None:
-            logits[filled : filled + n_rows] = rows[:n_rows]
-        return filled + n_rows
-
-    def _filled_pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
-        """Compute one token for each of several sequences, with padding tokens for the sequences between them.
-
-        llama.cpp computes sequences with cells of their own together only where their numbers follow each other. And
-        there are always two tokens, as in `_padded_pass`.
-        """
-        first, last = tokens[0].sequence, max(tokens[-1].sequence, tokens[0].sequence + 1)
-        given, lengths = {token.sequence: token for token in tokens}, self._lengths()
-        padding = [
-            BatchToken(tokens[0].token, lengths[sequence], sequence, wants_logits=True)
-            for sequence in range(first, last + 1)
-            if sequence not in given
-        ]
+    def _padded_pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
+        """Compute a pass with padding tokens; see `_plain_pass`."""
+        line, cuts = padded(tokens, self._lengths())
+        if max(token.position for token in line) >= self._sequence_cells:
+            self.limits.refuse_more()
         wants = any(token.wants_logits for token in tokens)
-        line = sorted([*tokens, *padding], key=lambda token: token.sequence)
-        line = [replace(token, wants_logits=wants) for token in line]
         rows = None if logits is None or not wants else self._new_rows(len(line))
-        self._plain_pass(line, rows, 0)
-        for token in padding:
-            L.llama_memory_seq_rm(self._context.memory, token.sequence, token.position, -1)
-        self._recount()
+        try:
+            self._plain_pass([replace(token, wants_logits=wants) for token in line], rows, 0)
+        finally:
+            for sequence, position in cuts.items():
+                self.watcher.cut(sequence, position)
+                L.llama_memory_seq_rm(self._context.memory, sequence, position, -1)
+            self._recount()
         if logits is None or rows is None:
             return filled
+        place = {(token.sequence, token.position): row for token, row in zip(line, rows, strict=True)}
         for token in tokens:
             if token.wants_logits:
-                logits[filled] = rows[token.sequence - first]
+                logits[filled] = place[token.sequence, token.position]
                 filled += 1
         return filled
 
@@ -373,8 +364,3 @@ class LocalDecoder:
                 batch.seq_id[i][number] = sequence
             batch.n_seq_id[i] = 1 + len(token.branches)
             batch.logits[i] = token.wants_logits
-
-
-def _is_step(tokens: Sequence[BatchToken]) -> bool:
-    """Return whether there is one token for each of several sequences, in their order."""
-    return all(one.sequence < other.sequence for one, other in pairwise(tokens))

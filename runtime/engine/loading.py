@@ -25,6 +25,7 @@ from edge_run.runtime.inspection.draft_file import DraftFile
 from edge_run.runtime.inspection.model_kind import check_decoder_only
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.context_shape import ContextShape, context_shape
+from edge_run.runtime.llama.exact_kernels import leave_out_tiles
 from edge_run.runtime.llama.holdings import Holdings, text_reserve_bytes
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
@@ -270,6 +271,8 @@ class _Loading:
         check_decoder_only(gguf, model.has_encoder, model.has_decoder)
         if self._draft:
             self._draft.check_vocabulary(model)
+        if self._prepared.config.exact:
+            leave_out_tiles(model)
         return model
 
     def _shape(self, model: LlamaModel) -> ContextShape:

@@ -21,6 +21,7 @@ from edge_run.runtime.engine.loading import Loaded, WeightBacking
 from edge_run.runtime.engine.spilling import open_spill, spillable_uses
 from edge_run.runtime.forecasting import routing
 from edge_run.runtime.gpu.loading import host_weights, open_upload
+from edge_run.runtime.inspection.draft_file import GUESSED_TOKENS
 from edge_run.runtime.llama.row_products import RowProducts
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident
 from edge_run.runtime.planning.spill_terms import check_spill, with_spill
@@ -261,6 +262,7 @@ def _lend(
     driver.before_pass = lambda shape: lender.before_pass(shape.tokens)
     if loaded.draft:
         loaded.draft.make_room = lender.before_drafting
+        loaded.draft.limit(terms.context_tokens + GUESSED_TOKENS)
     return lender
 
 

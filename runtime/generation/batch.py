@@ -1,20 +1,22 @@
 """Many answers at once: one pass over the weights computes something for each of them.
 
 `Batch` carries out what the scheduler decides (`runtime/scheduling/scheduler.py`): it brings sequences where they have
-to be, computes a pass, and chooses a token for each request that has come so far. A request that fails, as its grammar
-may, fails alone. An error of a pass, as of a drive, leaves all requests as they were before it.
+to be, computes a pass, and chooses a token for each request that has come so far, and those that follow as long as they
+were guessed (`runtime/speculation/shared_guesses.py`). A request that fails, as its grammar may, fails alone. An error
+of a pass, as of a drive, leaves all requests as they were before it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.closing import Closing
 from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError
-from edge_run.base.protocols import Clock, Logits
+from edge_run.base.protocols import Clock
 from edge_run.base.results import Piece, Speculation
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.continuation import Continuation
@@ -22,13 +24,15 @@ from edge_run.runtime.generation.meter import Interval, Meter
 from edge_run.runtime.generation.pass_costs import pass_costs
 from edge_run.runtime.generation.report import Course, report
 from edge_run.runtime.generation.request import Turn
-from edge_run.runtime.generation.scheduled_passes import ComputedPass, ScheduledPasses
+from edge_run.runtime.generation.scheduled_passes import ComputedPart, ScheduledPasses
+from edge_run.runtime.generation.speculation_setup import open_shared_guesses
 from edge_run.runtime.llama.context_shape import UNIFIED
-from edge_run.runtime.scheduling.scheduler import PassRules, Scheduler
+from edge_run.runtime.scheduling.scheduler import PassPart, PassRules, PlannedPass, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
 from edge_run.runtime.scheduling.widths import PassWidths
-
-_ALONE = Speculation(reason="answers that share their passes do not speculate")
+from edge_run.runtime.speculation.shared_drafters import OpenText
+from edge_run.runtime.speculation.shared_guesses import SharedTree
+from edge_run.runtime.speculation.verification import Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,10 @@ class _Open:
 
 
 class Batch(Closing):
-    """The requests that share the passes of one engine. Only `cancel` is thread-safe."""
+    """The requests that share the passes of one engine. Only `cancel` is thread-safe.
+
+    It is over 200 lines because whatever happens to a request, it ends in one place for all that know of it.
+    """
 
     def __init__(self, engine: Engine, meter: Meter, most_parallel: int, clock: Clock = time.monotonic) -> None:
         """Serve requests with `engine`, whose sequences are empty, and this batch's until it is closed."""
@@ -85,12 +92,19 @@ class Batch(Closing):
             keeps_ended=not is_exact,
         )
         rules = PassRules(able.context_tokens, is_exact or engine.model.is_recurrent, is_exact)
-        self._widths = PassWidths(pass_costs(engine), able.micro_batch_tokens)
+        costs = pass_costs(engine)
+        self._widths = PassWidths(costs, able.micro_batch_tokens)
+        self._guesses, self._why_plain = open_shared_guesses(engine, costs)
         self._scheduler = Scheduler(pool, self._widths, clock, rules)
         self._passes = ScheduledPasses(self._scheduler, self._decoder)
         self._open: dict[int, _Open] = {}
         self._cancelled: set[int] = set()
         self._is_closed = False
+
+    @property
+    def speculation(self) -> Speculation:
+        """The figures of speculation of all requests so far."""
+        return self._guesses.figures() if self._guesses else Speculation(reason=self._why_plain)
 
     @property
     def is_idle(self) -> bool:
@@ -143,11 +157,17 @@ class Batch(Closing):
             self._passes.admit()
             self._begin_admitted()
             self._meter.lap()
-            computed = self._passes.compute()
+            planned = self._passes.plan(self._guesses.most_spare if self._guesses else 0)
+            if planned is None:
+                return events
+            trees = self._guess(planned)
+            drafting = self._meter.lap()
+            with self._guesses.going_on() if self._guesses else nullcontext():
+                computed = self._passes.compute(planned, trees)
         except Cancelled:
             is_for_all = not self._cancelled & self._open.keys()
             return events + [self._end(number, "cancelled") for number in list(self._open) if is_for_all]
-        return events + (list(self._take_in(computed, self._meter.lap())) if computed else [])
+        return events + (list(self._take_in(planned, computed, drafting, self._meter.lap())) if computed else [])
 
     def drop(self, number: int) -> None:
         """Forget a request; without effect where it has ended."""
@@ -168,7 +188,7 @@ class Batch(Closing):
             return
         self._is_closed = True
         self.drop_all()
-        for sequence in range(self._n_sequences):
+        for sequence in range(self._decoder.capabilities.sequences if self._guesses else self._n_sequences):
             self._decoder.rewind(sequence, 0)
 
     def _end_some(self) -> Iterator[Event]:
@@ -193,42 +213,72 @@ class Batch(Closing):
                 request.has_begun = True
                 request.course.cached_tokens = self._scheduler.n_held(number)
                 request.answer.begin()
+                if self._guesses:
+                    self._guesses.begin(number)
 
-    def _take_in(self, computed: ComputedPass, lap: Interval) -> Iterator[Event]:
-        planned, reads = computed.planned, lap.reads
-        self._widths.observe(planned.width, lap.wall_s, lap.wait_s, reads.busy_s, reads.bytes_read)
-        rows = iter(computed.rows)
+    def _guess(self, planned: PlannedPass) -> Mapping[int, SharedTree]:
+        """Return guesses of what follows the tokens of a pass; none while prompts are read in it."""
+        if not self._guesses or not planned.is_of_answers:
+            return {}
+        texts, room = {}, self._scheduler.room_tokens
+        if self._engine.config.exact:  # all that run have as many tokens in a pass, padding included
+            room -= max(map(self._scheduler.n_held, self._scheduler.running()))
         for part in planned.parts:
-            request = self._open[part.request]
-            share, is_prompt = len(part.tokens) / planned.width, part.start + 1 < len(request.answer.prompt)
-            (request.course.prefilled if is_prompt else request.course.decoded)(lap, share)
-            if part.is_last:
-                yield from self._choose(part.request, request, next(rows))
+            tokens, answer = self._scheduler.tokens(part.request), self._open[part.request].answer
+            most_depth = min(room - 1 if self._engine.config.exact else room - len(tokens), answer.n_left - 1)
+            texts[part.request] = OpenText(tokens, part.sequence, most_depth)
+        return self._guesses.plan(texts, planned.free_cells)
 
-    def _choose(self, number: int, request: _Open, logits: Logits) -> Iterator[Event]:
-        """Choose the next token of a request; end it where it ends."""
-        answer = request.answer
-        try:
-            piece = answer.choose(logits)
-        except EdgeRunError as error:
-            self._forget(number)
-            yield Event(number, error=error)
-            return
-        if piece is None:
-            yield self._end(number, "stop")
-            return
-        request.course.ttft_s = request.course.ttft_s or self._clock() - request.arrived_s
-        self._scheduler.append(number, piece.token_ids[0])
-        yield Event(number, piece)
-        if why := answer.why_stop() or ("context" if self._scheduler.is_full(number) else ""):
-            yield self._end(number, why)
+    def _take_in(
+        self, planned: PlannedPass, computed: Sequence[ComputedPart], drafting: Interval, lap: Interval
+    ) -> Iterator[Event]:
+        trees = {one.part.request: one.tree for one in computed if one.tree}
+        widths = [len(one.tree.tree) if one.tree else len(one.part.tokens) for one in computed]
+        width = self._guesses.width_of(widths) if self._guesses else sum(widths)
+        self._widths.observe(width, lap.wall_s, lap.wait_s, lap.reads.busy_s, lap.reads.bytes_read)
+        if self._guesses:
+            numbers = [one.part.request for one in computed if one.found and not self._is_prompt(one.part)]
+            self._guesses.passed(trees, numbers, lap.wall_s, has_prompts=not planned.is_of_answers)
+        for one, n_tokens in zip(computed, widths, strict=True):
+            request = self._open[one.part.request]
+            note = request.course.prefilled if self._is_prompt(one.part) else request.course.decoded
+            note(drafting + lap, n_tokens / sum(widths))
+            if one.found:
+                yield from self._choose_all(one.part.request, request, one.found)
+                self._passes.settle(one)
+
+    def _is_prompt(self, part: PassPart) -> bool:
+        return part.start + 1 < len(self._open[part.request].answer.prompt)
+
+    def _choose_all(self, number: int, request: _Open, found: Verification) -> Iterator[Event]:
+        """Choose the next token of a request, and those after it as long as they were guessed; end it where it ends."""
+        is_guessed = True
+        while is_guessed:
+            try:
+                piece = request.answer.choose(found.row)
+            except EdgeRunError as error:
+                self._forget(number)
+                yield Event(number, error=error)
+                return
+            if piece is None:
+                yield self._end(number, "stop")
+                return
+            token = piece.token_ids[0]
+            is_guessed = self._guesses is not None and self._guesses.follows(number, found, token)
+            request.course.ttft_s = request.course.ttft_s or self._clock() - request.arrived_s
+            self._scheduler.append(number, token, is_computed=is_guessed)
+            yield Event(number, piece)
+            if why := request.answer.why_stop() or ("context" if self._scheduler.is_full(number) else ""):
+                yield self._end(number, why)
+                return
 
     def _end(self, number: int, why: str) -> Event:
         """End a request; return its last piece."""
+        speculation = self._guesses.figures_of(number) if self._guesses else self.speculation
         request = self._forget(number)
         rest = request.answer.finish()
         why = "stop" if request.answer.is_stopped else why
-        generation = report(self._engine, self._meter, request.answer, request.course, why, _ALONE)
+        generation = report(self._engine, self._meter, request.answer, request.course, why, speculation)
         if self._n_sequences > 1 and not self._engine.shape.has_streams:
             generation = replace(generation, numerics=replace(generation.numerics, batching=UNIFIED))
         return Event(number, Piece(rest, (), generation))
@@ -236,5 +286,7 @@ class Batch(Closing):
     def _forget(self, number: int) -> _Open:
         request = self._open.pop(number)
         self._scheduler.end(number)
+        if self._guesses:
+            self._guesses.end(number)
         request.answer.close()
         return request

@@ -67,6 +67,11 @@ class Continuation(Closing):
         """Whether no token was asked for."""
         return not self._max_tokens
 
+    @property
+    def n_left(self) -> int:
+        """The tokens that may follow at most."""
+        return self._max_tokens - len(self.tokens)
+
     def begin(self) -> None:
         """Have penalties count the prompt."""
         self._sampler.prime(self.prompt)

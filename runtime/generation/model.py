@@ -81,6 +81,7 @@ class Model(ModelTexts):
             raise ConfigError("config and single options: give one of the two")
         self.path = Path(path)
         self._running: weakref.ref[Stream | ManyStream | Batch] | None = None
+        self._batch: Batch | None = None  # the last one, until there is a prompt that is alone
         self._templates, self._grammars = template_cell(), GrammarRoom(self.path)
         self._engine = _open(self.path, config or make_config(ModelConfig, {"memory": memory, **options}), mesh)
         self._owner_process = OwnerProcess()
@@ -128,8 +129,11 @@ class Model(ModelTexts):
 
     @property
     def speculation(self) -> Speculation:
-        """What speculation did since the last prompt; before one, its mode and why it is off or limited."""
-        return self._session.speculation()
+        """What speculation did since the last prompt, or since the batch was opened whose answers share passes.
+
+        Before one, its mode and why it is off or limited.
+        """
+        return self._batch.speculation if self._batch else self._session.speculation()
 
     @property
     def mesh_use(self) -> MeshUse | None:
@@ -236,9 +240,9 @@ class Model(ModelTexts):
         max_parallel: answers that share a pass at most; None is as many as the model was opened for (`sequences`).
         max_tokens, sampling, options: for prompts that are no `Request`; see `generate`.
 
-        Answers that share passes are not guessed at (speculation), and may differ from an answer alone where the two
-        best tokens are nearly equal (`numerics.batching`). With `exact` they do not; each has an equal part of the
-        context then, and prompts are read one after the other. Raises ConfigError at once; iterating raises what
+        Answers that share passes may differ from an answer alone where the two best tokens are nearly equal
+        (`numerics.batching`). With `exact` they do not; each has an equal part of the context then, prompts are read
+        one after the other, and nothing is guessed (speculation). Raises ConfigError at once; iterating raises what
         `generate` raises of the drive and of llama.cpp. What is wrong with one request comes as its error.
         """
         if max_parallel is not None and max_parallel < 1:
@@ -289,7 +293,7 @@ class Model(ModelTexts):
         engine.interrupt.reset()
         self._session.forget()
         batch = Batch(engine, self._meter, self.most_parallel)
-        self._running = weakref.ref(batch)
+        self._batch, self._running = batch, weakref.ref(batch)
         return batch
 
     def cancel(self) -> None:
@@ -307,6 +311,7 @@ class Model(ModelTexts):
         continuation = self.begin(request)
         self._end_running()
         self._engine.interrupt.reset()
+        self._batch = None
         if request.turn.salt != self._salt:
             self._session.forget()
             self._salt = request.turn.salt

@@ -1,8 +1,9 @@
-"""Which drafters a conversation gets, and why it does without."""
+"""Which drafters a conversation gets, or the answers that share passes, and why they do without."""
 
 from __future__ import annotations
 
 from edge_run.base.errors import NotSupported
+from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.context_shift import ContextShift
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
@@ -11,34 +12,31 @@ from edge_run.runtime.speculation.drafting import Drafter
 from edge_run.runtime.speculation.lookup import Lookup
 from edge_run.runtime.speculation.overlap import Overlap
 from edge_run.runtime.speculation.session import SpeculativeSession
+from edge_run.runtime.speculation.shared_drafters import SharedDrafters
+from edge_run.runtime.speculation.shared_guesses import SharedGuesses
 from edge_run.runtime.speculation.tally import SpeculationTally
 from edge_run.runtime.speculation.width_control import LEAST_GAIN, LEAST_GAIN_BY_EXPERT, WidthControl
+
+_RECURRENT = "the model's recurrent state cannot be cut: it does not speculate"
 
 
 def open_session(engine: Engine) -> Session:
     """Return a conversation in `engine`, which speculates as the engine's configuration says, where the model can."""
-    config, capabilities = engine.config, engine.front.capabilities
+    config = engine.config
     drafters: list[Drafter] = [Overlap(engine.draft)] if engine.draft else []
     if config.uses_lookup:
         drafters.append(Lookup())
     if not drafters:
         return Session(engine.front, shift=_context_shift(engine))
-    if config.exact and config.sequences > 1:
-        return Session(engine.front, why_plain="exact answers in shared passes are not guessed at")
-    if not capabilities.can_rewind:
-        return Session(engine.front, why_plain="the model's recurrent state cannot be cut: it does not speculate")
-    control = WidthControl(
-        pass_costs(engine),
-        min(config.draft_tokens + 1, capabilities.outputs_per_pass, capabilities.micro_batch_tokens),
-        LEAST_GAIN_BY_EXPERT if engine.plan.expert_bytes else LEAST_GAIN,
-    )
-    mode = "+".join(["draft"] * bool(engine.draft) + ["ngram"] * config.uses_lookup)
+    if not engine.front.capabilities.can_rewind:
+        return Session(engine.front, why_plain=_RECURRENT)
+    control = WidthControl(pass_costs(engine), min(config.draft_tokens + 1, _most_tokens(engine)), _least_gain(engine))
     return SpeculativeSession(
         engine.front,
         drafters,
         control,
-        SpeculationTally(mode, _limits(engine), is_exact=config.exact),
-        branches=range(config.sequences, config.sequences + config.branches) if capabilities.can_branch else (),
+        SpeculationTally(_mode(engine), _limits(engine), is_exact=config.exact),
+        branches=_branches(engine),
         is_exact=config.exact,
         counters=lambda: _counters(engine),
     )
@@ -50,6 +48,47 @@ def _context_shift(engine: Engine) -> ContextShift | None:
     if why := engine.decoder.why_no_shift:
         raise NotSupported(f"context shift: {why}, or leave out --context-shift")
     return ContextShift(engine.decoder, engine.config.context_keep_tokens)
+
+
+def open_shared_guesses(engine: Engine, costs: WidthCosts) -> tuple[SharedGuesses | None, str]:
+    """Return the guesses of answers that share the passes of `engine`, or why there are none.
+
+    costs: of its passes; whoever computes them notes there what they took.
+    """
+    config = engine.config
+    if not engine.draft and not config.uses_lookup:
+        return None, ""
+    if not engine.front.capabilities.can_rewind:
+        return None, _RECURRENT
+    guesses = SharedGuesses(
+        WidthControl(costs, _most_tokens(engine), _least_gain(engine)),
+        SpeculationTally(_mode(engine), _limits(engine), is_exact=config.exact),
+        SharedDrafters(engine.draft, uses_lookup=config.uses_lookup),
+        config.draft_tokens,
+        branches=() if config.exact else _branches(engine),  # only what lies in the order of the text is exact
+        is_exact=config.exact,
+    )
+    return guesses, ""
+
+
+def _mode(engine: Engine) -> str:
+    return "+".join(["draft"] * bool(engine.draft) + ["ngram"] * engine.config.uses_lookup)
+
+
+def _most_tokens(engine: Engine) -> int:
+    """Return how many tokens a pass may have that verifies guesses."""
+    capabilities = engine.front.capabilities
+    return min(capabilities.outputs_per_pass, capabilities.micro_batch_tokens)
+
+
+def _least_gain(engine: Engine) -> float:
+    return LEAST_GAIN_BY_EXPERT if engine.plan.expert_bytes else LEAST_GAIN
+
+
+def _branches(engine: Engine) -> range:
+    """Return the sequences for branches of trees; none where guesses must be chains."""
+    n_texts = engine.config.sequences
+    return range(n_texts, n_texts + engine.config.branches * engine.front.capabilities.can_branch)
 
 
 def _counters(engine: Engine) -> tuple[float, float, int]:

@@ -18,7 +18,8 @@ from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES, Cells
 
 BEAM = 12  # guesses that are followed up at once
-SEQUENCES = 2 * BEAM  # those of one level of a tree, and of the next
+SEQUENCES = 2 * BEAM  # at least: of texts, and of what is followed up besides
+MOST_SEQUENCES = 256  # that llama.cpp has
 MOST_DEPTH = 16  # of a path of guesses
 GUESSED_TOKENS = (MOST_DEPTH + 1) * (1 + BEAM)  # beside the text at most: a path that is verified, what may follow it
 MICRO_BATCH_TOKENS = 128
@@ -32,11 +33,13 @@ class DraftFile:
     gguf: its header.
     config: the configuration that it is opened with.
     known: the result of the inspection.
+    most_texts: as many texts can be followed at once.
     """
 
     gguf: GgufModel
     config: ModelConfig
     known: Inspection
+    most_texts: int = 1
 
     @classmethod
     def read(cls, path: Path, config: ModelConfig, target: GgufModel, *, is_tried: bool) -> DraftFile:
@@ -47,15 +50,16 @@ class DraftFile:
         gguf = read_gguf(path)
         check_kind(gguf)
         check_generates(gguf)
+        n_texts = min(config.sequences, MOST_SEQUENCES - BEAM)
         trained, wanted = trained_context_tokens(gguf), _context_tokens(config, target)
         own = ModelConfig(
             context_tokens=min(wanted, trained) if trained else wanted,
             threads=config.threads,
             micro_batch_tokens=MICRO_BATCH_TOKENS,
-            sequences=1 if gguf.value("attention.sliding_window") else SEQUENCES,
+            sequences=n_texts if gguf.value("attention.sliding_window") else max(SEQUENCES, n_texts + BEAM),
             cache_folder=config.cache_folder,
         )
-        return cls(gguf, own, inspect(gguf, own, library_version(), is_tried=is_tried))
+        return cls(gguf, own, inspect(gguf, own, library_version(), is_tried=is_tried), n_texts)
 
     @property
     def path(self) -> Path:

@@ -16,8 +16,7 @@ class ContextShape:
     """What a context is made for; all but outputs_per_pass belongs to the numerics key.
 
     is_exact: logits do not depend on the width of passes.
-    has_streams: each sequence has cells of its own, an equal part of all, so that logits do not depend on the others;
-        the last sequence is for padding tokens.
+    has_streams: each sequence has cells of its own, an equal part of all, so that logits do not depend on the others.
     pooling: how one vector is made of a text, where the context is for embeddings: then all tokens are outputs. Else
         empty.
     """
@@ -81,7 +80,7 @@ def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int
     tokens = wanted or (trained_context_tokens if trained_context_tokens > 0 else 4096)
     k, v = config.kv_types
     has_streams = wants_streams(config)
-    sequences = config.sequences + config.branches + has_streams
+    sequences = config.sequences + config.branches
     widest = tokens
     if has_streams:
         widest = round_up(-(-tokens // config.sequences), CELLS_STEP)
@@ -91,7 +90,7 @@ def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int
         threads=threads,
         micro_batch_tokens=min(config.micro_batch_tokens or WIDEST_MICRO_BATCH, widest),
         sequences=sequences,
-        outputs_per_pass=max(config.outputs_per_pass, sequences, 1 + config.exact),
+        outputs_per_pass=max(config.outputs_per_pass, sequences * (1 + has_streams), 1 + config.exact),
         kv_type_k=k,
         kv_type_v=v,
         flash_attention=config.flash_attention,

@@ -45,8 +45,8 @@ def shared_settings(engine: SliceEngine) -> Document:
     return {
         **values,
         "threads": shape.threads,
-        "context_tokens": shape.sequence_tokens * (shape.sequences - 1) if shape.has_streams else shape.context_tokens,
-        "sequences": shape.sequences - shape.has_streams,  # those for padding come by themselves
+        "context_tokens": shape.context_tokens,
+        "sequences": shape.sequences,
     }
 
 

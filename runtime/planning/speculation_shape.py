@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from edge_run.base.config import ModelConfig
+from edge_run.runtime.inspection.draft_file import MOST_SEQUENCES
 from edge_run.tiers.gguf import GgufModel
 
 MOST_BRANCHES = 23  # of a tree, besides its main line
@@ -21,12 +22,13 @@ def speculation_config(config: ModelConfig, gguf: GgufModel) -> ModelConfig:
     and values may be in a file, in the order of the text.
     """
     is_recurrent = any(_RECURRENT.search(tensor.name) for tensor in gguf.tensors)
-    if config.exact and config.sequences > 1:
-        return replace(config, sequences=1) if is_recurrent else config
+    has_streams = config.exact and config.sequences > 1
+    if has_streams and is_recurrent:
+        return replace(config, sequences=1)
     if is_recurrent or not (config.draft_model or config.uses_lookup):
         return config
     outputs = max(config.outputs_per_pass, min(config.draft_tokens, config.micro_batch_tokens - 1) + 1)
-    is_chain = gguf.value("attention.sliding_window") or config.spills_kv
-    branches = 0 if is_chain else min(MOST_BRANCHES, outputs - 1)
+    can_branch = not (has_streams or gguf.value("attention.sliding_window") or config.spills_kv)
+    branches = min(MOST_BRANCHES, outputs - 1, MOST_SEQUENCES - config.sequences) if can_branch else 0
     outputs = max(outputs, config.sequences + branches)  # llama.cpp wants as many as there are sequences
     return replace(config, outputs_per_pass=outputs, branches=branches)

@@ -1,9 +1,10 @@
 """Which requests are served, and what the next pass computes for each: a state machine without I/O.
 
 A request waits, is admitted when a sequence and cells for its tokens are free, has its prompt read in parts, makes one
-token with each pass, and ends. Where the cells of a context run out, the request that was admitted last waits again,
-and is computed again later, so that those before it can end. Requests that ended earlier are not told of here: what
-they left in the context is the pool's.
+token with each pass, and ends. A pass of answers alone may have guesses of what follows beside them, in cells that are
+free: those that come true are appended as tokens that are computed already, and of the others nothing is left. Where
+the cells of a context run out, the request that was admitted last waits again, and is computed again later, so that
+those before it can end. Requests that ended earlier are not told of here: what they left in the context is the pool's.
 
 Whose turn it is: first by priority, which rises while a request waits, so that none waits for ever; then the key that
 had the fewest tokens so far (Sheng et al., Fairness in Serving Large Language Models, 2024), or else whose last turn
@@ -48,15 +49,22 @@ class PlannedPass:
 
     emptied: the sequences that have to be emptied before.
     parts: what is computed, answers before prompts.
+    free_cells: the cells that are left, for guesses of what follows: they are taken no longer than the pass takes.
     """
 
     emptied: tuple[int, ...]
     parts: tuple[PassPart, ...]
+    free_cells: int = 0
 
     @property
     def width(self) -> int:
         """The tokens of the pass."""
         return sum(len(part.tokens) for part in self.parts)
+
+    @property
+    def is_of_answers(self) -> bool:
+        """Whether each part is the one token that is certain of an answer, so that what follows may be guessed."""
+        return all(part.is_last and len(part.tokens) == 1 for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +171,10 @@ class Scheduler:
         """Return the requests that have a sequence, those first that were admitted first."""
         return [request.number for request in self._running()]
 
+    def tokens(self, number: int) -> Sequence[int]:
+        """Return the tokens of a request: its prompt, and its answer so far."""
+        return self._requests[number].tokens
+
     def n_held(self, number: int) -> int:
         """Return how many tokens of a request are computed."""
         return self._requests[number].n_held
@@ -203,18 +215,22 @@ class Scheduler:
             if request.sequence == sequence:
                 request.n_held = min(request.n_held, n_tokens)
 
-    def next_pass(self) -> PlannedPass | None:
+    def next_pass(self, n_guesses: int = 0) -> PlannedPass | None:
         """Return what to compute next; None where no request has a sequence.
+
+        n_guesses: that may be verified with it. What ended requests left gives way to them, nobody else does.
 
         Where cells run out, prompts wait for answers to end, and answers for those that were admitted before them.
         """
         emptied: list[int] = []
         while running := self._running():
             parts = self._choose(running)
-            emptied += self._pool.make_room(sum(len(part.tokens) for part in parts))
-            fitting = _cut(parts, self._pool.n_cells - self._pool.used_cells)
+            width = sum(len(part.tokens) for part in parts)
+            emptied += self._pool.make_room(width + n_guesses)
+            free = self._pool.n_cells - self._pool.used_cells
+            fitting = _cut(parts, free)
             if fitting and _n_answers(fitting) == _n_answers(parts):
-                return PlannedPass(tuple(emptied), tuple(fitting))
+                return PlannedPass(tuple(emptied), tuple(fitting), max(0, free - width))
             assert len(running) > 1, "a request that is alone has room, or is full"
             self._preempt()
         return None
@@ -238,9 +254,15 @@ class Scheduler:
             request.n_held += len(part.tokens)
             self._service.tokens[request.key] += len(part.tokens)
 
-    def append(self, number: int, token: int) -> None:
-        """`token` comes next in the answer of a request."""
-        self._requests[number].tokens.append(token)
+    def append(self, number: int, token: int, *, is_computed: bool = False) -> None:
+        """`token` comes next in the answer of a request. is_computed: as a guess, in the pass before."""
+        request = self._requests[number]
+        request.tokens.append(token)
+        if is_computed:
+            assert request.sequence is not None
+            self._pool.extend(request.sequence, (token,))
+            request.n_held += 1
+            self._service.tokens[request.key] += 1
 
     def is_full(self, number: int) -> bool:
         """Return whether the last token of a request has no cell any more, even if it were alone."""

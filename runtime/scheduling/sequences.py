@@ -136,15 +136,16 @@ class SequencePool:
         """The request of `sequence` has ended; what the sequence holds may serve others."""
         held = self._held[sequence]
         held.user, held.ended = None, next(self._endings)
-        if not self._keeps_ended:
-            self.cut(sequence, 0)
 
     def make_room(self, n_cells: int) -> list[int]:
-        """Give up what ended requests left, the oldest first, until `n_cells` are free; return what was emptied."""
+        """Give up what ended requests left, the oldest first, until `n_cells` are free; return what was emptied.
+
+        What serves nobody any more is given up at once.
+        """
         idle = [number for number, held in enumerate(self._held) if held.user is None and held.tokens]
         emptied = []
         for number in sorted(idle, key=lambda number: self._held[number].ended):
-            if self.used_cells + n_cells <= self.n_cells:
+            if self._keeps_ended and self.used_cells + n_cells <= self.n_cells:
                 break
             self.cut(number, 0)
             emptied.append(number)
@@ -160,6 +161,8 @@ class SequencePool:
 
     def _usable(self, held: _Held, tokens: Sequence[int]) -> int:
         """Return how many of `tokens`, but the last, a request could begin with that `held` holds."""
+        if held.user is None and not self._keeps_ended:
+            return 0
         common = 0
         for ours, theirs in zip(held.tokens, tokens[:-1], strict=False):
             if ours != theirs:

@@ -27,6 +27,7 @@ class Spread:
 class Counts:
     """Figures of all requests. generated_tokens grows with each token, the others when a request ends.
 
+    drafted_tokens: guesses that were verified; accepted_tokens: those that came true and were used.
     finished: requests by how they ended: `stop`, `length`, `tool_calls`, `abort` (the client went away, or the server
     ended it), `error`. latest: the answer that was finished last.
     """
@@ -35,6 +36,8 @@ class Counts:
     generated_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     latest: Generation | None = None
     first_token_s: Spread = field(default_factory=Spread)
     request_s: Spread = field(default_factory=Spread)
@@ -61,6 +64,8 @@ class Counts:
         self.end(reason)
         self.prompt_tokens += generation.prompt_tokens
         self.cached_tokens += generation.cached_tokens
+        self.drafted_tokens += generation.speculation.drafted
+        self.accepted_tokens += generation.speculation.accepted
         self.latest = generation
         if generation.decode_tokens_per_s:
             self.token_s.add(1 / generation.decode_tokens_per_s)

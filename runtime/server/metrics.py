@@ -56,6 +56,8 @@ class _Figures:
             ("vllm:generation_tokens", "Tokens of answers.", "generated_tokens"),
             ("vllm:prefix_cache_queries", "Tokens of prompts that were looked for.", "prompt_tokens"),
             ("vllm:prefix_cache_hits", "Tokens of prompts that were computed already.", "cached_tokens"),
+            ("vllm:spec_decode_num_draft_tokens", "Guesses that were verified.", "drafted_tokens"),
+            ("vllm:spec_decode_num_accepted_tokens", "Guesses that came true.", "accepted_tokens"),
         ):
             yield _counter(key, text, {name: getattr(one, field) for name, one in counts.items()})
         ended = CounterMetricFamily(

@@ -9,9 +9,11 @@ often such guesses came true here (`Acceptance`), where those two papers take th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from edge_run.base.protocols import BatchToken
 
 Path = tuple[int, ...]
 Kind = tuple[str, int, int]
@@ -95,6 +97,11 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def n_leaves(self) -> int:
+        """How many ways there are from the first token to an end."""
+        return sum(not below for below in self.children)
+
     def path(self, node: int) -> list[int]:
         """Return the nodes from the first token to `node`, both included."""
         nodes = [node]
@@ -111,16 +118,27 @@ class DraftTree:
                 branches[node].add(branch)
         return [tuple(sorted(numbers)) for numbers in branches]
 
+    def batch(self, start: int, sequences: Sequence[int]) -> list[BatchToken]:
+        """Return the tokens of a pass that computes it from position `start` on, all of whose logits are wanted.
 
-def rank_guesses(guesses: Guesses, most_leaves: int) -> list[Path]:
-    """Return paths in the order in which a growing tree takes them, of at most `most_leaves` leaves.
+        sequences: that of the text, where the main line goes on, and one for each further leaf; they hold the text too.
+        """
+        batch = []
+        for token, depth, branches in zip(self.tokens, self.depths, self.sequences(), strict=True):
+            first, *others = (sequences[branch] for branch in branches)
+            batch.append(BatchToken(token, start + depth, first, True, tuple(others)))
+        return batch
 
-    Every path comes after its beginning. With one leaf it is a chain.
+
+def rank_guesses(guesses: Guesses, most_leaves: int, roots: Collection[Path] = ((),)) -> list[Path]:
+    """Return paths in the order in which growing trees take them, of at most `most_leaves` leaves together.
+
+    Every path comes after its beginning. With as many leaves as roots they are chains.
     """
     order = sorted(guesses, key=lambda path: (-guesses[path].value, len(path), path))
-    taken: set[Path] = {()}
+    taken: set[Path] = set(roots)
     with_child: set[Path] = set()
-    n_leaves, ranked = 1, []
+    n_leaves, ranked = len(roots), []
     for path in order:
         parent = path[:-1]
         is_new_leaf = parent in with_child

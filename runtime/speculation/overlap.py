@@ -12,14 +12,11 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from edge_run.base.results import TuningDecision
 from edge_run.prefetch.controller import Controller, Tunable
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Path
-
-if TYPE_CHECKING:
-    from edge_run.runtime.speculation.draft_model import DraftModel
 
 OFF, ON = "off", "on"
 WORTH_SHARE = 0.02  # of a pass: what guessing must take at least
@@ -28,10 +25,33 @@ SMOOTHING = 0.25
 logger = logging.getLogger(__name__)
 
 
+class AsideDrafter(Protocol):
+    """A drafter that can go on beside a pass, with one text; see `DraftModel`."""
+
+    def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+        """Return guesses of what follows `history`; see `Drafter.draft`."""
+        ...
+
+    def prepare(self, history: Sequence[int], most_depth: int) -> bool:
+        """Have room for `history` and guesses of what follows it; return whether there is."""
+        ...
+
+    def draft_aside(
+        self,
+        history: Sequence[int],
+        most_depth: int,
+        most_guesses: int,
+        acceptance: Acceptance,
+        end: threading.Event,
+    ) -> Guesses:
+        """Guess beside a pass; return what there is soon after `end` is set."""
+        ...
+
+
 class Overlap:
     """A drafter that goes on while its guesses are verified, if that pays. One thread at a time."""
 
-    def __init__(self, drafter: DraftModel) -> None:
+    def __init__(self, drafter: AsideDrafter) -> None:
         self._drafter = drafter
         self._controller = Controller([Tunable("overlap", (OFF, ON))])
         self._asked = (0, 0)

@@ -41,9 +41,10 @@ from edge_run.runtime.speculation.drafting import (
 )
 from edge_run.runtime.speculation.overlap import Overlap
 from edge_run.runtime.speculation.tally import SpeculationTally
+from edge_run.runtime.speculation.verification import FORESEEN, Verification
 from edge_run.runtime.speculation.width_control import WidthControl
 
-_FORESEEN, _SURE = ("foreseen", 0, 0), 0.99
+_SURE = 0.99
 
 
 class SpeculativeSession(Session):
@@ -81,15 +82,13 @@ class SpeculativeSession(Session):
         self._counters, self._clock = counters, clock
         self._acceptance = Acceptance()
         self._has_drafted = False
-        self._tree: DraftTree | None = None
-        self._node = 0  # of the tree: where the conversation has come to
-        self._rows: Logits | None = None  # of the tree's nodes; None: it was not verified
+        self._guessed: Verification | None = None
         self._plain_row: Logits | None = None  # after the last token, where its pass had no other
 
     def feed(self, prompt: Sequence[int]) -> tuple[Logits, int]:
         """Make the conversation be `prompt`; see `Session.feed`. The figures begin anew."""
         self._settle()
-        self._tree = self._rows = self._plain_row = None
+        self._guessed = self._plain_row = None
         self._has_drafted = False
         self._tally.begin()
         return super().feed(prompt)
@@ -97,45 +96,31 @@ class SpeculativeSession(Session):
     def forget(self) -> None:
         """Leave the conversation, and what was guessed of it."""
         self._settle()
-        self._tree = self._rows = self._plain_row = None
+        self._guessed = self._plain_row = None
         super().forget()
 
     def step(self, token: int) -> Logits:
         """Append one token; return the logits after it, `(vocabulary,)`: of a guess that came true without a pass."""
-        tree, rows = self._tree, self._rows
-        node = self._advance(token)
-        if tree is None or node is None or rows is None:
+        guessed = self._guessed
+        is_guessed = guessed is not None and guessed.follows(token, self._acceptance, self._tally)
+        if guessed is None or guessed.rows is None or not is_guessed:
+            if guessed and guessed.rows is None and not is_guessed:
+                self._guessed = None
             return self._verify(token, ())
+        tree, node = guessed.tree, guessed.node
         if self._is_exact and node >= tree.main_length:
-            foreseen = self._foreseen(tree, node, rows)
-            self._node = tree.parents[node]
+            foreseen = self._foreseen(tree, node, guessed.rows)
+            guessed.node = tree.parents[node]
             return self._verify(token, foreseen)
         self.history.append(token)
         self._tally.accepted()
-        self._tally.looked_at(rows[node])
-        return np.asarray(rows[node])
+        self._tally.looked_at(guessed.row)
+        return guessed.row
 
     def speculation(self) -> Speculation:
         """Return the figures since the last prompt."""
         decisions = tuple(itertools.chain.from_iterable(overlap.decisions for overlap in self._overlaps))
         return replace(self._tally.figures(), decisions=decisions)
-
-    def _advance(self, token: int) -> int | None:
-        """Hold the tree's guesses against the token that came; return its node, None where nobody guessed it."""
-        if self._tree is None:
-            return None
-        for guessed, child in self._tree.children[self._node].items():
-            guess = self._tree.guesses[child]
-            if guess is not None and guess.kind != _FORESEEN:
-                self._acceptance.observe(guess, guessed == token)
-                if self._rows is not None:
-                    self._tally.guessed(self._tree.depths[child], guessed == token)
-        node = self._tree.children[self._node].get(token)
-        if node is not None:
-            self._node = node
-        elif self._rows is None:
-            self._tree = None
-        return node
 
     def _foreseen(self, tree: DraftTree, node: int | None, rows: Logits) -> list[int]:
         """Return what follows `node` in the tree by its best logits, and what follows that."""
@@ -147,13 +132,13 @@ class SpeculativeSession(Session):
 
     def _settle(self) -> None:
         """Let the decoder hold the conversation and nothing else."""
-        tree = self._tree
-        if tree is None or self._rows is None:
+        guessed = self._guessed
+        if guessed is None or guessed.rows is None:
             return
-        self._tree = self._rows = None
-        start = len(self.history) - tree.depths[self._node] - 1
+        self._guessed = None
+        start = len(self.history) - guessed.n_followed - 1
         if self._branches:
-            branch = tree.sequences()[self._node][0]
+            branch = guessed.tree.sequences()[guessed.node][0]
             self._decoder.keep(self._sequence, start, self._names()[branch], self._branches)
         kept = self._decoder.rewind(self._sequence, len(self.history))
         lost = self.history[kept:]
@@ -172,15 +157,18 @@ class SpeculativeSession(Session):
         width = self._control.choose(values) if values else 1
         again = width > 1 and self._plain_row is not None and not self._is_exact and bool(self._branches)
         tree = plan_tree(token, guesses, list(guesses)[: width - 1 - again])
-        self._tally.planned(self._control, values, len(tree))
+        if self._control.plain_s() is not None:
+            expected_s = self._control.expected_s(len(tree), is_guessed=len(tree) > 1)
+            self._tally.planned(1 + sum(values[: len(tree) - 1]), expected_s)
+        self._tally.decided(is_on=self._control.is_on)
         rows = self._run(tree, again)
         if width > 1:
-            self._tree, self._node, self._rows, self._plain_row = tree, 0, rows, None
+            self._guessed, self._plain_row = Verification(tree, rows), None
             self._tally.looked_at(rows[0])
         else:
             self._plain_row = rows[0].copy()
             if guesses:  # held against what comes, without being verified
-                self._tree, self._node = plan_tree(token, guesses, list(guesses)), 0
+                self._guessed = Verification(plan_tree(token, guesses, list(guesses)))
         return np.asarray(rows[0])
 
     def _guess(self, token: int, foreseen: Sequence[int]) -> Guesses:
@@ -199,7 +187,7 @@ class SpeculativeSession(Session):
         depth = min(MOST_DEPTH, most - len(before))
         history = [*self.history, token, *before]
         several = [drafter.draft(history, depth, most, self._acceptance) for drafter in self._drafters if depth > 0]
-        guesses: dict[Path, Guess] = {before[: i + 1]: Guess(_SURE, _FORESEEN, _SURE) for i in range(len(before))}
+        guesses: dict[Path, Guess] = {before[: i + 1]: Guess(_SURE, FORESEEN, _SURE) for i in range(len(before))}
         for path, guess in merged(several).items():
             guesses[(*before, *path)] = replace(guess, value=guess.value * _SURE)
         ranked = rank_guesses(guesses, 1 + len(self._branches))[:most]
@@ -223,7 +211,7 @@ class SpeculativeSession(Session):
                 rows = self._decoder.decode(self._batch(tree, again))
             self.history.append(tree.tokens[0])
         except BaseException:
-            self._tree = self._plain_row = None
+            self._guessed = self._plain_row = None
             del self.history[self._decoder.rewind(self._sequence, len(self.history)) :]
             raise
         wait_s, read_s, read_bytes = self._counters()
@@ -236,7 +224,7 @@ class SpeculativeSession(Session):
         if len(tree) > 1:
             for overlap in self._overlaps:
                 overlap.note(self._guessed_s, wall_s, len(tree) + again)
-        self._tally.passed(self._control, len(tree), wall_s)
+        self._tally.passed(len(tree), wall_s, self._control.plain_s() or 0.0)
         return rows
 
     @contextmanager
@@ -249,14 +237,11 @@ class SpeculativeSession(Session):
             yield
 
     def _batch(self, tree: DraftTree, again: bool) -> list[BatchToken]:
-        start, names = len(self.history), self._names()
-        sequences = [tuple(names[number] for number in numbers) for numbers in tree.sequences()]
-        used = tuple(sorted(set(itertools.chain.from_iterable(sequences)) - {self._sequence}))
-        batch = []
-        if again:
-            batch.append(BatchToken(self.history[-1], start - 1, self._sequence, True, used))
+        start = len(self.history)
+        batch = tree.batch(start, self._names())
+        used = batch[0].branches
         if used:
             self._decoder.branch(self._sequence, used)
-        for token, depth, members in zip(tree.tokens, tree.depths, sequences, strict=True):
-            batch.append(BatchToken(token, start + depth, members[0], True, members[1:]))
+        if again:
+            batch.insert(0, BatchToken(self.history[-1], start - 1, self._sequence, True, used))
         return batch

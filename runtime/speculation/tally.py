@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 
 from edge_run.base.protocols import Logits
 from edge_run.base.results import Speculation
-from edge_run.runtime.speculation.width_control import WidthControl
 
 LEAST_NOISE = 0.1  # as far as logits of the kit models differ between widths; a run sees too few to know for sure
 
 
 class SpeculationTally:
-    """Counts the figures of speculation in one conversation; the noise learnt between widths outlives prompts.
+    """Counts the figures of speculation, of one conversation or of several; noise between widths outlives prompts.
 
     mode: how tokens are guessed.
     reason: why speculation is off or limited.
@@ -36,24 +33,42 @@ class SpeculationTally:
         self._wall_s = self._draft_s = self._expected_s = self._expected_tokens = self._plain_s = 0.0
         self._n_off = self._n_accepted = self._n_planned = 0
         self._gaps: list[float] = []
+        self._n_near_ties = 0  # of tallies that were absorbed
 
-    def planned(self, control: WidthControl, values: Sequence[float], width: int) -> None:
-        """Note what `control` expects of a pass of `width` tokens, with guesses of `values`."""
-        if control.plain_s() is not None:
-            self._expected_tokens += control.expected_tokens([0.0, *accumulate(values)], width)
-            self._expected_s += control.expected_s(width)
-            self._n_planned += 1
-        self._n_off += not control.is_on
+    def of_another(self) -> SpeculationTally:
+        """Return a tally of the same mode that has counted nothing."""
+        return SpeculationTally(self._mode, self._reason, is_exact=self._noise == 0.0)
+
+    def absorb(self, other: SpeculationTally) -> None:
+        """Count what `other` has counted as well."""
+        for ours, theirs in ((self._widths, other._widths), (self._trials, other._trials), (self._hits, other._hits)):
+            ours.update(dict(theirs))
+        self._wall_s, self._draft_s = self._wall_s + other._wall_s, self._draft_s + other._draft_s
+        self._expected_s += other._expected_s
+        self._expected_tokens += other._expected_tokens
+        self._plain_s += other._plain_s
+        self._n_off, self._n_accepted = self._n_off + other._n_off, self._n_accepted + other._n_accepted
+        self._n_planned, self._n_near_ties = self._n_planned + other._n_planned, self._n_near_ties + other.n_near_ties
+
+    def planned(self, tokens: float, seconds: float) -> None:
+        """Note what is expected of a pass: so many tokens, after so long."""
+        self._expected_tokens += tokens
+        self._expected_s += seconds
+        self._n_planned += 1
+
+    def decided(self, *, is_on: bool) -> None:
+        """Note whether a pass might have had guesses."""
+        self._n_off += not is_on
 
     def drafted(self, drafting_s: float) -> None:
         """Note what making guesses took."""
         self._draft_s += drafting_s
 
-    def passed(self, control: WidthControl, width: int, wall_s: float) -> None:
-        """Note a pass, which `control` knows of."""
+    def passed(self, width: int, wall_s: float, plain_s: float) -> None:
+        """Note a pass; plain_s: what it would have taken without guesses."""
         self._widths[width] += 1
         self._wall_s += wall_s
-        self._plain_s += control.plain_s() or 0.0
+        self._plain_s += plain_s
 
     def guessed(self, depth: int, is_hit: bool) -> None:
         """Note whether a guess came true, where what is before it did."""
@@ -72,6 +87,11 @@ class SpeculationTally:
     def differed(self, difference: float) -> None:
         """Note how far the logits of a token differed between two widths."""
         self._noise = max(self._noise, difference)
+
+    @property
+    def n_near_ties(self) -> int:
+        """How often the two best logits were closer than logits differ between widths."""
+        return self._n_near_ties + sum(gap < self._noise for gap in self._gaps)
 
     def figures(self) -> Speculation:
         """Return the figures."""
@@ -95,5 +115,5 @@ class SpeculationTally:
             gain=tokens / spent_s * plain_s if spent_s else 1.0,
             expected_gain=self._expected_tokens / self._expected_s * plain_s if self._expected_s else 1.0,
             noise=self._noise,
-            near_ties=sum(gap < self._noise for gap in self._gaps),
+            near_ties=self.n_near_ties,
         )

@@ -1,9 +1,9 @@
 """How wide the next pass is, and whether guessing is worth its time: the width with the most expected tokens a second.
 
-A state machine without I/O: what was measured goes in, a width comes out. Width 1, which is plain decoding, is always a
-candidate. While it is the best, guesses are still made now and then, at a hundredth of the time, and held against what
-comes: so speculation begins again when it would pay. Plain passes are made now and then while it pays, at first more
-often: they say what it gains.
+A state machine without I/O: what was measured goes in, a width comes out. A pass without guesses, which is plain
+decoding, is always a candidate: it has the one token of each text that is certain. While it is the best, guesses are
+still made now and then, at a hundredth of the time, and held against what comes: so speculation begins again when it
+would pay. Plain passes are made now and then while it pays, at first more often: they say what it gains.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ PLAIN_GROWTH = 4  # of the passes to the next plain one
 
 
 class WidthControl:
-    """Decides for one conversation after the other. Not thread-safe.
+    """Decides for one conversation after the other, or for several that share passes. Not thread-safe.
 
-    most_tokens: in a pass, the certain one included. least_gain: expected of a wider pass, over plain decoding.
-    is_on: whether the pass decided last was wider than one token, or may have been.
+    most_tokens: in a pass, the certain ones included. least_gain: expected of a wider pass, over plain decoding.
+    is_on: whether the pass decided last had guesses, or may have had.
     """
 
     def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float = LEAST_GAIN) -> None:
-        self._costs, self._most_tokens, self._least_gain = costs, most_tokens, least_gain
+        self._costs, self.most_tokens, self._least_gain = costs, most_tokens, least_gain
         self._draft_s = 0.0
         self.is_on = True
         self._since_draft = self._since_plain = 0
         self._plain_after = PLAIN_FIRST
 
-    def wants_guesses(self) -> bool:
+    def wants_guesses(self, n_texts: int = 1) -> bool:
         """Return whether to make guesses for the next pass; while plain decoding is better, only now and then."""
         self._since_draft += 1
         if not self._costs.is_known:
             return False
         if not self.is_on:
-            trial_s = TRIAL_SHARE * self._costs.pass_s(1)
+            trial_s = TRIAL_SHARE * self._costs.pass_s(n_texts)
             if self._since_draft < self._draft_s / max(trial_s, 1e-9):
                 return False
         self._since_draft = 0
@@ -57,37 +57,40 @@ class WidthControl:
         """Note a pass; see `WidthCosts.observe`."""
         self._costs.observe(width, wall_s, wait_s, read_s, read_bytes)
 
-    def choose(self, values: Sequence[float]) -> int:
+    def choose(self, values: Sequence[float], n_texts: int = 1) -> int:
         """Return the tokens of the next pass, given the values of the guesses in the order in which they are taken."""
+        sums = [0.0, *itertools.accumulate(values)]
+        most = min(self.most_tokens, n_texts - 1 + len(sums))
+        widths = [n_texts, *(width for width in WIDTHS if n_texts < width <= most)]
+        return widths[self.best([(width, n_texts + sums[width - n_texts]) for width in widths])]
+
+    def best(self, offers: Sequence[tuple[int, float]]) -> int:
+        """Return which of `offers` the next pass takes up: a width each, and the tokens that are expected of it.
+
+        The first is a pass without guesses.
+        """
         self._since_plain += 1
-        rates = self.rates(values)
-        best = max(rates, key=rates.__getitem__)
-        gain = rates[best] / rates[1]
+        (plain, n_plain), *others = offers
+        plain_rate = n_plain / self._costs.pass_s(plain)
+        rates = [
+            n_tokens / (self._costs.pass_s(width) + self._draft_s) if self._costs.is_within_reach(width) else 0.0
+            for width, n_tokens in others
+        ]
+        gain = max(rates, default=0.0) / plain_rate
         self.is_on = gain >= self._least_gain
         if not self.is_on:
-            return 1
+            return 0
         every = PLAIN_EVERY_IF_CLOSE if gain < CLOSE_GAIN else PLAIN_EVERY
         if self._since_plain >= min(every, self._plain_after):
             self._since_plain = 0
             self._plain_after *= PLAIN_GROWTH
-            return 1
-        return best
+            return 0
+        return 1 + rates.index(max(rates))
 
-    def rates(self, values: Sequence[float]) -> dict[int, float]:
-        """Return expected tokens a second by width, guesses of `values` taken in turn."""
-        sums = [0.0, *itertools.accumulate(values)]
-        most = min(self._most_tokens, len(sums))
-        widths = [width for width in WIDTHS if width <= most and self._costs.is_within_reach(width)]
-        return {width: self.expected_tokens(sums, width) / self.expected_s(width) for width in widths or [1]}
-
-    def expected_tokens(self, sums: Sequence[float], width: int) -> float:
-        """Return the tokens that a pass is expected to give; sums: of the values of so many guesses."""
-        return 1 + sums[width - 1]
-
-    def expected_s(self, width: int) -> float:
+    def expected_s(self, width: int, *, is_guessed: bool) -> float:
         """Return the seconds that a pass is expected to take, with the guesses for it."""
-        return self._costs.pass_s(width) + (self._draft_s if width > 1 else 0.0)
+        return self._costs.pass_s(width) + is_guessed * self._draft_s
 
-    def plain_s(self) -> float | None:
-        """Return what a token takes without speculation now, None before a pass was seen."""
-        return self._costs.pass_s(1) if self._costs.is_known else None
+    def plain_s(self, width: int = 1) -> float | None:
+        """Return what a pass takes without guesses now, None before a pass was seen. width: its tokens then."""
+        return self._costs.pass_s(width) if self._costs.is_known else None

@@ -59,7 +59,8 @@ _HOME = {
     "Replay": "edge_run.base.replay",
     "replay": "edge_run.prefetch.replay",
     "trace": "edge_run.runtime.tools.tracing",
-    **dict.fromkeys(("ModelConfig", "SamplingConfig"), "edge_run.base.config"),
+    "ModelConfig": "edge_run.base.config",
+    "SamplingConfig": "edge_run.base.sampling_config",
     **dict.fromkeys(
         ("Forecast", "Generation", "Piece", "Plan", "Progress", "Stats", "to_json"), "edge_run.base.results"
     ),

@@ -112,6 +112,7 @@ def test_metrics(server: Served) -> None:
     assert change('vllm:request_success_total="length",model_name="kit-dense-q4_0"}') == 1
     assert change("vllm:time_to_first_token_seconds_count") == 1
     assert after["vllm:num_requests_running"] == 0
+    assert after["vllm:spec_decode_num_draft_tokens_total"] == 0  # no guesses are asked for here
     assert 0 < after["edge_run:resident_bytes"] <= after["edge_run:budget_bytes"]
 
 

@@ -19,6 +19,7 @@ import pytest
 from eager import Eager
 from edge_run import AsyncModel, BudgetError, ConfigError, Model, ModelFileError, NotSupported
 from edge_run.base.config import ModelConfig
+from edge_run.base.protocols import BatchToken
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation import speculation_setup
@@ -102,6 +103,21 @@ def test_guesses_made_beside_a_pass_change_nothing_and_are_used(
     assert did.accepted > 10
     assert any(used)
     assert not [thread for thread in threading.enumerate() if thread.name == "edge-run-overlap"]
+
+
+@pytest.mark.parametrize("quantisation", ["Q4_K_M", "Q4_0"])  # whose output matrix is one of K-quants
+def test_exact_logits_do_not_depend_on_the_width_of_a_pass(folder: Path, quantisation: str) -> None:
+    """From eight tokens on, llama.cpp has other kernels for some types."""
+    engine = opened(make_model("llama", folder, quantisation=quantisation), exact=True, outputs_per_pass=16)
+    tokens = [3 + 7 * i % 300 for i in range(40)]
+    engine.decoder.decode([BatchToken(token, i) for i, token in enumerate(tokens[:24])])
+    found = []
+    for width in (2, 3, 7, 8, 9, 16):
+        batch = [BatchToken(tokens[24 + i], 24 + i, 0, wants_logits=True) for i in range(width)]
+        found.append(engine.decoder.decode(batch)[:2].copy())
+        engine.decoder.rewind(0, 24)
+    engine.close()
+    assert all(np.array_equal(rows, found[0]) for rows in found)
 
 
 @pytest.mark.usefixtures("eager")

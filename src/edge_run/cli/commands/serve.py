@@ -82,7 +82,7 @@ _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
             type=click.IntRange(1, 256),
             metavar="N",
             help="Answers, or texts, that share a pass at most.  "
-            f"[default: {PARALLEL}, or 1 where guesses are made, on a mesh or with --kv-spill]",
+            f"[default: {PARALLEL}, or 1 on a mesh or with --kv-spill]",
         ),
         click.Option(
             ["--embeddings/--no-embeddings"],
@@ -194,9 +194,7 @@ def _check_certificate(certificate: Path | None, key: Path | None) -> None:
 
 
 def _usual_parallel(settings: RunSettings) -> int:
-    """Return how many answers share a pass where nobody said: guesses are made, texts spilled or shifted for one."""
+    """Return how many answers share a pass where nobody said: texts are spilled or shifted for one alone."""
     config = settings.config
-    makes_guesses = config.draft_model or config.uses_lookup
-    has_own_cells = config.spills_kv or config.context_shift or config.kv_keep
-    is_alone = settings.is_mesh or makes_guesses or has_own_cells
+    is_alone = settings.is_mesh or config.spills_kv or config.context_shift or config.kv_keep
     return 1 if is_alone else PARALLEL

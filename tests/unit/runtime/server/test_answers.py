@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from edge_run.base.errors import ConfigError, KernelError
-from edge_run.base.results import Piece
+from edge_run.base.results import Piece, Speculation
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server import answers
 from edge_run.runtime.server.admission import Admission
@@ -54,6 +54,7 @@ class FakeModel:
             logprobs=(),
             finish_reason="length", text="", token_ids=(), prompt_tokens=1, cached_tokens=0, completion_tokens=3,
             decode_tokens_per_s=1.0, prefill_tokens_per_s=1.0, io=SimpleNamespace(bytes_read=0),
+            speculation=Speculation(),
         )  # fmt: skip
 
     def metadata(self, key: str) -> str | None:

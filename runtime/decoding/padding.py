@@ -1,0 +1,58 @@
+"""Padding tokens: exact passes have at least two tokens of each sequence, and as many of one as of another. Pure.
+
+llama.cpp computes sequences with cells of their own together only where they have as many tokens, and where their
+numbers follow each other. So those between them get padding tokens too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from edge_run.base.protocols import BatchToken
+
+LEAST_TOKENS = 2  # of a sequence
+
+
+def padded_width(lengths: Sequence[int], n_sequences: int) -> int:
+    """Return the tokens of a pass over sequences in a row of which some have tokens of their own, `lengths`."""
+    return n_sequences * max(LEAST_TOKENS, *lengths)
+
+
+def padded(tokens: Sequence[BatchToken], held: Sequence[int]) -> tuple[list[BatchToken], dict[int, int]]:
+    """Return the tokens of a pass with padding tokens among them, and from where on each padded sequence is cut then.
+
+    tokens: of sequences in their order, those of each in a row. held: how many tokens each sequence has.
+    """
+    own = _by_sequence(tokens)
+    length = max(LEAST_TOKENS, *map(len, own.values()))
+    line: list[BatchToken] = []
+    cuts: dict[int, int] = {}
+    for sequence in range(tokens[0].sequence, tokens[-1].sequence + 1):
+        mine = own.get(sequence, [])
+        end = mine[-1].position + 1 if mine else held[sequence]
+        n_more = length - len(mine)
+        line += [*mine, *(BatchToken(tokens[0].token, end + i, sequence) for i in range(n_more))]
+        if n_more:
+            cuts[sequence] = end
+    return line, cuts
+
+
+def padded_passes(batch: Sequence[BatchToken], most_tokens: int) -> Iterator[list[BatchToken]]:
+    """Return the tokens of each pass over some sequences of `batch`, which has `most_tokens` with padding at most."""
+    taken: list[BatchToken] = []
+    lengths: list[int] = []
+    for sequence, mine in _by_sequence(batch).items():
+        if taken:
+            assert sequence > taken[-1].sequence, "sequences are in their order"
+            n_sequences = sequence - taken[0].sequence + 1
+            if padded_width([*lengths, len(mine)], n_sequences) > most_tokens:
+                yield taken
+                taken, lengths = [], []
+        taken = [*taken, *mine]
+        lengths.append(len(mine))
+    yield taken
+
+
+def _by_sequence(tokens: Sequence[BatchToken]) -> dict[int, list[BatchToken]]:
+    return {sequence: list(mine) for sequence, mine in groupby(tokens, key=lambda token: token.sequence)}

@@ -1,0 +1,108 @@
+"""Trees of guesses that a draft model grows, level by level, of several texts at once.
+
+A path begins with the number of its text, which is also the sequence that the text is in.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from edge_run.base.protocols import BatchToken, Decoder, Logits
+from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Path
+
+CHOICES = 6  # tokens considered after each guess
+LEAST_VALUE = 0.004
+_RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+
+
+class DraftTrees:
+    """Grows trees in a decoder. Not thread-safe.
+
+    branches: sequences for all paths but the first of each text, which goes on in the text's own.
+    beam: the guesses that are followed up at once, of all texts together.
+    n_usable: the tokens of the vocabulary that may be guessed.
+    end: ends the growing early, once it is set.
+    """
+
+    def __init__(self, decoder: Decoder, branches: Sequence[int], beam: int, n_usable: int) -> None:
+        self._decoder, self.branches, self._beam = decoder, branches, beam
+        self.n_usable = n_usable
+        self.end: threading.Event | None = None
+
+    def grow(
+        self,
+        lengths: Mapping[int, int],
+        rows: Logits,
+        most_depth: int,
+        most_guesses: int,
+        n_cells: int,
+        acceptance: Acceptance,
+    ) -> Guesses:
+        """Return likely continuations of texts.
+
+        lengths: of the texts, by their numbers.
+        rows: the logits after each.
+        n_cells: the cells that guesses may take.
+
+        A level follows up the most valuable guesses of the one before, as many as the beam is wide, as long as they are
+        among the `most_guesses` best of all.
+        """
+        guesses: dict[Path, Guess] = {}
+        frontier: dict[Path, int] = {(number,): number for number in lengths}
+        for depth in range(1, most_depth + 1):
+            level: list[Path] = []
+            for path, logits in zip(frontier, rows, strict=True):
+                value = guesses[path].value if path in guesses else 1.0
+                for token, guess in self._choices(logits, value, acceptance):
+                    guesses[(*path, token)] = guess
+                    level.append((*path, token))
+            worst = sorted((guess.value for guess in guesses.values()), reverse=True)[:most_guesses][-1]
+            least = max(LEAST_VALUE, worst if len(guesses) >= most_guesses else 0.0)
+            level = sorted((path for path in level if guesses[path].value >= least), key=lambda p: -guesses[p].value)
+            level = self._followed(level)
+            n_cells -= len(level)
+            if not level or depth == most_depth or n_cells < 0 or (self.end and self.end.is_set()):
+                break
+            frontier = self._branch(level, frontier)
+            rows = self._decoder.decode(
+                [BatchToken(p[-1], lengths[p[0]] + depth - 1, sequence, True) for p, sequence in frontier.items()]
+            )
+        return guesses
+
+    def _followed(self, level: Sequence[Path]) -> list[Path]:
+        """Return the paths of `level` that are followed up: the first ones; where none can branch, one of each text."""
+        if self.branches:
+            return list(level[: min(self._beam, len(self.branches))])
+        return list({path[0]: path for path in reversed(level)}.values())
+
+    def _branch(self, level: Sequence[Path], frontier: Mapping[Path, int]) -> dict[Path, int]:
+        """Return the sequence of each path of `level`, which follow those of `frontier`, in their sequences.
+
+        The first that follows a path goes on in its sequence; each other one gets one that nobody goes on in.
+        """
+        parents = {path[:-1] for path in level}
+        taken = {frontier[parent] for parent in parents}
+        free = [number for number in self.branches if number not in taken]
+        grown: dict[Path, int] = {}
+        for path in level:
+            sequence = frontier[path[:-1]]
+            if sequence in grown.values():
+                new = free.pop()
+                self._decoder.branch(sequence, [new])
+                sequence = new
+            grown[path] = sequence
+        return grown
+
+    def _choices(self, logits: Logits, value: float, acceptance: Acceptance) -> Iterator[tuple[int, Guess]]:
+        """Return the likeliest tokens after a path of `value`, likeliest first."""
+        usable = logits[: self.n_usable]
+        best = np.argpartition(usable, -CHOICES)[-CHOICES:]
+        best = best[np.argsort(-usable[best], kind="stable")]
+        highest = float(usable[best[0]])
+        rates = np.exp(usable[best] - highest) / float(np.exp(usable - highest).sum())
+        for rank, (token, rate) in enumerate(zip(best.tolist(), rates.tolist(), strict=True)):
+            kind = ("draft", rank, sum(rate > edge for edge in _RATES))
+            yield token, Guess(value * acceptance.chance(kind, rate), kind, rate)

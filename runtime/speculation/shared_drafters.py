@@ -1,0 +1,150 @@
+"""Who guesses for several texts at once: each text's own look-up, and a draft model that follows all of them.
+
+The draft model's passes are shared as well. Where a pass has one text only, the draft model may go on beside it, as it
+does for a conversation (`overlap.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from edge_run.base.results import TuningDecision
+from edge_run.runtime.inspection.draft_file import MOST_DEPTH
+from edge_run.runtime.speculation.draft_model import DraftModel
+from edge_run.runtime.speculation.drafting import Acceptance, DraftTree, Guesses, merged
+from edge_run.runtime.speculation.lookup import Lookup
+from edge_run.runtime.speculation.overlap import Overlap
+
+CHEAP_TRIAL_TOKENS = 64  # of a text that the draft model has not read, while its guesses are only tried
+
+
+@dataclass(frozen=True, slots=True)
+class OpenText:
+    """A text that the next pass adds a token to.
+
+    tokens: the text, that token included.
+    sequence: where it is.
+    most_depth: as many tokens after it are of use.
+    """
+
+    tokens: Sequence[int]
+    sequence: int
+    most_depth: int
+
+
+class _OneText:
+    """A draft model that guesses for the text of one number; see `AsideDrafter`."""
+
+    def __init__(self, draft: DraftModel) -> None:
+        self._draft, self.number = draft, 0
+
+    def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+        found = self._draft.draft_many({self.number: history}, most_depth, most_guesses, acceptance)
+        return {path[1:]: guess for path, guess in found.items()}
+
+    def prepare(self, history: Sequence[int], most_depth: int) -> bool:
+        return self._draft.prepare(history, most_depth, self.number)
+
+    def draft_aside(
+        self,
+        history: Sequence[int],
+        most_depth: int,
+        most_guesses: int,
+        acceptance: Acceptance,
+        end: threading.Event,
+    ) -> Guesses:
+        return self._draft.draft_aside(history, most_depth, most_guesses, acceptance, end, self.number)
+
+
+class SharedDrafters:
+    """The drafters of requests, which go by their numbers. Not thread-safe.
+
+    acceptance: how often guesses came true so far.
+    """
+
+    def __init__(self, draft: DraftModel | None, *, uses_lookup: bool) -> None:
+        self.acceptance = Acceptance()
+        self._draft, self._uses_lookup = draft, uses_lookup
+        self._one_text = _OneText(draft) if draft else None
+        self._overlap = Overlap(self._one_text) if self._one_text else None
+        self._lookups: dict[int, Lookup] = {}
+        self._read: set[int] = set()  # for whom guesses were made
+
+    @property
+    def decisions(self) -> tuple[TuningDecision, ...]:
+        """Whether guessing beside passes was found to pay, once that was compared."""
+        return self._overlap.decisions if self._overlap else ()
+
+    def end(self, number: int) -> None:
+        """A request has ended."""
+        self._lookups.pop(number, None)
+        self._read.discard(number)
+
+    def have_read(self, numbers: Mapping[int, object]) -> bool:
+        """Return whether guesses were made for all of `numbers` before; the first ones wait for the text to be read."""
+        are_known = self._read.issuperset(numbers)
+        self._read.update(numbers)
+        return are_known
+
+    def guess(self, texts: Mapping[int, OpenText], most_guesses: int, *, is_trial: bool) -> Guesses:
+        """Return guesses of what follows `texts`, each path with the number of its request before it.
+
+        is_trial: they are only held against what comes, so that nothing long is read for them.
+        """
+        depth = min(MOST_DEPTH, max(text.most_depth for text in texts.values()))
+        if depth < 1:
+            return {}
+        several: list[Guesses] = []
+        if followed := self._followed(texts, is_trial=is_trial):
+            several.append(self._drafted(texts, followed, depth, most_guesses))
+        for number, text in texts.items() if self._uses_lookup else ():
+            if text.most_depth > 0:
+                lookup = self._lookups.setdefault(number, Lookup())
+                found = lookup.draft(text.tokens, min(depth, text.most_depth), most_guesses, self.acceptance)
+                several.append({(number, *path): guess for path, guess in found.items()})
+        return {path: guess for path, guess in merged(several).items() if len(path) - 1 <= texts[path[0]].most_depth}
+
+    @contextmanager
+    def going_on(self, text: OpenText, tree: DraftTree) -> Iterator[None]:
+        """Guess on along the main line of `tree` while the block computes it, if that pays."""
+        if self._overlap is None:
+            yield
+            return
+        with self._overlap.going_on([*text.tokens, *tree.tokens[1 : tree.main_length]], self.acceptance):
+            yield
+
+    def note_alone(self, guessing_s: float, pass_s: float, width: int) -> None:
+        """Note what guesses for a pass of one text and the pass took; see `Overlap.note`."""
+        if self._overlap:
+            self._overlap.note(guessing_s, pass_s, width)
+
+    def _drafted(
+        self, texts: Mapping[int, OpenText], followed: Sequence[int], depth: int, most_guesses: int
+    ) -> Guesses:
+        """Return the draft model's guesses for the requests of `followed`."""
+        assert self._draft
+        if self._overlap and self._one_text and len(texts) == 1:
+            (number,) = followed
+            self._one_text.number = texts[number].sequence
+            found = self._overlap.draft(texts[number].tokens, depth, most_guesses, self.acceptance)
+            return {(number, *path): guess for path, guess in found.items()}
+        by_sequence = {texts[number].sequence: number for number in followed}
+        tokens = {texts[number].sequence: texts[number].tokens for number in followed}
+        found = self._draft.draft_many(tokens, depth, most_guesses, self.acceptance)
+        return {(by_sequence[path[0]], *path[1:]): guess for path, guess in found.items()}
+
+    def _followed(self, texts: Mapping[int, OpenText], *, is_trial: bool) -> list[int]:
+        """Return the requests that the draft model guesses for.
+
+        To read a text takes it time, which pays where its guesses do: as long as they are only tried, few are read.
+        """
+        if self._draft is None:
+            return []
+        able = [n for n, text in texts.items() if text.most_depth > 0 and text.sequence < self._draft.most_texts]
+        if not is_trial or not able:
+            return able
+        unread = {number: self._draft.n_unread(texts[number].sequence, texts[number].tokens) for number in able}
+        return [n for n in able if unread[n] <= CHEAP_TRIAL_TOKENS] or [min(unread, key=unread.__getitem__)]

@@ -1,0 +1,36 @@
+"""Which padding tokens an exact pass has."""
+
+from __future__ import annotations
+
+from edge_run.base.protocols import BatchToken
+from edge_run.runtime.decoding.padding import padded, padded_passes, padded_width
+
+
+def chain(sequence: int, start: int, n_tokens: int) -> list[BatchToken]:
+    return [BatchToken(100 * sequence + i, start + i, sequence, True) for i in range(n_tokens)]
+
+
+def places(tokens: list[BatchToken]) -> list[tuple[int, int]]:
+    return [(token.sequence, token.position) for token in tokens]
+
+
+def test_a_token_that_is_alone_gets_one() -> None:
+    line, cuts = padded(chain(1, 7, 1), [0, 7])
+    assert places(line) == [(1, 7), (1, 8)]
+    assert cuts == {1: 8}
+
+
+def test_all_have_as_many_as_the_longest_those_between_too() -> None:
+    given = [*chain(1, 7, 1), *chain(3, 0, 3)]
+    line, cuts = padded(given, [9, 7, 4, 0])
+    assert places(line) == [(1, 7), (1, 8), (1, 9), (2, 4), (2, 5), (2, 6), (3, 0), (3, 1), (3, 2)]
+    assert [token for token in line if token in given] == given
+    assert cuts == {1: 8, 2: 4}
+    assert padded_width([1, 3], 3) == len(line)
+
+
+def test_passes_have_with_padding_no_more_tokens_than_fit() -> None:
+    batch = [*chain(0, 5, 1), *chain(1, 5, 1), *chain(4, 5, 2), *chain(5, 5, 1)]
+    assert [sorted({token.sequence for token in one}) for one in padded_passes(batch, 100)] == [[0, 1, 4, 5]]
+    assert [sorted({token.sequence for token in one}) for one in padded_passes(batch, 8)] == [[0, 1], [4, 5]]
+    assert [sorted({token.sequence for token in one}) for one in padded_passes(batch, 2)] == [[0], [1], [4], [5]]

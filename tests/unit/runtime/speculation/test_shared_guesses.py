@@ -1,0 +1,133 @@
+"""Whose guesses the next pass verifies, and how many: the most valuable ones of all, as far as that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+
+from edge_run.partition.width_costs import WidthCosts
+from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, plan_tree
+from edge_run.runtime.speculation.shared_drafters import CHEAP_TRIAL_TOKENS, OpenText, SharedDrafters
+from edge_run.runtime.speculation.shared_guesses import SharedGuesses
+from edge_run.runtime.speculation.tally import SpeculationTally
+from edge_run.runtime.speculation.verification import Verification
+from edge_run.runtime.speculation.width_control import WidthControl
+
+
+class Fixed:
+    """A draft model that guesses a chain for each text, each token of which has the same chance."""
+
+    most_texts = 8
+
+    def __init__(self, chances: Mapping[int, float]) -> None:
+        self.chances = chances
+        self.read: list[list[int]] = []
+
+    def n_unread(self, number: int, text: Sequence[int]) -> int:
+        return 10 * CHEAP_TRIAL_TOKENS if number == 1 else number
+
+    def draft_many(
+        self, texts: Mapping[int, Sequence[int]], most_depth: int, most_guesses: int, acceptance: Acceptance
+    ) -> Guesses:
+        self.read.append(sorted(texts))
+        return {
+            (number, *range(depth)): Guess(self.chances[number] ** depth, ("fixed", number, depth), 0.5)
+            for number in texts
+            for depth in range(1, most_depth + 1)
+        }
+
+
+def guessing(chances: Mapping[int, float], compute_s: float = 0.0, *, is_exact: bool = False) -> SharedGuesses:
+    """Guesses for texts 0, 1, ... in passes that read for a second, and compute each token for `compute_s`."""
+    costs = WidthCosts()
+    for width in (1, 2, 4, 8, 16, 32):
+        wall_s = max(1.0, compute_s * width)
+        costs.observe(width, wall_s, wall_s - compute_s * width, 1.0, 10**9)
+    control = WidthControl(costs, 32)
+    found = SharedGuesses(
+        control,
+        SpeculationTally("draft", is_exact=is_exact),
+        SharedDrafters(cast("Any", Fixed(chances)), uses_lookup=False),
+        28,
+        is_exact=is_exact,
+        clock=lambda: 0.0,
+    )
+    for number in chances:
+        found.begin(number)
+    return found
+
+
+def texts(n_texts: int, most_depth: int = 16) -> dict[int, OpenText]:
+    return {number: OpenText([7, 8, number], number, most_depth) for number in range(n_texts)}
+
+
+def widths(guesses: SharedGuesses, n_texts: int, most_depth: int = 16, n_cells: int = 100) -> list[int]:
+    planned = guesses.plan(texts(n_texts, most_depth), n_cells)
+    return [len(planned[number].tree) if number in planned else 1 for number in range(n_texts)]
+
+
+def test_who_is_guessed_best_gets_most() -> None:
+    good, fair, bad = widths(guessing({0: 0.95, 1: 0.6, 2: 0.01}), 3)
+    assert good > 2 * fair > 2
+    assert bad == 1
+    assert good + fair + bad <= 32
+
+
+def test_one_that_is_alone_gets_all_that_pays() -> None:
+    assert widths(guessing({0: 0.95}), 1) == [16]
+
+
+def test_no_guess_is_verified_where_computing_is_all_that_takes_time() -> None:
+    assert widths(guessing({0: 0.3, 1: 0.3}, compute_s=2.0), 2) == [1, 1]
+
+
+@pytest.mark.parametrize(("most_depth", "n_cells"), [(2, 100), (16, 3), (0, 100)])
+def test_guesses_end_where_the_text_must_or_where_cells_do(most_depth: int, n_cells: int) -> None:
+    found = widths(guessing({0: 0.95, 1: 0.95}), 2, most_depth, n_cells)
+    assert max(found) <= 1 + most_depth
+    assert sum(found) <= 2 + n_cells
+    assert (sum(found) > 2) == (most_depth > 0)
+
+
+def test_exact_passes_have_chains_of_one_length() -> None:
+    guesses = guessing({0: 0.95, 1: 0.9, 2: 0.01}, is_exact=True)
+    assert widths(guesses, 3) == [8, 8, 1]  # but for one whose guesses are worth nothing: it gets padding
+    assert guesses.width_of([1, 1, 1]) == 6  # padding
+    assert guesses.width_of([3, 1, 2]) == 9
+
+
+def test_exact_passes_verify_the_guess_that_has_the_place_of_padding() -> None:
+    assert widths(guessing({0: 0.3, 1: 0.3}, compute_s=2.0, is_exact=True), 2) == [2, 2]
+
+
+def test_while_nothing_pays_the_draft_model_reads_no_long_texts() -> None:
+    guesses = guessing({0: 0.01, 1: 0.01, 2: 0.01}, compute_s=2.0)
+    draft = cast("Any", guesses)._drafters._draft
+    for _ in range(2):
+        assert widths(guesses, 3) == [1, 1, 1]
+    assert draft.read == [[0, 1, 2], [0, 2]]
+    assert guesses.most_spare == 0
+
+
+def test_what_is_not_verified_is_held_against_what_comes() -> None:
+    guesses = guessing({0: 0.3, 1: 0.3}, compute_s=2.0)
+    before = cast("Any", guesses)._drafters.acceptance.chance(("fixed", 0, 1), 0.5)
+    assert widths(guesses, 2) == [1, 1]
+    plain = Verification(plan_tree(0, {}, ()))
+    assert not guesses.follows(0, plain, 0)  # as was guessed
+    assert not guesses.follows(1, plain, 5)
+    after = [cast("Any", guesses)._drafters.acceptance.chance(("fixed", number, 1), 0.5) for number in (0, 1)]
+    assert after[0] > before > after[1]
+
+
+def test_figures_of_requests_add_up() -> None:
+    guesses = guessing({0: 0.9, 1: 0.9})
+    trees = guesses.plan(texts(2), 100)
+    guesses.passed(trees, [0, 1], 1.0, has_prompts=False)
+    one, other = guesses.figures_of(0), guesses.figures_of(1)
+    guesses.end(0)
+    assert guesses.figures().drafted == one.drafted + other.drafted > 4
+    assert guesses.figures().passes == 2
+    assert guesses.figures_of(0).passes == 0
