@@ -119,9 +119,8 @@ def test_a_model_gives_vectors_with_what_they_cost(opened: Model) -> None:
 def test_texts_that_are_too_long(opened: Model) -> None:
     assert opened.embedding == EmbeddingShape("cls", 256, WIDTH)
     long = [*TEXTS[3], 5]
-    with pytest.raises(
-        ContextFull, match=r"text 2: has 65 tokens, .* has 64; shorten it, have it cut \(truncate\), or raise -c"
-    ) as refused:
+    lacking = r"text 2: has 65 tokens, .* has 64; shorten it, have it cut \(truncate\), or raise -c"
+    with pytest.raises(ContextFull, match=lacking) as refused:
         opened.embed([TEXTS[0], long])
     assert (refused.value.prompt_tokens, refused.value.context_tokens) == (65, WIDTH)
     cut = opened.embed([TEXTS[0], long], truncate=True)
