@@ -12,6 +12,7 @@ import os
 from edge_run.base.units import KIB
 from edge_run.tiers import _libc
 
+LEAST_SHARE = 0.9  # of a range: the kernel takes single pages away from files that it keeps, and reads them again
 AHEAD_BYTES = 512 * KIB  # that the kernel is told of at a time: of more it takes note of a part only
 
 
@@ -41,16 +42,18 @@ class PageCache:
         return ""
 
     def holds(self, offset: int, length: int) -> bool:
-        """Return whether all of `length` bytes at `offset`, page-aligned, are there, as far as the file goes."""
+        """Return whether next to all of `length` bytes at `offset` are there, page-aligned, up to the file's end."""
         length = min(length, self._size_bytes - offset)
         if length <= 0 or not self.way:
             return False
         try:
             if self._mapping:
-                return _libc.resident_bytes(self._mapping + offset, length) >= length
-            return _libc.cached_bytes(self.descriptor, offset, length) >= length
+                found = _libc.resident_bytes(self._mapping + offset, length)
+            else:
+                found = _libc.cached_bytes(self.descriptor, offset, length)
         except OSError:
             return False
+        return found >= LEAST_SHARE * length
 
     def bring(self, offset: int, length: int) -> None:
         """Have the kernel begin to read `length` bytes at `offset`."""

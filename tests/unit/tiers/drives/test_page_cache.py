@@ -60,7 +60,7 @@ def memory() -> Iterator[int]:
     _libc.unmap(address, 8 * MIB)
 
 
-def test_only_what_is_all_there_is_read_from_there(source: SourceFile, path: Path, memory: int) -> None:
+def test_only_what_is_there_is_read_from_there(source: SourceFile, path: Path, memory: int) -> None:
     data = path.read_bytes()
     os.posix_fadvise(source._fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.posix_fadvise(source._fd, 0, 0, os.POSIX_FADV_RANDOM)
