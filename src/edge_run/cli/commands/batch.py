@@ -123,7 +123,8 @@ def _run_on_cluster(address: str, settings: RunSettings, terminal: Terminal, run
     from edge_run.runtime.generation.chat import override_text
 
     if not logging.getLogger().handlers:  # without -v; what matters is said by us
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        for name in ("distributed", "distributed.client"):  # each has a level of its own
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     config = settings.config
     if config.cache_folder == cache_folder():  # nobody named one: each worker has its own
         config = dataclasses.replace(config, cache_folder=None)
