@@ -17,13 +17,12 @@ from typing import Any
 import anyio
 import uvicorn
 
+from edge_run.base.mesh_status import MeshNode, MeshUse
 from edge_run.base.results import (
     Backend,
     Forecast,
     IoUse,
     MemoryUse,
-    MeshNode,
-    MeshUse,
     Piece,
     Plan,
     PlanItem,
@@ -103,7 +102,7 @@ class RepeatingModel:
         generation: Any = SimpleNamespace(
             finish_reason="stop", text=text, token_ids=(), prompt_tokens=len(tokens), cached_tokens=0, ttft_s=0.8,
             completion_tokens=made, decode_tokens_per_s=12.3, prefill_tokens_per_s=88.0, mesh=None, logprobs=(),
-            io=SimpleNamespace(bytes_read=int(1.4e9)),
+            io=SimpleNamespace(bytes_read=int(1.4e9)), speculation=self.speculation,
         )  # fmt: skip
         yield Piece("", (), generation)
 
