@@ -2,15 +2,14 @@
 
 A window is a few tokens under one setting. Windows of the two settings alternate in the order ABBA, so that a drift
 cancels out. The first token of a window is not counted, as the other setting still affects it. A setting is replaced
-only by one that was faster with the stated confidence. A setting that can gain nothing but time in which the drive is
-idle is not tried where it hardly ever is. Pure: seconds in, settings out.
+only by one that was faster with the stated confidence. Pure: seconds in, settings out.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.results import TuningDecision
@@ -24,7 +23,6 @@ CONFIDENCE = 0.95
 DEVIATIONS = 2.7
 HOPE = 0.6  # of these deviations, within which a gain must lie for a comparison to go on
 LEAST_GAIN = 0.01
-LEAST_IDLE_SHARE = 0.05  # of the time of the first window, for settings that fill it
 OUTLIER = 3.0
 FIRST_REST_TOKENS = 256  # between one round of comparisons and the next; doubles
 LAST_REST_TOKENS = 4096
@@ -36,12 +34,10 @@ class Tunable:
 
     name: its name.
     settings: its possible settings, the one to begin with first.
-    fillers: those of them that can gain at most the time in which the drive is idle.
     """
 
     name: str
     settings: Sequence[str]
-    fillers: Collection[str] = ()
 
 
 class Controller:
@@ -53,7 +49,6 @@ class Controller:
     def __init__(self, tunables: Sequence[Tunable]) -> None:
         self.chosen = {tunable.name: tunable.settings[0] for tunable in tunables}
         self._candidates = [(tunable.name, setting) for tunable in tunables for setting in tunable.settings]
-        self._fillers = {(tunable.name, setting) for tunable in tunables for setting in tunable.fillers}
         self._untried: list[tuple[str, str]] = []
         self._rest, self._next_rest = 0, FIRST_REST_TOKENS
         self._decisions: dict[tuple[str, str], TuningDecision] = {}
@@ -72,21 +67,18 @@ class Controller:
         """The latest decided comparison of each setting."""
         return tuple(self._decisions.values())
 
-    def note(self, seconds: float, need: float, idle_s: float = math.inf) -> None:
+    def note(self, seconds: float, need: float) -> None:
         """Count a token that took `seconds` under `settings`, and go on to the next one.
 
         need: how much had to be read for the token, under any setting, in any unit.
-        idle_s: how long the drive had nothing to read meanwhile.
         """
         if self._trial is None:
             self._rest -= 1
             if self._rest <= 0:
                 self._begin_round()
             return
-        self._trial.note(seconds, need, idle_s)
-        if self._trial.is_pointless:
-            self._begin_trial()
-        elif (is_better := self._trial.verdict) is not None:
+        self._trial.note(seconds, need)
+        if (is_better := self._trial.verdict) is not None:
             self._conclude(self._trial, is_better)
 
     def interrupt(self) -> None:
@@ -103,7 +95,7 @@ class Controller:
         while self._untried and self._trial is None:
             tunable, setting = self._untried.pop(0)
             if setting != self.chosen[tunable]:
-                self._trial = _Trial(tunable, setting, is_filler=(tunable, setting) in self._fillers)
+                self._trial = _Trial(tunable, setting)
         if self._trial is None:
             self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LAST_REST_TOKENS)
 
@@ -122,9 +114,8 @@ class _Trial:
     is removed by a slope that both settings share (Cochran, 1957, section 2).
     """
 
-    def __init__(self, tunable: str, setting: str, *, is_filler: bool) -> None:
-        self.tunable, self.setting, self._is_filler = tunable, setting, is_filler
-        self._idle_s: list[float] = []
+    def __init__(self, tunable: str, setting: str) -> None:
+        self.tunable, self.setting = tunable, setting
         self._n_windows = self._in_window = 0
         self._tokens: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])  # (need, seconds) of each
 
@@ -133,16 +124,8 @@ class _Trial:
         """Whether the next token is under `setting`, in the order ABBA."""
         return self._n_windows % 4 in (1, 2)
 
-    @property
-    def is_pointless(self) -> bool:
-        """Whether the present setting, in its first window, left no time that `setting` could fill."""
-        if not self._is_filler or self._n_windows != 1 or self._in_window:
-            return False
-        return sum(self._idle_s) < LEAST_IDLE_SHARE * sum(seconds for _, seconds in self._tokens[False])
-
-    def note(self, seconds: float, need: float, idle_s: float) -> None:
+    def note(self, seconds: float, need: float) -> None:
         if self._in_window:
-            self._idle_s.append(idle_s)
             self._tokens[self.is_challenger].append((need, seconds))
         self._in_window += 1
         if self._in_window > WINDOW_TOKENS:

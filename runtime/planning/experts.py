@@ -89,7 +89,7 @@ class ExpertMap:
         self._address_space, self._dense = address_space, dense
         self.chunk_bytes = address_space.chunk_bytes
         self._unit_sizes: dict[tuple[int, int], int] = {}
-        self._pieces: dict[ExpertTensor, list[tuple[int, ...]]] = {}
+        self._pieces: dict[ExpertTensor, list[Sequence[int]]] = {}
         self.layers = tuple(tuple(t for t in tensors if t.layer == i) for i in range(n_layers))
         self.at = {tensor.address: tensor for tensor in tensors}
         self.sizes = tuple(sum(map(self.piece_size, layer)) for layer in self.layers)
@@ -136,13 +136,16 @@ class ExpertMap:
             self._unit_sizes[unit] = sum(len(self.pieces(tensor)[expert]) for tensor in self.layers[layer])
         return self._unit_sizes[unit]
 
-    def pieces(self, tensor: ExpertTensor) -> list[tuple[int, ...]]:
+    def pieces(self, tensor: ExpertTensor) -> list[Sequence[int]]:
         """Return the chunks of each expert's piece of `tensor`."""
         if tensor not in self._pieces:
             starts = (tensor.address + expert * tensor.stride for expert in range(tensor.n_experts))
-            chunks = (self._address_space.chunks_of(start, tensor.stride) for start in starts)
-            self._pieces[tensor] = [tuple(c for c in piece if c not in self._dense) for piece in chunks]
+            self._pieces[tensor] = [self._routed(self._address_space.chunks_of(s, tensor.stride)) for s in starts]
         return self._pieces[tensor]
+
+    def _routed(self, piece: range) -> Sequence[int]:
+        """Return the chunks of `piece` without dense ones: as a range where it can be, as there may be millions."""
+        return piece if self._dense.isdisjoint(piece) else tuple(c for c in piece if c not in self._dense)
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,4 @@ def _adaptation(
             usage.token_bytes = token_bytes(terms, tensors, is_packed=setting == ON)
 
         tunables = {"packed": ([ON] if packed.packed.is_named else [ON, OFF], set_packed), **tunables}
-    fillers = {"prefetch": [setting for setting in SETTINGS if setting != OFF]}
-    found = terms.experience.tunables
-    tuning = Tuning(tunables, found, fillers=fillers, busy_s=lambda: readers.totals.busy_s)
-    return Adaptation(usage, prefetch, tuning, packed)
+    return Adaptation(usage, prefetch, Tuning(tunables, terms.experience.tunables), packed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from edge_run.base.protocols import Clock
 from edge_run.base.results import TuningDecision
@@ -15,8 +15,6 @@ class Tuning:
 
     tunables: for each, by name, its settings, the first of which is tried first, and the function that sets it.
     found: the settings that an earlier run found best, which are tried first.
-    fillers: by name, the settings that can gain at most the time in which the drive is idle.
-    busy_s: returns how long reads were in flight so far.
     """
 
     def __init__(
@@ -24,22 +22,14 @@ class Tuning:
         tunables: Mapping[str, tuple[Sequence[str], Callable[[str], None]]],
         found: Mapping[str, str],
         clock: Clock = time.monotonic,
-        *,
-        fillers: Mapping[str, Collection[str]] | None = None,
-        busy_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        fillers = fillers or {}
         self._set = {name: set_tunable for name, (_, set_tunable) in tunables.items()}
         self._controller = Controller(
-            [
-                Tunable(name, _with_first(settings, found.get(name)), fillers.get(name, ()))
-                for name, (settings, _) in tunables.items()
-            ]
+            [Tunable(name, _with_first(settings, found.get(name))) for name, (settings, _) in tunables.items()]
         )
         self._in_force: dict[str, str] = {}
-        self._clock, self._busy_s = clock, busy_s
+        self._clock = clock
         self._began_s: float | None = None  # the pass before, if that was of one token
-        self._busy_before_s = 0.0
         self._apply()
 
     def begin(self, is_token: bool, need: float) -> None:
@@ -48,13 +38,12 @@ class Tuning:
         is_token: whether it has a single token.
         need: the experts that the pass before needed and that had to be read.
         """
-        now_s, busy_s = self._clock(), self._busy_s()
+        now_s = self._clock()
         if is_token and self._began_s is not None:
-            seconds = now_s - self._began_s
-            self._controller.note(seconds, need, seconds - (busy_s - self._busy_before_s))
+            self._controller.note(now_s - self._began_s, need)
         else:
             self._controller.interrupt()
-        self._began_s, self._busy_before_s = now_s if is_token else None, busy_s
+        self._began_s = now_s if is_token else None
         self._apply()
 
     @property

@@ -98,19 +98,6 @@ def test_a_token_that_something_else_held_up_does_not_decide() -> None:
     assert controller.chosen == {"ahead": "1"}
 
 
-@pytest.mark.parametrize(("idle_share", "is_tried"), [(0.02, False), (0.2, True)])
-def test_what_fills_idle_time_is_tried_where_there_is_some(idle_share: float, is_tried: bool) -> None:
-    """What an earlier run found is left all the same for what does not fill it."""
-    for first, other in (("off", "1"), ("1", "off")):
-        controller = Controller([Tunable("ahead", (first, other), fillers=("1",)), Tunable("readers", ("4", "2"))])
-        seen = list[tuple[str, str]]()
-        for _ in range(150):
-            seen.append((controller.settings["ahead"], controller.settings["readers"]))
-            controller.note(0.1, 3, 0.1 * idle_share)
-        assert ((other, "4") in seen) is (is_tried or other == "off")
-        assert (first, "2") in seen
-
-
 @pytest.mark.parametrize("between", ["nothing", "prompts"])
 def test_tuning_times_tokens_that_follow_each_other(between: str) -> None:
     now = [0.0]
@@ -126,23 +113,6 @@ def test_tuning_times_tokens_that_follow_each_other(between: str) -> None:
     assert tuning.settings == {"ahead": "1"}
     assert tuning.found == {"ahead": "1"}
     assert 2 <= len(in_force) < 200
-
-
-@pytest.mark.parametrize("busy_share", [0.5, 1.0])
-def test_tuning_knows_how_long_reads_were_in_flight(busy_share: float) -> None:
-    now = [0.0]
-    in_force: list[str] = []
-    tuning = Tuning(
-        {"ahead": (("off", "1"), in_force.append)},
-        {},
-        clock=lambda: now[0],
-        fillers={"ahead": ["1"]},
-        busy_s=lambda: now[0] * busy_share,
-    )
-    for _ in range(60):
-        tuning.begin(is_token=True, need=1)
-        now[0] += COSTS[in_force[-1]]
-    assert ("1" in in_force) is (busy_share < 1)
 
 
 def test_what_an_earlier_run_found_is_begun_with() -> None:
