@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from edge_run.devices.host.memory import process_memory
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.forecasting.abreast import ANSWER_TOKENS
+from edge_run.runtime.speculation.drafting import Guesses
+from edge_run.runtime.speculation.shared_drafters import SharedDrafters
 from edge_run.runtime.speculation.width_control import WidthControl
 
 MOST_CHOSEN = 64  # for which there is context
@@ -45,7 +48,7 @@ class ModelledTime:
     def __init__(self, mbps: int, draft_passes: list[int]) -> None:
         self._drive, self._draft_passes, self._n_noted = mbps * 1e6, draft_passes, 0
         self.pass_s = self.draft_s = 0.0
-        observe, observe_drafting = WidthCosts.observe, WidthControl.observe_drafting
+        observe, observe_drafting, guess = WidthCosts.observe, WidthControl.observe_drafting, SharedDrafters.guess
 
         def noted(costs: WidthCosts, width: int, wall_s: float, wait_s: float, read_s: float, read_bytes: int) -> None:
             compute_s, read_s = BASE_S + TOKEN_S * width, read_bytes / self._drive
@@ -56,7 +59,12 @@ class ModelledTime:
         def noted_drafting(control: WidthControl, seconds: float) -> None:
             observe_drafting(control, self._drafting_s())
 
+        def guessed(drafters: SharedDrafters, *arguments: Any, **options: Any) -> Guesses:
+            self._drafting_s()  # what was not noted, as the reading of prompts, is no part of it
+            return guess(drafters, *arguments, **options)
+
         WidthCosts.observe = noted  # type: ignore[method-assign]
+        SharedDrafters.guess = guessed  # type: ignore[method-assign]
         WidthControl.observe_drafting = noted_drafting  # type: ignore[method-assign]
 
     def _drafting_s(self) -> float:
