@@ -300,7 +300,8 @@ class _Loading:
         context = LlamaContext(model, shape, callback, may_copy_weights=may_copy, is_sparse=not self._offload)
         self._stack.callback(context.close)
         context.stop_at(self._driver.stop)
-        holdings = Holdings.since(before, context, work_bytes(gguf, shape.micro_batch_tokens), model.vocabulary)
+        reserve_bytes = text_reserve_bytes(model.vocabulary, shape.kept_rows)
+        holdings = Holdings.since(before, context, work_bytes(gguf, shape.micro_batch_tokens), reserve_bytes)
         if self._prepared.config.also:
             holdings = replace(holdings, copy_bytes=buffer_bytes(self._prepared.config.readers))
         if repacked:

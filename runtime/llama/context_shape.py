@@ -39,6 +39,11 @@ class ContextShape:
         return min(self.outputs_per_pass, self.micro_batch_tokens)
 
     @property
+    def kept_rows(self) -> int:
+        """Rows of logits that are kept of a pass: those asked for, and where passes are padded those of padding."""
+        return 1 if self.pooling else self.outputs_per_pass * (1 + self.is_exact)
+
+    @property
     def verified_tokens(self) -> int:
         """Guesses that a pass verifies at most, each of which takes a cell beside those of the text."""
         return self.narrow_tokens if self.sequences > 1 and not (self.has_streams or self.pooling) else 0

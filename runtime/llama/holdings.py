@@ -17,14 +17,15 @@ REPACKED_AT_ONCE_BYTES = 128 << 10  # rows that stay in the core's cache
 WORKER_RESERVE_BYTES = 20 * MIB  # of a device that computes layers for others, and makes no text
 COORDINATOR_RESERVE_BYTES = 32 * MIB  # of one that makes the text, and talks to the others
 TEXT_BYTES, TEXT_BYTES_OF_A_TOKEN = 10 * MIB, 40  # for each token of a vocabulary, what one is drawn from
+_LOGIT_BYTES = 4
 
 
-def text_reserve_bytes(vocabulary: int) -> int:
+def text_reserve_bytes(vocabulary: int, n_rows: int = 1) -> int:
     """Return what is allocated while a text is made, besides what plans know: text, samplers, thread stacks.
 
-    vocabulary: the number of its tokens.
+    vocabulary: the number of its tokens. n_rows: of logits that are kept at once (`ContextShape.kept_rows`).
     """
-    return TEXT_BYTES + TEXT_BYTES_OF_A_TOKEN * vocabulary
+    return TEXT_BYTES + (TEXT_BYTES_OF_A_TOKEN + _LOGIT_BYTES * (n_rows - 1)) * vocabulary
 
 
 def repacking_bytes(group_bytes: int) -> int:
@@ -65,10 +66,9 @@ class Holdings:
         return cls(process_memory().resident_bytes, text_reserve_bytes(vocabulary))
 
     @classmethod
-    def since(cls, before: ProcessMemory, context: LlamaContext, work_bytes: int, vocabulary: int) -> Holdings:
+    def since(cls, before: ProcessMemory, context: LlamaContext, work_bytes: int, reserve_bytes: int) -> Holdings:
         """Return what is held after `context` was made; besides its buffers it takes what memory grew by."""
         after, cleared_bytes = process_memory(), context.kv_bytes - context.untouched_bytes
-        reserve_bytes = text_reserve_bytes(vocabulary)
         if not context.buffer_bytes:
             buffers = max(after.data_bytes - before.data_bytes, after.resident_bytes - before.resident_bytes)
             return cls(

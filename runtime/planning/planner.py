@@ -55,7 +55,8 @@ class Planner:
         known, offload = self.known, self.offload
         self.threads = compute_threads(config.threads)
         work = work_bytes(gguf, known.micro_batch_tokens)
-        program, reserve = known.program_bytes + RUN_BYTES, text_reserve_bytes(known.vocabulary)
+        n_rows = context_shape(config, known.trained_context_tokens, self.threads).kept_rows
+        program, reserve = known.program_bytes + RUN_BYTES, text_reserve_bytes(known.vocabulary, n_rows)
         moved_bytes = prepared.draft_offload.moved_bytes if prepared.draft_offload else 0
         draft_bytes = prepared.draft.host_bytes(moved_bytes) if prepared.draft else 0
         self._holdings = Holdings(program, reserve, known.kv_bytes, known.buffer_bytes, work, draft_bytes)
