@@ -47,6 +47,7 @@ def run(engine: Engine, tokens: list[int], prefill: int) -> list[np.ndarray]:
 
 
 CHUNK_BYTES = 64 * KIB  # small ones, for small models: two and a half to the smallest matrix, with its neighbours
+LEAST_STEP_BYTES = CHUNK_BYTES // 2  # between a budget that is refused and one that holds everything
 
 
 def open_at(
@@ -68,20 +69,22 @@ def open_at(
     reads streams as well. `smallest_bytes`: the smallest budget, where it is known, which saves the refusal.
     """
     count_peak_from_here()
-    extra, step, n_same = int(share * path.stat().st_size), 0, 0
+    extra, step, n_same, too_large = int(share * path.stat().st_size), 0, 0, 0
     budget = smallest_bytes + extra if smallest_bytes else 40 * MIB
     for _ in range(40):
         try:
             chosen = {**options, "chunk_bytes": chunk_bytes or CHUNK_BYTES}
             engine = Engine.open(path, ModelConfig(memory=budget, backend="edge-run", **chosen))
         except BudgetError as error:
-            budget = error.minimum_bytes + extra
+            is_between = too_large - budget > 2 * LEAST_STEP_BYTES
+            budget, step = ((budget + too_large) // 2, step // 2) if is_between else (error.minimum_bytes + extra, step)
             continue
         plan = engine.plan
         is_too_large = plan.mode != "streamed" or (in_order_too and plan.window_bytes == 0)
         is_too_small = not is_too_large and by_expert and plan.expert_bytes == 0
         if share >= 1 or not (is_too_large or is_too_small):
             return engine
+        too_large = budget if is_too_large else too_large
         direction = 1 if is_too_small else -1
         n_same = n_same + 1 if step * direction > 0 else 0
         size = abs(step) * (2 if n_same > 1 else 1) if n_same else max(CHUNK_BYTES, abs(step) // 2)

@@ -67,7 +67,7 @@ class DraftTexts:
             chosen = self._choose(texts)
         if not self.n_held:
             self._was_several = False
-        kept = self._top if self._was_several else self.n_held
+        kept = self._top if self._was_several else min(self.n_held, self.most_cells)  # shared cells count twice
         n_new = sum(len(texts[number]) - len(self._held[number]) for number in chosen)
         self._was_several |= sum(bool(held) or number in chosen for number, held in enumerate(self._held)) > 1
         self._top = max(kept, min(self.n_held + n_new + n_guesses, self.most_cells))

@@ -60,7 +60,7 @@ def _after_reads_that_fail(path: Path) -> None:
     n_errors = 0
     with streaming_engine(path) as engine:
         session = Session(engine.decoder)
-        for fails_at, n_failures in ((0, 1), (20, 2), (200, 30), (500, 30)):
+        for fails_at, n_failures in ((0, 1), (20, 2), (200, 30), (500, 30), (20, 300)):
             saboteur.set(fails_at, n_failures)
             try:
                 greedy(session, PROMPT)
