@@ -20,6 +20,7 @@ from edge_run.runtime.planning.terms import Terms, used_experts
 from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.rows import RowRange
 
+CHUNK_BOOK_BYTES = 24  # its state in two accounts, and who holds it
 _SHARES_TRIED = 8
 
 
@@ -119,6 +120,7 @@ class _Sharing:
         self._ranges, self._rows = ranges, sum(r.budget_bytes for r in ranges)
         is_learnt = terms.expert_prefetch != "off"
         self._prediction = prediction_bytes(len(experts.layers), experts.n_experts) if is_learnt else 0
+        self._books = CHUNK_BOOK_BYTES * address_space.n_chunks
         self._chunk_bytes = address_space.chunk_bytes
         self._chunk_cost = with_page_tables(self._chunk_bytes)
         n_used = used_experts(terms.gguf)
@@ -175,7 +177,7 @@ class _Sharing:
         return (self._terms.budget_bytes - self._other_bytes(self._terms, prediction_bytes)) // self._chunk_cost
 
     def _other_bytes(self, terms: Terms, prediction_bytes: int) -> int:
-        held = terms.holdings.total_bytes + self._rows + prediction_bytes + terms.packed_bytes
+        held = terms.holdings.total_bytes + self._rows + self._books + prediction_bytes + terms.packed_bytes
         return with_page_tables(held)
 
     def _stream_dense(self, n_places: int) -> ResidencyPlan | None:
@@ -249,6 +251,7 @@ class _Sharing:
                 PlanItem("window", window, "frames that the others of them flow through")
                 if residency
                 else PlanItem("prediction", self._prediction, "what is learnt of which experts follow which"),
+                PlanItem("books", self._books, "what is noted of each chunk of the model"),
                 *([packed] if terms.packed else []),
                 PlanItem("experts", room, "experts in use, and those that are likely to be used again"),
             ),
