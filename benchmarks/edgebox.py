@@ -109,7 +109,7 @@ class GroupsV1:
         return {
             "peak_bytes": _number(self.memory / "memory.max_usage_in_bytes"),
             "oom_kills": _pairs(self.memory / "memory.oom_control").get("oom_kill", 0),
-            "limit_hits": _number(self.memory / "memory.failcnt"),
+            "limit_hits": max(_number(self.memory / f"memory.{kind}failcnt") or 0 for kind in ("", "memsw.")),
             "read_bytes": sum(map(int, reads)),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.tiers.kv.cells import CellCount
 
 _STOPPED = 2  # what llama.cpp returns when it was told to stop
+_LEAST_MAPPED_BYTES = 1 << 20
 
 
 class RowWatcher:
@@ -291,9 +293,13 @@ class LocalDecoder:
         return self._logits
 
     def _new_rows(self, n_rows: int) -> Logits:
+        """Return memory for rows, where it is much such that all of it is given back: the C library keeps pieces."""
         import numpy as np  # which takes long to load, and who follows without logits does without
 
-        return np.empty((n_rows, self._model.vocabulary), np.float32)
+        vocabulary = self._model.vocabulary
+        if n_rows == 1 or 4 * n_rows * vocabulary < _LEAST_MAPPED_BYTES:
+            return np.empty((n_rows, vocabulary), np.float32)
+        return np.frombuffer(mmap.mmap(-1, 4 * n_rows * vocabulary), np.float32).reshape(n_rows, vocabulary)
 
     def _pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
         has_several = self._has_streams and tokens[0].sequence != tokens[-1].sequence

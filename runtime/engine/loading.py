@@ -300,7 +300,8 @@ class _Loading:
         context = LlamaContext(model, shape, callback, may_copy_weights=may_copy, is_sparse=not self._offload)
         self._stack.callback(context.close)
         context.stop_at(self._driver.stop)
-        reserve_bytes = text_reserve_bytes(model.vocabulary, shape.kept_rows)
+        passes = 2 if self._prepared.draft else 1  # guesses are made from the rows of one beside the next
+        reserve_bytes = text_reserve_bytes(model.vocabulary, passes * shape.kept_rows)
         holdings = Holdings.since(before, context, work_bytes(gguf, shape.micro_batch_tokens), reserve_bytes)
         if self._prepared.config.also:
             holdings = replace(holdings, copy_bytes=buffer_bytes(self._prepared.config.readers))

@@ -20,6 +20,7 @@ from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES, Cells
 BEAM = 12  # guesses that are followed up at once
 SEQUENCES = 2 * BEAM  # at least: of texts, and of what is followed up besides
 MOST_SEQUENCES = 256  # that llama.cpp has
+LOGIT_BYTES = 4
 MOST_DEPTH = 16  # of a path of guesses
 GUESSED_TOKENS = (MOST_DEPTH + 1) * (1 + BEAM)  # beside the text at most: a path that is verified, what may follow it
 MICRO_BATCH_TOKENS = 128
@@ -74,8 +75,8 @@ class DraftFile:
     @property
     def size_bytes(self) -> int:
         """What it will take, all in all."""
-        vocabulary_bytes = VOCABULARY_BYTES * self.known.vocabulary
-        return self.gguf.data_bytes + self.known.kv_bytes + self.known.buffer_bytes + vocabulary_bytes
+        of_a_word = VOCABULARY_BYTES + LOGIT_BYTES * self.config.sequences  # a row of logits for each
+        return self.gguf.data_bytes + self.known.kv_bytes + self.known.buffer_bytes + of_a_word * self.known.vocabulary
 
     @property
     def cells(self) -> Cells | None:
