@@ -136,7 +136,7 @@ def test_a_load_counts_what_comes(address: ServerAddress) -> None:
     assert found.answers >= 3
     assert found.errors == 0
     assert found.tokens >= 4 * found.answers
-    assert found.prompt_tokens == 10 * found.answers
+    assert found.prompt_tokens - 10 * found.answers in (0, 10, 20, 30)  # of answers that the end cuts off, too
     assert found.first_token_s
     prompts = [body["prompt"] for _, body in Handler.seen]
     assert len(set(prompts)) == len(prompts)
