@@ -16,7 +16,7 @@ from edge_run.base.errors import ConfigError, EdgeRunError, ProtocolError
 LOOPBACK = "127.0.0.1"
 CONNECT_S = 10.0
 SILENCE_S = 600.0  # of a server that reads a long prompt: ours says something every 5 s
-MOST_LINE_BYTES = 1 << 24
+MOST_LINE_BYTES = 1 << 24  # of an event, and of a document: what is longer is none that a server of ours sends
 MOST_ERROR_BYTES = 1 << 16
 
 
@@ -61,7 +61,7 @@ class ServerClient:
     def get(self, path: str) -> Any:
         """Return the document at a path. Raises ConfigError, ProtocolError."""
         with self._answer("GET", path) as response:
-            return _document(self.address, response.read())
+            return _document(self.address, response.read(MOST_LINE_BYTES))
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:
         """Post a document; yield the documents of the events that come. Closing the iterator ends the answer.

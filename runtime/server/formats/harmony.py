@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 
 from edge_run.base import strict_json
 from edge_run.runtime.server.formats.call_texts import dumped, new_call_identity
+from edge_run.runtime.server.formats.held_output import HeldOutput
 from edge_run.runtime.server.generating import Delta, ToolCall
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -24,7 +25,7 @@ _RECIPIENT = re.compile(r"\bto=([\w.-]+)")
 _CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
 
 
-class HarmonyOutput:
+class HarmonyOutput(HeldOutput):
     """Parses one answer.
 
     begins: what the prompt ends with of the answer's first message. has_thoughts: whether reasoning is told apart; else
@@ -40,27 +41,17 @@ class HarmonyOutput:
         identity: Callable[[], str] = new_call_identity,
     ) -> None:
         self._has_thoughts, self._tools, self._most_calls, self._identity = has_thoughts, tools, most_calls, identity
-        self._held = begins
+        super().__init__(begins)
         self._is_in_body = False
         self._channel = self._recipient = self._header = ""
         self._n_calls = 0
 
-    def push(self, text: str) -> list[Delta]:
-        """Take the text that comes next; return what is certain."""
-        self._held += text
-        return self._advance(is_last=False)
+    @property
+    def _place(self) -> bool:
+        return self._is_in_body
 
-    def finish(self) -> list[Delta]:
-        """Return what was held back."""
-        return self._advance(is_last=True)
-
-    def _advance(self, is_last: bool) -> list[Delta]:
-        deltas: list[Delta] = []
-        while True:
-            before = self._is_in_body, self._held
-            deltas += self._body(is_last) if self._is_in_body else self._head(is_last)
-            if (self._is_in_body, self._held) == before or not self._held:
-                return [delta for delta in deltas if delta.content or delta.reasoning or delta.call]
+    def _step(self, is_last: bool) -> list[Delta]:
+        return self._body(is_last) if self._is_in_body else self._head(is_last)
 
     def _head(self, is_last: bool) -> list[Delta]:
         """Read what comes before a message: its channel, and to whom it is."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from edge_run.base import strict_json
 from edge_run.runtime.server.formats.call_texts import called, new_call_identity, read_calls
+from edge_run.runtime.server.formats.held_output import HeldOutput
 from edge_run.runtime.server.generating import Delta, ToolCall
 
 THINK, THOUGHT = "<think>", "</think>"
@@ -27,7 +28,7 @@ _OPENINGS = ("{", "```json\n{", "```\n{")  # of a call without marks
 MOST_BARE_LETTERS = 1 << 13  # of an answer that begins like a call, before it is taken for text
 
 
-class MarkedOutput:
+class MarkedOutput(HeldOutput):
     """Parses one answer.
 
     begins: a mark that the prompt ended with, so that the answer begins after it; empty for none.
@@ -50,7 +51,7 @@ class MarkedOutput:
         self._may_think = has_thoughts and not begins
         self._may_be_bare = bool(tools)
         self._tools, self._most_calls, self._identity = tools, most_calls, identity
-        self._held = ""
+        super().__init__()
         self._n_calls = 0
         self._is_after_a_mark = begins == THINK
         self._steps = {
@@ -61,22 +62,12 @@ class MarkedOutput:
             _AFTER_BARE: self._after_bare,
         }
 
-    def push(self, text: str) -> list[Delta]:
-        """Take the text that comes next; return what is certain."""
-        self._held += text
-        return self._advance(is_last=False)
+    @property
+    def _place(self) -> str:
+        return self._state
 
-    def finish(self) -> list[Delta]:
-        """Return what was held back."""
-        return self._advance(is_last=True)
-
-    def _advance(self, is_last: bool) -> list[Delta]:
-        deltas: list[Delta] = []
-        while True:
-            before = self._state, self._held
-            deltas += self._steps[self._state](is_last)
-            if (self._state, self._held) == before or not self._held:
-                return [delta for delta in deltas if delta.content or delta.reasoning or delta.call]
+    def _step(self, is_last: bool) -> list[Delta]:
+        return self._steps[self._state](is_last)
 
     def _content(self, is_last: bool) -> list[Delta]:
         if self._may_think:
