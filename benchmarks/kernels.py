@@ -2,10 +2,12 @@
 
     kernels.py MODEL.gguf ... [--rounds 3] [--threads 1] [--memory 600MiB]
 
-Without a model, the kit model grown to 1 GB (Q4_0, 16 layers). The four take turns in each round. Compared are
-processor seconds: a prompt of 512 tokens, one of 32, and 16 tokens one by one, everything in memory; and opening the
-model up to its first token. Equal kernels must give the same token. With `--memory`, a budget in which the model
-streams, edge-run alone takes turns, its prompt has 2,000 tokens, and the seconds that went by are compared as well.
+Without a model, the kit model grown to 1 GB (Q4_0, 16 layers). All take turns in each round: edge-run without repacked
+weights, with all that can be, and with those that it chooses (`auto`, its default: the device must have been measured,
+`edge-run probe`), and llama.cpp with its own loader, without and with. Compared are a prompt of 512 tokens, one of 32,
+and 16 tokens one by one, everything in memory; and opening the model up to its first token. Equal kernels must give the
+same token. `speed` is that of edge-run's choice against the faster of llama.cpp's two, by medians. With `--memory`, a
+budget in which the model streams, edge-run alone takes turns, and its prompt has 2,000 tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from typing import Any
 from _box import grown_model, run_worker, write_results
 
 WORKER = Path(__file__).with_name("_kernels_worker.py")
-RUNS = (("edge-run", "off"), ("edge-run", "on"), ("llama.cpp", "off"), ("llama.cpp", "on"))
+STREAMED_RUNS = (("edge-run", "off"), ("edge-run", "on"), ("edge-run", "auto"))
+RUNS = (*STREAMED_RUNS, ("llama.cpp", "off"), ("llama.cpp", "on"))
 PROMPTS, STREAMED_PROMPTS = (512, 32), (2000, 32)
 
 
@@ -27,35 +30,38 @@ def measure(model: Path, rounds: int, threads: int, memory: str) -> list[dict[st
     """Return the figures of each run of `model`, which streams in a budget of `memory` where that is not empty."""
     rows: list[dict[str, Any]] = []
     for number in range(rounds):
-        for backend, repack in RUNS[:2] if memory else RUNS:
+        runs = STREAMED_RUNS if memory else RUNS
+        for backend, repack in runs:
             flags = [model, "--backend", backend, "--repack", repack, "--threads", threads]
             flags += ["--memory", memory, "--prompts", *STREAMED_PROMPTS] if memory else ["--prompts", *PROMPTS]
             figures = run_worker(flags, worker=WORKER)
             rows.append({"model": model.name, "round": number, "backend": backend, "repack": repack, **figures})
             print(rows[-1], flush=True)
-        tokens = {(row["repack"], row["last_token"]) for row in rows[-len(RUNS) :]}
-        if len(tokens) > len({repack for repack, _ in tokens}):
+        tokens = {(tuple(row["repacked"]), row["last_token"]) for row in rows[-len(runs) :]}
+        if len(tokens) > len({repacked for repacked, _ in tokens}):
             raise SystemExit(f"{model}: equal kernels, other tokens: {sorted(tokens)}")
     return rows
 
 
 def describe(model: Path, rows: list[dict[str, Any]], memory: str) -> str:
-    """Return the medians of each step and run, in processor seconds, and of streamed runs in seconds that went by."""
-    lines = []
+    """Return the medians of each step and run of `model`, in seconds and in processor seconds, and their spread."""
+    mine = [row for row in rows if row["model"] == model.name]
+    chosen = ", ".join(next(row["repacked"] for row in mine if row["repack"] == "auto")) or "none"
+    names = " | ".join(f"{backend} {repack}" for backend, repack in (STREAMED_RUNS if memory else RUNS))
+    lines = [f"{model.name}{f' in {memory}' if memory else ''}; `auto` repacks: {chosen}", "", f"| | {names} | speed |"]
+    lines.append("|---" * (names.count("|") + 3) + "|")
     steps = ["open", *(f"prompt_{n}" for n in (STREAMED_PROMPTS if memory else PROMPTS)), "decode"]
-    clocks = {"cpu_s": "processor seconds", **({"s": "seconds"} if memory else {})}
-    for step, (clock, name) in itertools.product(steps, clocks.items()):
-        figures = []
-        for backend, repack in RUNS[:2] if memory else RUNS:
-            runs = [
-                row for row in rows if (row["model"], row["backend"], row["repack"]) == (model.name, backend, repack)
-            ]
-            seconds = sorted(row[f"{step}_{clock}"] for row in runs)
-            spread = f"({seconds[0]:.2f} to {seconds[-1]:.2f})"
-            figures.append(f"{backend} {repack} {statistics.median(seconds):.2f} {spread}")
-        what = f"{model.name}{f' in {memory}' if memory else ''}, {step.replace('_', ' of ')}"
-        lines.append(f"* {what}, {name} by loader and repacking: {', '.join(figures)}.")
-    return "\n".join(lines)
+    for step, (clock, unit) in itertools.product(steps, {"s": "s", "cpu_s": "processor s"}.items()):
+        found = {
+            run: sorted(row[f"{step}_{clock}"] for row in mine if (row["backend"], row["repack"]) == run)
+            for run in (STREAMED_RUNS if memory else RUNS)
+        }
+        medians = {run: statistics.median(seconds) for run, seconds in found.items()}
+        best = min((medians[run] for run in RUNS if run not in STREAMED_RUNS and run in medians), default=None)
+        speed = f"{best / medians['edge-run', 'auto']:.2f}" if best else ""
+        figures = " | ".join(f"{medians[run]:.2f} ({s[0]:.2f} to {s[-1]:.2f})" for run, s in found.items())
+        lines.append(f"| {step.replace('_', ' of ')}, {unit} | {figures} | {speed} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
