@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from program import run_program
+from program import fresh_environment, run_program
 
 WAIT_S = 30
 
@@ -21,8 +20,7 @@ class Device:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.mesh_folder = folder / ".config" / "edge-run" / "mesh"
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDGE_RUN_", "XDG_"))}
-        self.environment = kept | {"HOME": str(folder)}
+        self.environment = fresh_environment(folder)
 
     def run(self, *words: str, code: int = 0, text: str | None = None) -> subprocess.CompletedProcess[str]:
         done = run_program("mesh", *words, environment=self.environment, text=text or "")

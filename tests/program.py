@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,8 +23,21 @@ from typing import Any
 WAIT_S = 60.0
 _PRELOADED = ("edge_run.cli.app", "edge_run.cli.commands.run", "edge_run.runtime.generation.model", "numpy.random")
 _READY = b"+"
+_THE_USERS = ("EDGE_RUN_", "XDG_", "NO_COLOR", "FORCE_COLOR", "TTY_", "PYTHONUNBUFFERED")
 
 Result = subprocess.CompletedProcess[str]
+
+
+def fresh_environment(home: Path, **settings: str) -> dict[str, str]:
+    """Return an environment as if nobody had ever configured anything, but for `settings`, with a home of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_THE_USERS)}
+    return {**kept, "HOME": str(home), **settings}
+
+
+def assert_refused(result: Result, code: int, pattern: str) -> None:
+    """Assert that the program ended with `code`, and said one line that `pattern` matches a part of."""
+    assert (result.returncode, result.stdout) == (code, "")
+    assert re.fullmatch(rf"edge-run: [^\n]*{pattern}[^\n]*\n", result.stderr), result.stderr
 
 
 def run_anew(

@@ -360,9 +360,3 @@ async def test_tasks_share_passes_and_one_that_leaves_harms_nobody(grown: Path, 
 async def text_of(model: AsyncModel, prompt: Any, **options: Any) -> str:
     pieces = model.generate(prompt, **{"max_tokens": 10, "temperature": 0, **options})
     return "".join([piece.text async for piece in pieces])
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """asyncio: what comes with Python."""
-    return "asyncio"

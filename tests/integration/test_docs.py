@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from program import fresh_environment
 from served import TEMPLATE, Served, served
 from vision_models import make_bundle, make_images
 
@@ -78,9 +79,8 @@ def run(command: list[str], folder: Path, **options: object) -> subprocess.Compl
 
     Only the length of an answer is set, for examples that do not say it: the bundled model would fill its context.
     """
-    environment = dict(
-        {name: value for name, value in os.environ.items() if not name.startswith(("EDGE_RUN_", "XDG_"))},
-        HOME=str(folder),
+    environment = fresh_environment(
+        folder,
         EDGE_RUN_PREDICT=str(MOST_TOKENS),
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         OMP_WAIT_POLICY="passive",
