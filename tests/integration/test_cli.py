@@ -96,7 +96,9 @@ def test_file_named_like_a_command_can_be_run(run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["missing.gguf", "-p", "x"], 3, r"missing\.gguf"),
+        (["missing.gguf", "-p", "x"], 3, r"missing\.gguf: .*check the path"),
+        (["chat", "missing.gguf"], 3, r"missing\.gguf: .*check the path"),
+        (["batch", "missing.jsonl", "-m", KIT, "-o", "out"], 2, r"missing\.jsonl: cannot be read .*check the path"),
         ([__file__, "-p", "x"], 3, "not a GGUF"),
         ([KIT, "-p", "x", "--memory", "4Q"], 2, "'4Q': not a size.*--help"),
         ([KIT, "-p", "x", "--frob"], 2, "--frob"),
@@ -105,7 +107,7 @@ def test_file_named_like_a_command_can_be_run(run, tmp_path: Path) -> None:
         ([KIT, "-p", "x", "-n", "-2"], 2, "must be -1"),
         ([KIT, "-p", "x", "--temp", "-1"], 2, "temperature -1.0: must be 0"),
         ([KIT, "-p", "x", "-f", "y"], 2, "--prompt and --file: exclude each other"),
-        ([KIT, "-f", "nowhere"], 2, "nowhere: cannot be read"),
+        ([KIT, "-f", "nowhere"], 2, "nowhere: cannot be read .*check the path"),
         ([KIT, "-p", "x", "--grammar", "root ::= ("], 2, "grammar"),
         ([KIT, "-p", "x", "-sys", "y"], 2, "add -cnv"),
         ([KIT, "-p", "x", "-cnv"], 7, "no chat template"),
