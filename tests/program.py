@@ -1,4 +1,4 @@
-"""The command line in a process of its own that has its modules already: a fork of one that only imported them.
+"""Programs in processes of their own that have our modules already: forks of one that only imported them.
 
 To import them takes half of what a short command takes. What concerns the start of the program, terminals or signals
 is tested with `python -m edge_run` instead (`run_anew`).
@@ -64,8 +64,34 @@ def run_program(
     timeout_s: float = WAIT_S,
 ) -> Result:
     """Run `edge-run WORDS` with `text` as its input, in `folder`. Raises TimeoutExpired, when it was ended."""
-    command = [*map(str, words)]
-    place = {"words": command, "environment": dict(os.environ if environment is None else environment)}
+    return _run([*map(str, words)], "", environment, folder, text, timeout_s)
+
+
+def run_source(
+    source: str,
+    *,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    text: str = "",
+    timeout_s: float = WAIT_S,
+) -> Result:
+    """Run `python -c SOURCE`, else as `run_program`."""
+    return _run(["-c"], source, environment, folder, text, timeout_s)
+
+
+def _run(
+    command: list[str],
+    source: str,
+    environment: Mapping[str, str] | None,
+    folder: Path | None,
+    text: str,
+    timeout_s: float,
+) -> Result:
+    place = {
+        "words": command,
+        "source": source,
+        "environment": dict(os.environ if environment is None else environment),
+    }
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(text.encode())
         given.seek(0)
@@ -158,10 +184,14 @@ def _begin() -> None:
     assert isinstance(environment, dict)
     os.environ.clear()
     os.environ.update(environment)
+    words, source = request["words"], request["source"]
+    assert isinstance(words, list)
+    if source:
+        sys.argv, sys.path[0] = words, ""
+        exec(compile(str(source), "<string>", "exec"), {"__name__": "__main__"})
+        return
     import edge_run.__main__ as program
 
-    words = request["words"]
-    assert isinstance(words, list)
     sys.argv = [str(program.__file__), *words]
     program.main()
 
