@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from program import fresh_environment, run_program
+from program import Program, begin, fresh_environment, run_program
 
 WAIT_S = 30
 
@@ -30,10 +29,8 @@ class Device:
     @contextlib.contextmanager
     def joined(self, *words: str, code: int = 130) -> Iterator[subprocess.Popen[str]]:
         """Take part in this block; then Ctrl-C must end it, unless it ended by itself with another `code`."""
-        command = [sys.executable, "-m", "edge_run", "mesh", "join", *words]
-        process = subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        program = Program(["mesh", "join", *words])
+        process = begin(program, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None
             assert "joined cluster" in process.stdout.readline(), process.communicate(timeout=WAIT_S)

@@ -7,13 +7,11 @@ import os
 import pty
 import re
 import select
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from program import WAIT_S
+from program import WAIT_S, Program, begin
 
 
 class Screen:
@@ -21,10 +19,9 @@ class Screen:
 
     def __init__(self, environment: Mapping[str, str], *arguments: object, folder: Path | None = None) -> None:
         self._master, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "edge_run", *map(str, arguments)],
-            stdin=slave, stdout=slave, stderr=slave, env=environment, cwd=folder, start_new_session=True,
-        )  # fmt: skip
+        self.process = begin(
+            Program([*map(str, arguments)]), stdin=slave, stdout=slave, stderr=slave, env=environment, cwd=folder
+        )
         os.close(slave)
         self.text = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
