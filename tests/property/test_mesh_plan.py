@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device_specs import MB, specs
+from device_specs import MB, specs, takes_under
 from edge_run.partition import mesh_plan
 from edge_run.partition.mesh_plan import ROUNDS, DeviceSpec, UnitWork, plan_mesh, token_time
 
@@ -148,6 +147,5 @@ def test_sixteen_devices_and_128_layers_take_under_a_second() -> None:
         DeviceSpec(f"n{i}", (2 + i % 5) * 1000 * MB, (5 + i) * 1000 * MB, (200 + 50 * i) * MB, 0.001, 60 * MB)
         for i in range(16)
     ]
-    started = time.perf_counter()
     assert plan_mesh(units, among) is not None
-    assert time.perf_counter() - started < 1
+    assert takes_under(1, lambda: plan_mesh(units, among))
