@@ -354,5 +354,5 @@ def test_signals_end_the_server_quietly(head: Path, number: int, code: int) -> N
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(number)
-    _, complaints = process.communicate(timeout=30)
+    _, complaints = process.communicate(timeout=100)
     assert (process.returncode, complaints) == (code, "")
