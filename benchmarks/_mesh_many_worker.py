@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+from _mesh_joining import joined
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.mesh import is_worker
 from edge_run.base.protocols import BatchToken
-from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator
@@ -66,11 +65,7 @@ def main() -> None:
     mesh = None
     coordinator.plan_ring = evenly
     if arguments.workers:
-        mesh = open_mesh(MeshConfig(folder=arguments.folder, name="here"))
-        until = time.monotonic() + 120
-        while sum(is_worker(member) for member in mesh.members()) < arguments.workers:
-            assert time.monotonic() < until, "workers are missing"
-            mesh.wait(timeout_s=0.1)
+        mesh = joined(arguments.folder, arguments.workers)
         engine = open_mesh_engine(arguments.model, config, mesh, MeshOptions(say=lambda text: None))
     else:
         engine = Engine.open(arguments.model, config)

@@ -17,11 +17,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from _mesh_joining import joined
+
 from edge_run import probe
 from edge_run.base.config import ModelConfig
-from edge_run.base.mesh import is_worker
 from edge_run.devices.host.memory import process_memory
-from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
@@ -70,11 +70,7 @@ def main() -> None:
     if arguments.alone:
         engine = Engine.open(arguments.model, config)
     else:
-        mesh = open_mesh(MeshConfig(folder=arguments.folder, name="here"))
-        until = time.monotonic() + 60
-        while sum(is_worker(member) for member in mesh.members()) < arguments.workers:
-            assert time.monotonic() < until, "workers are missing"
-            mesh.wait(timeout_s=0.1)
+        mesh = joined(arguments.folder, arguments.workers)
         engine = open_mesh_engine(arguments.model, config, mesh, MeshOptions(say=said.append))
     session = Session(engine.front)
     started = time.monotonic()

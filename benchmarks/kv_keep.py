@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _box import write_results
+from _box import table, write_results
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
@@ -106,12 +106,6 @@ def measure(
     return rows
 
 
-def finding(rows: Sequence[dict[str, Any]], text: str) -> str:
-    """Return the rows as a table."""
-    lines = [" | ".join(str(row[field]) for field in FIELDS) for row in rows]
-    return "\n".join([f"Text: {text}.\n", " | ".join(FIELDS), "|".join(["---"] * len(FIELDS)), *lines])
-
-
 def main() -> None:
     """Measure each model, and print a line for each setting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -129,7 +123,7 @@ def main() -> None:
         for row in found:
             print(*(f"{field}={row[field]}" for field in FIELDS), flush=True)
         rows += found
-    write_results("kv-keep", rows, finding(rows, arguments.text.name))
+    write_results("kv-keep", rows, f"Text: {arguments.text.name}.\n\n{table(FIELDS, rows)}")
 
 
 if __name__ == "__main__":

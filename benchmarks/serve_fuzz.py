@@ -179,7 +179,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    with served(given.model, "-c", 256, "-t", 1, "-n", 1, "--chat-template", TEMPLATE) as server:
+    with served(
+        given.model, "-c", 256, "-t", 1, "-n", 1, "--chat-template", TEMPLATE, program=("-m", "edge_run")
+    ) as server:
         fuzz = Fuzz(server, given.requests, given.seed)
         began_s, sizes = time.monotonic(), list[int]()
         threads = [threading.Thread(target=fuzz.run, args=(number,), daemon=True) for number in range(given.clients)]
