@@ -26,7 +26,6 @@ from edge_run.runtime.generation.report import Course, report
 from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.generation.scheduled_passes import ComputedPart, ScheduledPasses
 from edge_run.runtime.generation.speculation_setup import open_shared_guesses
-from edge_run.runtime.llama.context_shape import UNIFIED
 from edge_run.runtime.scheduling.scheduler import PassPart, PassRules, PlannedPass, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
 from edge_run.runtime.scheduling.widths import PassWidths
@@ -82,16 +81,16 @@ class Batch(Closing):
         """Serve requests with `engine`, whose sequences are empty, and this batch's until it is closed."""
         self._engine, self._meter, self._clock = engine, meter, clock
         self._decoder = engine.front
-        able, is_exact = self._decoder.capabilities, engine.config.exact
+        able, is_exact, has_streams = self._decoder.capabilities, engine.config.exact, engine.shape.has_streams
         self._n_sequences = most_parallel
         pool = SequencePool(
             self._n_sequences,
-            able.context_tokens * (most_parallel if engine.shape.has_streams else 1),
+            able.context_tokens * (most_parallel if has_streams else 1),
             can_rewind=able.can_rewind,
             can_share=able.can_branch,
-            keeps_ended=not is_exact,
+            keeps_ended=not (is_exact or has_streams),
         )
-        rules = PassRules(able.context_tokens, is_exact or engine.model.is_recurrent, is_exact)
+        rules = PassRules(able.context_tokens, has_streams or is_exact or engine.model.is_recurrent, is_exact)
         costs = pass_costs(engine)
         self._widths = PassWidths(costs, able.micro_batch_tokens)
         self._guesses, self._why_plain = open_shared_guesses(engine, costs)
@@ -279,8 +278,9 @@ class Batch(Closing):
         rest = request.answer.finish()
         why = "stop" if request.answer.is_stopped else why
         generation = report(self._engine, self._meter, request.answer, request.course, why, speculation)
-        if self._n_sequences > 1 and not self._engine.shape.has_streams:
-            generation = replace(generation, numerics=replace(generation.numerics, batching=UNIFIED))
+        if self._n_sequences > 1:
+            numerics = replace(generation.numerics, batching=self._engine.shape.batching)
+            generation = replace(generation, numerics=numerics)
         return Event(number, Piece(rest, (), generation))
 
     def _forget(self, number: int) -> _Open:

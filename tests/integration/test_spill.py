@@ -29,10 +29,10 @@ from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.keeping.opening import open_keeper
 from edge_run.runtime.planning import spill_terms
 from edge_run.runtime.planning.plan import planner
-from edge_run.runtime.streaming.spilled_cells import SpilledCells
 from exactness import open_at
 from in_child import in_child
 from program import run_program
+from spilling import open_spilling, spilled_of
 from talks import OPTIONS, TEXT, Talk, check_rows
 from tiny_models import make_model
 from witness import Witness
@@ -40,17 +40,6 @@ from witness import Witness
 # Attention alone: grouped heads, biases, latent, shared, looped, experts. Then windows and states beside it.
 ROWS = ["llama", "gpt2", "phi3", "deci", "command-r", "minicpm3", "hrm_text", "qwen3moe", "deepseek2"]
 OTHERS = ["gemma3", "llama4", "gpt-oss", "falcon-h1"]
-
-
-def open_spilling(path: Path, folder: Path, share: float = 0.3, by_expert: bool = False, **options: Any) -> Engine:
-    """Open `path` in little memory, with a context that has no room in it."""
-    settings = {**OPTIONS, "kv_spill": folder / "spill", **options}
-    for part in (1, 1 / 4, 1 / 16):  # of some models the rest is small beside what a context takes
-        engine = open_at(path, part * share, settings, by_expert, chunk_bytes=32 * KIB)
-        if engine.plan.spilled_kv_bytes:
-            return engine
-        engine.close()
-    raise AssertionError("no budget in which it streams has no room for the context")
 
 
 def open_whole(path: Path, folder: Path, options: dict[str, Any]) -> Engine:
@@ -69,10 +58,6 @@ def open_whole(path: Path, folder: Path, options: dict[str, Any]) -> Engine:
     raise AssertionError("no budget has room for the context, but not for all of it in memory")
 
 
-def spilled_of(engine: Engine) -> SpilledCells:
-    return next(feature for feature in engine._loaded.driver.features if isinstance(feature, SpilledCells))
-
-
 def compare(
     path: Path, script: Callable[[Talk], None], attentions: int = 1, by_expert: bool = False, **options: Any
 ) -> None:
@@ -81,7 +66,7 @@ def compare(
     engine = open_spilling(path, path.parent, by_expert=by_expert, **options)
     spill = spilled_of(engine).spill
     spill.room_bytes = 0
-    found = Talk(engine.decoder, spill.states.check)
+    found = Talk(engine.decoder, spill.texts[0].check)
     script(found)
     figures = engine.kv_spill
     assert figures is not None
@@ -214,7 +199,7 @@ def test_what_the_drive_refuses_ends_the_pass_alone(call: str, folder: Path) -> 
     for _ in range(2):
         with pytest.raises(TierReadError, match="refused"):
             engine.decoder.decode([talk.token(i, wants_logits=i == 599) for i in range(300, 600)])
-        spill.states.check()
+        spill.texts[0].check()
         assert engine.decoder.cells_in_use() == 300
     setattr(spill.file, call, real)
     talk.prompt(300)
@@ -350,7 +335,7 @@ def test_guesses_are_verified_and_cut(is_drafted: bool, folder: Path) -> None:
     engine = open_spilling(path, folder, **options)
     spilled = spilled_of(engine)
     spilled.spill.room_bytes = 0
-    recorded = Recorded(engine.decoder, spilled.spill.states.check)
+    recorded = Recorded(engine.decoder, spilled.spill.texts[0].check)
     engine._mesh = recorded  # type: ignore[assignment]
     session = open_session(engine)
     assert "a chain, not a tree" in session.speculation().reason
@@ -394,7 +379,7 @@ def test_only_what_is_looked_at_is_read(kind: str, name: str, folder: Path) -> N
         engine = open_spilling(path, folder, **(options if is_kept else {}))
         spill = spilled_of(engine).spill
         spill.room_bytes = 0
-        found = Talk(engine.decoder, spill.states.check)
+        found = Talk(engine.decoder, spill.texts[0].check)
         found.prompt(700)
         before = spill.file.read_bytes
         found.step(40)
@@ -415,7 +400,7 @@ def test_only_what_is_looked_at_is_read(kind: str, name: str, folder: Path) -> N
 
 
 def test_what_it_excludes_is_refused_in_one_line(tmp_path: Path) -> None:
-    for options in ({"exact": True}, {"flash_attention": "off"}, {"sequences": 2}):
+    for options in ({"exact": True}, {"flash_attention": "off"}, {"sequences": 2, "speculate": "ngram"}):
         with pytest.raises(ConfigError, match="kv spill: "):
             ModelConfig(kv_spill="on", **options)
     for options in ({"gpu_memory": "1GiB"}, {"backend": "llama.cpp"}):

@@ -1,8 +1,8 @@
 """What of a context's rows can be away in a file, what stays in memory then, and what a pass reads. Pure.
 
-The rows of every layer are cut into pieces of one size. A piece can be away once all of its rows are there; an
-attention has the pieces of its own layer in memory, and those of the attentions after it are read meanwhile. What can
-be away is said a little too low, as it is not asked where in a page a tensor begins.
+The rows of every layer, of each stream for itself, are cut into pieces of one size. A piece can be away once all of
+its rows are there; an attention has the pieces of its own layer in memory, and those of the attentions after it are
+read meanwhile. What can be away is said a little too low, as it is not asked where in a page a tensor begins.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class SpillShape:
     cells: all that it keeps by cell. uses: for each attention of a pass, in order, which of the tensors it reads that
     may be away. piece_bytes: the size of a piece. width: tokens in a pass, at most. attentions: how many have their
     pieces in memory at once.
+
+    Rows are counted of all streams together, however they lie in these.
     """
 
     cells: Cells
@@ -43,9 +45,10 @@ class SpillShape:
 
     def complete(self, n_rows: int) -> list[int]:
         """Return how many pieces of each tensor `n_rows` rows complete, at least; 0 for those that stay in memory."""
-        counts = [0] * len(self.cells.tensors)
+        counts, n_streams = [0] * len(self.cells.tensors), self.cells.n_streams
+        lost_bytes = n_streams * _LOST_PAGES * self.cells.page_bytes + (n_streams - 1) * (self.piece_bytes - 1)
         for number in {number for use in self.uses for number in use}:
-            size = n_rows * self.cells.tensors[number].cell_bytes - _LOST_PAGES * self.cells.page_bytes
+            size = n_rows * self.cells.tensors[number].cell_bytes - lost_bytes
             counts[number] = max(0, size // self.piece_bytes)
         return counts
 

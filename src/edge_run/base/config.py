@@ -229,8 +229,9 @@ class ModelConfig:
             "kv spill: needs flash attention, which --exact and -fa off leave out",
         )
         require(
-            self.sequences <= 1,
-            "kv spill: serves one text at a time, as several do not lie in the order of a text; give --parallel 1",
+            self.sequences <= 1 or not (self.draft_model or self.uses_lookup),
+            "kv spill: nothing is guessed for several texts at a time; give --parallel 1, or leave out -md and "
+            "--speculate",
         )
 
     def _check_keep(self) -> None:

@@ -52,8 +52,8 @@ class Rig:
     def run(self, n_rows: int) -> int:
         """A pass over so many rows more: each attention writes its own, and reads all. Return what was held before."""
         stop = self.n_rows + n_rows
-        self.spill.cut(self.n_rows)
-        held = self.spill.settle(self.n_rows, self.cells.bytes_for(stop))
+        self.spill.cut(0, self.n_rows)
+        held = self.spill.settle([self.n_rows], self.cells.bytes_for(stop))
         for number, use in enumerate(USES):
             for tensor in use:
                 self.wanted[tensor][self.n_rows : stop] = self.random.integers(0, 256, (n_rows, CELL_BYTES[tensor]))
@@ -64,7 +64,7 @@ class Rig:
             n_ahead = self.spill._shape.attentions
             self.spill.end([USES[(number + 1 + k) % len(USES)] for k in range(n_ahead)])
         self.n_rows = stop
-        self.spill.states.check()
+        self.spill.texts[0].check()
         return held
 
     def cut(self, n_rows: int) -> None:
@@ -155,7 +155,7 @@ def test_a_pass_reads_once_what_is_away(attentions: int, tmp_path: Path) -> None
         rig.run(1)
         rig.wait_for_reads()
         n_read = (rig.file.read_bytes - before) / rig.spill._shape.piece_bytes
-        assert 0.7 * rig.spill.states.n_away < n_read <= rig.spill.states.n_away, "frames that are idle keep some"
+        assert 0.7 * rig.spill.texts[0].n_away < n_read <= rig.spill.texts[0].n_away, "frames that are idle keep some"
 
 
 @in_child
@@ -174,14 +174,14 @@ def test_what_the_drive_refuses_stays_in_memory(tmp_path: Path) -> None:
         with pytest.raises(TierReadError, match="full"):
             rig.run(1)
         assert calls[0] > 3, "all that was begun is waited for"
-        states = {rig.spill.states.state(piece) for piece in range(len(rig.spill.states.pieces))}
+        states = {rig.spill.texts[0].state(piece) for piece in range(len(rig.spill.texts[0].pieces))}
         assert states >= {RowState.FULL, RowState.KEPT}
         assert RowState.SAVING not in states
-        rig.spill.states.check()
+        rig.spill.texts[0].check()
         rig.file.write = real  # type: ignore[method-assign]
         rig.run(300)
         rig.run(1)
-        assert RowState.KEPT not in {rig.spill.states.state(p) for p in range(len(rig.spill.states.pieces))}
+        assert RowState.KEPT not in {rig.spill.texts[0].state(p) for p in range(len(rig.spill.texts[0].pieces))}
 
 
 @in_child
@@ -204,7 +204,7 @@ def test_what_cannot_be_read_back_is_tried_again(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(TierReadError, match="broken"):
                 rig.run(1)
-        assert rig.spill.states.coming
+        assert rig.spill.texts[0].coming
         rig.cut(640)
         rig.file.read_into = real  # type: ignore[method-assign]
         rig.run(300)
