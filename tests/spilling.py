@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edge_run.base.units import KIB
+from edge_run.base.config import ModelConfig
+from edge_run.base.units import KIB, MIB
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.streaming.spilled_cells import SpilledCells
 from edge_run.tiers.kv.spill import Spill
@@ -22,6 +23,22 @@ def open_spilling(path: Path, folder: Path, share: float = 0.3, by_expert: bool 
             return engine
         engine.close()
     raise AssertionError("no budget in which it streams has no room for the context")
+
+
+def open_whole(path: Path, folder: Path, **options: Any) -> Engine:
+    """Open `path` in little memory, with room for all of its context if what is complete is away."""
+    shorter = open_spilling(path, folder, 0.05, **options)
+    tokens = shorter.shape.context_tokens
+    memory = shorter.budget_bytes + spilled_of(shorter).spill._shape.least_bytes(tokens) - shorter.plan.kv_bytes
+    shorter.close()
+    settings = {**OPTIONS, **options, "kv_spill": folder / "spill", "chunk_bytes": 32 * KIB}
+    for _ in range(12):  # what the program takes grows a little from engine to engine
+        memory += MIB
+        engine = Engine.open(path, ModelConfig(memory=memory, **settings))
+        if engine.plan.context_tokens == tokens and engine.plan.spilled_kv_bytes:
+            return engine
+        engine.close()
+    raise AssertionError("no budget has room for the context, but not for all of it in memory")
 
 
 def spilled_of(engine: Engine) -> SpilledCells:

@@ -32,7 +32,7 @@ from edge_run.runtime.planning.plan import planner
 from exactness import open_at
 from in_child import in_child
 from program import run_program
-from spilling import open_spilling, spilled_of
+from spilling import open_spilling, open_whole, spilled_of
 from talks import OPTIONS, TEXT, Talk, check_rows
 from tiny_models import make_model
 from witness import Witness
@@ -40,22 +40,6 @@ from witness import Witness
 # Attention alone: grouped heads, biases, latent, shared, looped, experts. Then windows and states beside it.
 ROWS = ["llama", "gpt2", "phi3", "deci", "command-r", "minicpm3", "hrm_text", "qwen3moe", "deepseek2"]
 OTHERS = ["gemma3", "llama4", "gpt-oss", "falcon-h1"]
-
-
-def open_whole(path: Path, folder: Path, options: dict[str, Any]) -> Engine:
-    """Open `path` in little memory, with room for all of its context if what is complete is away."""
-    shorter = open_spilling(path, folder, 0.05, **options)
-    tokens = options["context_tokens"]
-    memory = shorter.budget_bytes + spilled_of(shorter).spill._shape.least_bytes(tokens) - shorter.plan.kv_bytes
-    shorter.close()
-    settings = {**OPTIONS, **options, "kv_spill": folder / "spill", "chunk_bytes": 32 * KIB}
-    for _ in range(12):  # what the program takes grows a little from engine to engine
-        memory += MIB
-        engine = Engine.open(path, ModelConfig(memory=memory, **settings))
-        if engine.plan.context_tokens == tokens and engine.plan.spilled_kv_bytes:
-            return engine
-        engine.close()
-    raise AssertionError("no budget has room for the context, but not for all of it in memory")
 
 
 def compare(
@@ -142,7 +126,7 @@ def test_a_context_is_filled_in_its_budget(folder: Path) -> None:
     """Nothing is sent away before it must, each byte is written once, and the plan says what a token reads."""
     spill_terms.ATTENTIONS_AT_ONCE = 1
     path, options = make_model("llama", folder), {"context_tokens": 4096, "micro_batch_tokens": 256}
-    engine = open_whole(path, folder, options)
+    engine = open_whole(path, folder, **options)
     plan, spilled = engine.plan, spilled_of(engine)
 
     def fill(talk: Talk) -> None:
