@@ -281,8 +281,7 @@ def _mapped(loaded: Loaded) -> tuple[NarrowPass, Terms]:
     terms = loaded.terms(loaded.holdings)
     if not is_lendable:
         return narrow, terms
-    is_by_cell = loaded.context.untouched_bytes and shape.lends_cells
-    cells = Cells(narrow.flow.cells, PAGE, shape.n_streams) if is_by_cell else None
+    cells = Cells(narrow.flow.cells, PAGE, shape.n_streams) if loaded.context.untouched_bytes else None
     idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
     draft_cells = loaded.draft.cells if loaded.draft else None
     lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)

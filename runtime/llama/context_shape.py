@@ -58,11 +58,6 @@ class ContextShape:
         return self.sequences if self.has_streams else 1
 
     @property
-    def lends_cells(self) -> bool:
-        """Whether memory of cells that are not written yet is lent."""
-        return not (self.has_streams and self.is_exact)
-
-    @property
     def verified_tokens(self) -> int:
         """Guesses that a pass verifies at most, each of which takes a cell beside those of the text."""
         return self.narrow_tokens if self.sequences > 1 and not (self.has_streams or self.pooling) else 0

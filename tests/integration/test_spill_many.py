@@ -18,8 +18,8 @@ import pytest
 
 from edge_run import AsyncModel, Model, Piece
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import ConfigError, TierReadError
-from edge_run.base.units import KIB
+from edge_run.base.errors import BudgetError, ConfigError, NotSupported, TierReadError
+from edge_run.base.units import KIB, MIB
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.llama import context_shape
 from edge_run.runtime.planning import spill_terms
@@ -88,6 +88,15 @@ def say_much(talks: Talks) -> None:
     talks.step([3], 2)
 
 
+def say_alone(talks: Talks) -> None:
+    """One text that grows and is cut."""
+    talks.prompt(0, 300)
+    talks.step([0], 3)
+    talks.cut(0, 150)
+    talks.prompt(0, 200)
+    talks.step([0], 2)
+
+
 def check_all(spill: Spill) -> None:
     for states in spill.texts:
         states.check()
@@ -114,6 +123,43 @@ def test_texts_that_share_passes(name: str, folder: Path) -> None:
     assert plain.shape.has_streams
     wanted = Talks(plain)
     say_much(wanted)
+    assert all(np.array_equal(a, b) for a, b in zip(wanted.rows, found.rows, strict=True))
+    plain.close()
+
+
+def open_beside_values(path: Path, folder: Path, options: dict[str, Any]) -> Engine:
+    """Open `path` in the least memory in which values have room."""
+    for memory in range(60, 400, 8):
+        config = ModelConfig(memory=memory * MIB, kv_spill=folder, chunk_bytes=32 * KIB, **{**MANY, **options})
+        try:
+            engine = Engine.open(path, config)
+        except (BudgetError, NotSupported):
+            continue
+        assert engine.plan.spilled_kv_bytes
+        return engine
+    raise AssertionError("keys have room wherever values have")
+
+
+@pytest.mark.parametrize(("name", "n_sequences"), [("llama", 1), ("llama", SEQUENCES), ("qwen3moe", SEQUENCES)])
+@in_child
+def test_exact_texts_keep_values_in_memory(name: str, n_sequences: int, folder: Path) -> None:
+    """Without flash attention values lie in columns; keys go to the file, one text or several."""
+    spill_terms.ATTENTIONS_AT_ONCE = 1
+    path, options = make_model(name, folder), {"exact": True, "sequences": n_sequences, "outputs_per_pass": 8}
+    options["context_tokens"] = 65_536
+    engine = open_beside_values(path, folder, options)
+    spill = spill_of(engine)
+    spill.room_bytes = 0
+    found, script = Talks(engine, lambda: check_all(spill)), say_much if n_sequences > 1 else say_alone
+    script(found)
+    figures = engine.kv_spill
+    assert figures is not None
+    assert figures.read_bytes > figures.written_bytes > 0
+    assert engine.memory_use.peak_bytes <= engine.budget_bytes
+    engine.close()
+    plain = Engine.open(path, ModelConfig(**{**MANY, **options}, backend="llama.cpp"))
+    wanted = Talks(plain)
+    script(wanted)
     assert all(np.array_equal(a, b) for a, b in zip(wanted.rows, found.rows, strict=True))
     plain.close()
 
