@@ -79,4 +79,6 @@ def test_a_piece_is_about_a_block_of_the_widest_rows() -> None:
     assert piece_bytes(cells, 1 << 30) == 256 * 512
     assert piece_bytes(cells, 8192) == 8192
     assert piece_bytes(Cells([CellTensor(0, 9, 1)], 4096), 1 << 30) == 4096
+    several = [CellTensor(0, 8 * 2048, 512)]
+    assert piece_bytes(Cells(several, 4096, 8), 1 << 30) == 2048 // 16 * 512, "but of several texts it is a small part"
     assert piece_bytes(Cells([CellTensor(0, 9, 1 << 20)], 4096), 1 << 30) == 1 << 20
