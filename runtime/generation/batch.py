@@ -3,11 +3,13 @@
 `Batch` carries out what the scheduler decides (`runtime/scheduling/scheduler.py`): it brings sequences where they have
 to be, computes a pass, and chooses a token for each request that has come so far, and those that follow as long as they
 were guessed (`runtime/speculation/shared_guesses.py`). A request that fails, as its grammar may, fails alone. An error
-of a pass, as of a drive, leaves all requests as they were before it.
+of a pass, as of a drive, leaves all requests as they were before it. Where the drive is full that keys and values go
+to, the request that was admitted last ends, so that the others have its room there.
 """
 
 from __future__ import annotations
 
+import errno
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +17,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError
+from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError, TierReadError
 from edge_run.base.protocols import Clock
 from edge_run.base.results import Piece, Speculation
 from edge_run.runtime.engine.engine import Engine
@@ -32,6 +34,8 @@ from edge_run.runtime.scheduling.widths import PassWidths
 from edge_run.runtime.speculation.shared_drafters import OpenText
 from edge_run.runtime.speculation.shared_guesses import SharedTree
 from edge_run.runtime.speculation.verification import Verification
+
+_FULL_DRIVE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what only writes are refused for
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,12 @@ class Batch(Closing):
             drafting = self._meter.lap()
             with self._guesses.going_on() if self._guesses else nullcontext():
                 computed = self._passes.compute(planned, trees)
+        except TierReadError as error:
+            if error.errno not in _FULL_DRIVE or self.n_running < 2:
+                raise
+            number = self._scheduler.running()[-1]
+            self._forget(number)
+            return [*events, Event(number, error=error)]
         except Cancelled:
             is_for_all = not self._cancelled & self._open.keys()
             return events + [self._end(number, "cancelled") for number in list(self._open) if is_for_all]

@@ -291,6 +291,31 @@ def _request(prompt: Sequence[int]) -> Any:
     return make_request(prompt, max_tokens=24, temperature=0)
 
 
+@in_child
+def test_a_full_drive_ends_the_answer_that_began_last(folder: Path) -> None:
+    """The others go on where it was, and have its room."""
+    path = make_model("llama", folder)
+    with open_model(path, folder, small_memory(path, folder)) as model:
+        spill = spill_of(model._engine)
+        write, most_bytes, taken = spill.file.write, [1 << 40], [0]
+
+        def write_some(address: int, length: int, offset: int) -> None:
+            taken[0] = max(taken[0], 512 * os.fstat(spill.file._fd).st_blocks + length)
+            if 512 * os.fstat(spill.file._fd).st_blocks + length > most_bytes[0]:
+                raise TierReadError("no room", errno=errno.ENOSPC)
+            write(address, length, offset)
+
+        spill.file.write = write_some  # type: ignore[method-assign]
+        prompts = [TEXT[i : i + 448] for i in range(3)]
+        plenty = model.generate_many(prompts, max_tokens=24, temperature=0).results()
+        assert not any(isinstance(one, Exception) for one in plenty)
+        most_bytes[0] = taken[0] * 3 // 4
+        *others, last = model.generate_many(prompts, max_tokens=24, temperature=0).results()
+        assert isinstance(last, TierReadError)
+        assert str(last) == "no room"
+        assert [one.token_ids for one in others] == [one.token_ids for one in plenty[:2]]  # type: ignore[union-attr]
+
+
 def answers_but_one(model: Model) -> list[list[int]]:
     """What four requests say, of which one is cancelled when it has five tokens."""
     batch = model.open_batch()
