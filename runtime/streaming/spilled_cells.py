@@ -93,15 +93,15 @@ class SpilledCells:
         return lambda _: self.spill.end(following, self._chosen_last)
 
     def _check_rows(self, address: int) -> None:
-        """Raise KernelError where llama.cpp would write to rows that may be away."""
+        """Note whose rows the pass reads. Raise KernelError where it would write to rows that may be away."""
         written = ggml.rows_written(address)
         if written is None or not len(written[1]):
             return
         texts, rows = np.divmod(written[1], self.spill.text_cells(written[0]))
-        for text, row in zip(texts.tolist(), rows.tolist(), strict=True):
-            if row < self.spill.texts[text].n_rows:
-                raise KernelError(
-                    f"llama.cpp puts a token into cell {row} of a text of {self.spill.texts[text].n_rows}; "
-                    "--kv-spill off does without; please report this model"
-                )
+        taken = rows < np.array([states.n_rows for states in self.spill.texts])[texts]
+        if taken.any():
+            raise KernelError(
+                f"llama.cpp puts a token into cell {written[1][taken][0]}, which has one; --kv-spill off does without; "
+                "please report this model"
+            )
         self.spill.read_of(range(int(texts.min()), int(texts.max()) + 1))  # llama.cpp takes all streams in between

@@ -102,7 +102,7 @@ def check_all(spill: Spill) -> None:
         states.check()
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3", "qwen3moe", "gemma3", "llama4"])
+@pytest.mark.parametrize("name", ["llama", "qwen3moe", "gemma3"])
 @in_child
 def test_texts_that_share_passes(name: str, folder: Path) -> None:
     spill_terms.ATTENTIONS_AT_ONCE = 1
@@ -140,7 +140,7 @@ def open_beside_values(path: Path, folder: Path, options: dict[str, Any]) -> Eng
     raise AssertionError("keys have room wherever values have")
 
 
-@pytest.mark.parametrize(("name", "n_sequences"), [("llama", 1), ("llama", SEQUENCES), ("qwen3moe", SEQUENCES)])
+@pytest.mark.parametrize(("name", "n_sequences"), [("llama", 1), ("qwen3moe", SEQUENCES)])
 @in_child
 def test_exact_texts_keep_values_in_memory(name: str, n_sequences: int, folder: Path) -> None:
     """Without flash attention values lie in columns; keys go to the file, one text or several."""
@@ -171,7 +171,7 @@ def test_a_text_that_ends_gives_back_memory_and_file(folder: Path) -> None:
     spill.room_bytes = 0
     talks = Talks(engine)
     for sequence in range(SEQUENCES):
-        talks.prompt(sequence, 1024)
+        talks.prompt(sequence, 600)
     talks.step(range(SEQUENCES))
     talks.step(range(SEQUENCES))
 
@@ -195,7 +195,7 @@ def test_a_text_that_ends_gives_back_memory_and_file(folder: Path) -> None:
     engine.close()
 
 
-PROMPTS = [TEXT[:500], TEXT[100:260], TEXT[7:1007], TEXT[50:90], TEXT[300:900], TEXT[20:33], TEXT[11:411]]
+PROMPTS = [TEXT[:300], TEXT[100:200], TEXT[7:457], TEXT[50:90], TEXT[300:560], TEXT[20:33], TEXT[11:231]]
 
 
 def open_model(path: Path, folder: Path, memory: int | None) -> Model:
@@ -251,9 +251,9 @@ def test_many_answers_are_those_of_a_run_without(folder: Path) -> None:
         anyio.run(ask)
 
 
-@pytest.mark.parametrize(("call", "code"), [("write", errno.ENOSPC), ("read_into", errno.EIO)])
+@pytest.mark.parametrize("call", ["write", "read_into"])
 @in_child
-def test_what_the_drive_refuses_leaves_all_texts(call: str, code: int, folder: Path) -> None:
+def test_what_the_drive_refuses_leaves_all_texts(call: str, folder: Path) -> None:
     """What was said stays, the error is one line; when the drive works again, all go on where they were."""
     path = make_model("llama", folder)
     with open_model(path, folder, None) as plenty:
@@ -265,7 +265,7 @@ def test_what_the_drive_refuses_leaves_all_texts(call: str, code: int, folder: P
         real, n_passes = getattr(spill.file, call), 0
 
         def refuse(*_: int) -> int:
-            raise TierReadError("refused", errno=code)
+            raise TierReadError("refused", errno=errno.EIO)
 
         n_refused = 0
         while not batch.is_idle:
