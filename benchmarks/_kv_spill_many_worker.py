@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import Any
 
 WIDTH = 256  # tokens in a pass of a prompt
+TOKEN_CHARACTERS = 6  # of a text, more than a token has: what is not needed is not held
 
 
 def used_s() -> float:
     """Return the processor's seconds of this process so far."""
     times = os.times()
     return times.user + times.system
+
+
+def text_of(arguments: argparse.Namespace) -> str:
+    """Return as much of the text as the prompts are made of."""
+    with arguments.text.open(encoding="utf-8", errors="replace") as file:
+        return str(file.read(TOKEN_CHARACTERS * arguments.sequences * arguments.each))
 
 
 def prompts_of(tokens: list[int], arguments: argparse.Namespace) -> list[list[int]]:
@@ -42,7 +49,7 @@ def run_ours(arguments: argparse.Namespace) -> dict[str, Any]:
         kv_spill="on",
         repack="off",
     ) as model:
-        tokens = model.tokenize(arguments.text.read_text("utf-8", "replace")[:1_000_000], add_special=False)
+        tokens = model.tokenize(text_of(arguments), add_special=False)
         began, used = time.monotonic(), used_s()
         most_away = 0
         answers: dict[int, list[int]] = {}
@@ -78,7 +85,7 @@ def run_plain(arguments: argparse.Namespace) -> dict[str, Any]:
     model = low.llama_model_load_from_file(str(arguments.model).encode(), low.llama_model_default_params())
     vocabulary = low.llama_model_get_vocab(model)
     n_vocabulary = low.llama_vocab_n_tokens(vocabulary)
-    text = arguments.text.read_bytes()[:1_000_000]
+    text = text_of(arguments).encode()
     room = (low.llama_token * len(text))()
     n_tokens = low.llama_tokenize(vocabulary, text, len(text), room, len(text), False, False)
     shape = low.llama_context_default_params()
