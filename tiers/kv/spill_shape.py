@@ -17,18 +17,23 @@ from edge_run.tiers.kv.layout import BLOCK_ROWS
 
 MOST_PIECE_BYTES = MIB
 _PIECES_OF_STREAM = 16  # at least, of a tensor, where there are several streams
+_MOST_PIECES = 8192  # of all streams, as far as blocks are large enough for that
 _LOST_PAGES = 3  # of a tensor, that are shared with what lies before and after it
 
 
 def piece_bytes(cells: Cells, most_bytes: int) -> int:
     """Return the size of a piece: about a block of rows of the widest tensor, a power of two.
 
-    Where there are several streams, each may have a piece of each tensor that is not complete: smaller ones then.
+    Where there are several streams, each may have a piece of each tensor that is not complete: smaller ones then, as
+    long as they are not too many, as each is also an entry in tables of ours.
     """
     widest = max((tensor.cell_bytes for tensor in cells.tensors if tensor.n_rows == 1), default=1)
-    longest = max((tensor.n_cells for tensor in cells.tensors), default=1) // cells.n_streams
-    n_rows = min(BLOCK_ROWS, max(1, longest // _PIECES_OF_STREAM)) if cells.n_streams > 1 else BLOCK_ROWS
-    size = 1 << (n_rows * widest - 1).bit_length()
+    least_bytes = BLOCK_ROWS * widest
+    if cells.n_streams > 1:
+        longest = max((tensor.n_cells for tensor in cells.tensors), default=1) // cells.n_streams
+        all_bytes = sum(tensor.row_bytes for tensor in cells.tensors if tensor.n_rows == 1)
+        least_bytes = min(least_bytes, max(longest // _PIECES_OF_STREAM * widest, all_bytes // _MOST_PIECES, 1))
+    size = 1 << (least_bytes - 1).bit_length()
     return max(cells.page_bytes, min(size, most_bytes, MOST_PIECE_BYTES))
 
 
