@@ -65,6 +65,7 @@ class Witness:
         """Whether anything is written where the keys and values of cells that are counted as unused would lie."""
         room = self.lender._cells
         if room is not None:
-            for tensor in room._cells.tensors:
-                for address, length in tensor.unused(room._dirty_cells, _libc.PAGE):
-                    yield bool(np.frombuffer(_libc.view(address, length), np.uint64).any())
+            for stream, n_dirty in zip(room._streams, room._dirty_cells, strict=True):
+                for tensor in stream.tensors:
+                    for address, length in tensor.unused(n_dirty, _libc.PAGE):
+                        yield bool(np.frombuffer(_libc.view(address, length), np.uint64).any())

@@ -3,11 +3,13 @@
 `Batch` carries out what the scheduler decides (`runtime/scheduling/scheduler.py`): it brings sequences where they have
 to be, computes a pass, and chooses a token for each request that has come so far, and those that follow as long as they
 were guessed (`runtime/speculation/shared_guesses.py`). A request that fails, as its grammar may, fails alone. An error
-of a pass, as of a drive, leaves all requests as they were before it.
+of a pass, as of a drive, leaves all requests as they were before it. Where the drive is full that keys and values go
+to, the request that was admitted last ends, so that the others have its room there.
 """
 
 from __future__ import annotations
 
+import errno
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +17,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError
+from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError, TierReadError
 from edge_run.base.protocols import Clock
 from edge_run.base.results import Piece, Speculation
 from edge_run.runtime.engine.engine import Engine
@@ -26,13 +28,14 @@ from edge_run.runtime.generation.report import Course, report
 from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.generation.scheduled_passes import ComputedPart, ScheduledPasses
 from edge_run.runtime.generation.speculation_setup import open_shared_guesses
-from edge_run.runtime.llama.context_shape import UNIFIED
 from edge_run.runtime.scheduling.scheduler import PassPart, PassRules, PlannedPass, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
 from edge_run.runtime.scheduling.widths import PassWidths
 from edge_run.runtime.speculation.shared_drafters import OpenText
 from edge_run.runtime.speculation.shared_guesses import SharedTree
 from edge_run.runtime.speculation.verification import Verification
+
+_FULL_DRIVE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what only writes are refused for
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +85,16 @@ class Batch(Closing):
         """Serve requests with `engine`, whose sequences are empty, and this batch's until it is closed."""
         self._engine, self._meter, self._clock = engine, meter, clock
         self._decoder = engine.front
-        able, is_exact = self._decoder.capabilities, engine.config.exact
+        able, is_exact, has_streams = self._decoder.capabilities, engine.config.exact, engine.shape.has_streams
         self._n_sequences = most_parallel
         pool = SequencePool(
             self._n_sequences,
-            able.context_tokens * (most_parallel if engine.shape.has_streams else 1),
+            able.context_tokens * (most_parallel if has_streams else 1),
             can_rewind=able.can_rewind,
             can_share=able.can_branch,
-            keeps_ended=not is_exact,
+            keeps_ended=not (is_exact or has_streams),
         )
-        rules = PassRules(able.context_tokens, is_exact or engine.model.is_recurrent, is_exact)
+        rules = PassRules(able.context_tokens, has_streams or is_exact or engine.model.is_recurrent, is_exact)
         costs = pass_costs(engine)
         self._widths = PassWidths(costs, able.micro_batch_tokens)
         self._guesses, self._why_plain = open_shared_guesses(engine, costs)
@@ -164,6 +167,12 @@ class Batch(Closing):
             drafting = self._meter.lap()
             with self._guesses.going_on() if self._guesses else nullcontext():
                 computed = self._passes.compute(planned, trees)
+        except TierReadError as error:
+            if error.errno not in _FULL_DRIVE or self.n_running < 2:
+                raise
+            number = self._scheduler.running()[-1]
+            self._forget(number)
+            return [*events, Event(number, error=error)]
         except Cancelled:
             is_for_all = not self._cancelled & self._open.keys()
             return events + [self._end(number, "cancelled") for number in list(self._open) if is_for_all]
@@ -279,8 +288,9 @@ class Batch(Closing):
         rest = request.answer.finish()
         why = "stop" if request.answer.is_stopped else why
         generation = report(self._engine, self._meter, request.answer, request.course, why, speculation)
-        if self._n_sequences > 1 and not self._engine.shape.has_streams:
-            generation = replace(generation, numerics=replace(generation.numerics, batching=UNIFIED))
+        if self._n_sequences > 1:
+            numerics = replace(generation.numerics, batching=self._engine.shape.batching)
+            generation = replace(generation, numerics=numerics)
         return Event(number, Piece(rest, (), generation))
 
     def _forget(self, number: int) -> _Open:

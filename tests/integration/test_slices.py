@@ -12,7 +12,7 @@ import pytest
 
 import slices
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError
+from edge_run.base.errors import BudgetError, NotSupported
 from edge_run.base.protocols import BatchToken
 from edge_run.base.units import MIB
 from edge_run.devices.host.memory import process_memory
@@ -85,6 +85,12 @@ def test_a_context_takes_no_memory_before_it_is_assigned_and_must_fit_then(folde
     assert 0 < engine.plan.kv_bytes < 0.6 * kv_bytes
     assert process_memory().peak_bytes < held + 80 * MIB
     engine.close()
+
+
+def test_keys_and_values_of_a_slice_do_not_go_to_a_file(folder: Path) -> None:
+    with pytest.raises(NotSupported, match=r"kv spill: .* shorten the context \(-c\)") as refusal:
+        SliceEngine.open(make_model("llama", folder), ModelConfig(kv_spill="on", context_tokens=64))
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux is told which cores threads use")
