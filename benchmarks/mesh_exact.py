@@ -127,10 +127,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| model | layers | budgets, MB | peaks, MB | keys and values of the first node, MB | lent at first, MB |",
         "|---|---|---|---|---|---|",
     ]
-    lines += [
-        f"| {row['model']} | {row['layers']} | {row['budget_mb']} | {row['peak_mb']} | {row['kv_mb']} | {row['lent_mb']} |"
-        for row in rows
-    ]
+    shown = ("model", "layers", "budget_mb", "peak_mb", "kv_mb", "lent_mb")
+    lines += [f"| {' | '.join(str(row[name]) for name in shown)} |" for row in rows]
     return "\n".join(lines)
 
 
