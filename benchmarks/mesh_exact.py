@@ -4,10 +4,11 @@
     mesh_exact.py [--architectures] [--nodes] [MODEL ...] [--context 16384] [--prompt 1000] [--tokens 24]
 
 Nodes: real processes with a real mosquitto, budgets of 20, 35 and 60 % of the model for the whole process, so that the
-model fits none of them: a dense model and a mixture of experts that write sensible text, and architectures that scale
-their input (granite, gemma) with random weights; or those named. In a long context keys and values are a good part of a
-budget, and take room from weights as they are written. Architectures: three engines in one process with the layers dealt out
-in turn, resident and with the fewest frames that can work, against llama.cpp's own loader, logit by logit.
+model fits none of them: those named, or a dense model and a mixture of experts that write sensible text, and
+architectures that scale their input (granite, gemma) with random weights. In a long context keys and values are a good
+part of a budget, and take room from weights as they are written. Architectures: three engines in one process with the
+layers dealt out in turn, resident and with the fewest frames that can work, against llama.cpp's own loader, logit by
+logit.
 """
 
 from __future__ import annotations
