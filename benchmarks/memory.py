@@ -53,11 +53,15 @@ def main() -> None:
     models = arguments.models or (grown_moe("2G"), grown_model("1G", 16))
     done = {tuple(str(row[name]) for name in KEY) for row in rows}
     missing = [one for one in itertools.product(models, SHARES, KINDS) if key_of(*one) not in done]
+    least: dict[Path, int] = {}
     for model, share, kind in missing:
         if stop and time.monotonic() > stop:
             print("more is to be done", flush=True)
             break
-        rows.append(measure(model, share, kind, flags))
+        if model not in least:
+            least[model] = parse_size(smallest(model, str(CONTEXT)))
+        budget = max(least[model], int(model.stat().st_size * share))
+        rows.append({"model": model.stem, "share": share, "kind": kind} | measure(model, budget, kind, flags))
         print(rows[-1], flush=True)
         write_results(arguments.name, rows, f"{__doc__.strip()}\n\n{table(rows)}")
 
@@ -76,13 +80,12 @@ def done_before(name: str) -> list[dict[str, Any]]:
         return [{key: _number(text) for key, text in row.items()} for row in csv.DictReader(file)]
 
 
-def measure(model: Path, share: float, kind: str, flags: list[Any]) -> dict[str, Any]:
+def measure(model: Path, budget: int, kind: str, flags: list[Any]) -> dict[str, Any]:
     """Return the peak of one run: without a cap (`free`), or inside a cgroup of the budget's size (`capped`)."""
-    budget = max(parse_size(smallest(model, str(CONTEXT))), int(model.stat().st_size * share))
     limit = budget if kind == "capped" else None
     found = run_worker([model, "--memory", budget, *flags], {"memory": limit}, model, WORKER)
     box = {"oom_kills": found["box"]["oom_kills"], "limit_hits": found["box"]["limit_hits"]}
-    return {"model": model.stem, "share": share, "kind": kind} | {name: found[name] for name in KEPT} | box
+    return {name: found[name] for name in KEPT} | box
 
 
 def table(rows: list[dict[str, Any]]) -> str:
