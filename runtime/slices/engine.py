@@ -27,7 +27,7 @@ from edge_run.runtime.graph.units import Layout
 from edge_run.runtime.llama.holdings import COORDINATOR_RESERVE_BYTES, WORKER_RESERVE_BYTES
 from edge_run.runtime.planning.memory_plan import make_plan
 from edge_run.runtime.planning.prepare import prepare
-from edge_run.runtime.planning.terms import Terms, used_experts
+from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.slices.assignment import Assignment
 from edge_run.runtime.slices.maps import SliceMaps
 from edge_run.runtime.slices.slice import Share, Transport, own_part
@@ -72,7 +72,7 @@ class SliceEngine:
         state_bytes = max(unit.entry_bytes for unit in self.layout.units)
         reserve_bytes = min(COORDINATOR_RESERVE_BYTES, least_bytes + 4 * self.width * state_bytes)
         self.holdings = replace(loaded.holdings, reserve_bytes=reserve_bytes)
-        is_narrow = loaded.shape.sequences == 1 and not self.config.exact and used_experts(self.gguf) == 1
+        is_narrow = loaded.shape.sequences == 1 and not self.config.exact
         buffer = loaded.driver.compute_buffer
         idle = idle_bytes(buffer.size_bytes, touched_bytes(buffer, self.layout.flow))
         self.lendable_bytes = idle if is_narrow else 0

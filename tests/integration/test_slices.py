@@ -114,6 +114,7 @@ def test_keys_and_values_take_room_from_weights_when_they_are_written(
         plan, lender = engine.plan, witness.lender
         assert getattr(engine._supply.streams[0], "holds_stage_visits", False) == (room == "visits")
         assert (plan.expert_bytes > 0) == (room == "experts")
+        assert (engine.lendable_bytes > 0) == ("sequences" not in options)
         assert 0 < plan.lent_bytes <= plan.kv_bytes + engine.lendable_bytes
         held = [point.weights_bytes for point in plan.by_context]
         assert held == sorted(held, reverse=True)
