@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=16)
+    parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--cache", type=Path)
@@ -60,7 +61,7 @@ def main() -> None:
         return
     config = ModelConfig(
         memory=arguments.memory,
-        context_tokens=256,
+        context_tokens=arguments.context,
         micro_batch_tokens=arguments.micro_batch,
         threads=arguments.threads,
         cache_folder=arguments.cache,
@@ -92,6 +93,8 @@ def main() -> None:
         "prompt_s": prompt_s,
         "peak_bytes": process_memory().peak_bytes,
         "streamed_bytes": engine_plan.streamed_bytes_per_pass,
+        "kv_bytes": engine_plan.kv_bytes,
+        "lent_bytes": engine_plan.lent_bytes,
         "predicted_token_s": use.predicted_token_s if use else 0.0,
         "hop_s": use.hop_s if use else 0.0,
         "rounds": use.rounds if use else 0,

@@ -144,6 +144,11 @@ class LocalDecoder:
         return min(position, L.llama_memory_seq_pos_max(memory, sequence) + 1)
 
     @property
+    def count(self) -> CellCount:
+        """How many cells of the context are in use."""
+        return self._count
+
+    @property
     def why_no_shift(self) -> str:
         """Why `shift` cannot work; empty where it can."""
         if self._model.is_recurrent or not L.llama_memory_can_shift(self._context.memory):
