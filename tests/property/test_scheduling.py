@@ -73,7 +73,7 @@ class Served(RuleBasedStateMachine):
         self.pool.check()
 
     def take_in(self, planned: object) -> None:
-        self.scheduler.computed(planned)
+        self.scheduler.begun(planned)
         for part in planned.parts:
             self.held[part.sequence] += part.tokens
             if part.is_last:

@@ -33,7 +33,7 @@ class Bench:
             pass
         planned = self.scheduler.next_pass()
         assert planned is not None
-        self.scheduler.computed(planned)
+        self.scheduler.begun(planned)
         for part in planned.parts:
             if part.is_last:
                 self.scheduler.append(part.request, part.tokens[-1] + 1)
