@@ -11,6 +11,7 @@ from edge_run.base.errors import BudgetError
 from edge_run.base.fields import plain
 from edge_run.base.mesh import Document, JsonValue, Mesh, names_apart
 from edge_run.base.mesh_status import MeshNode
+from edge_run.partition.mesh_pipeline import faster_for_many, plan_pipeline
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import plan_ring
 from edge_run.runtime.decoding.driver import PassShape
@@ -60,6 +61,7 @@ class LayerCoordinator:
     specs: of the devices that were asked, and of this one.
     links: what was measured between them.
     plan: the latest plan.
+    most_in_flight: the passes that may be in flight, one of each group of sequences.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class LayerCoordinator:
             "settings": shared_settings(engine),
         }
         self.works = unit_works(engine)
+        self.most_in_flight = engine.most_in_flight if engine.most_in_flight > 1 and engine.maps.can_split_tail() else 1
         self.fetch = MeshFetch(mesh, len(self.works), say, engine.interrupt.check)
         self.specs: dict[str, DeviceSpec] = {}
         self.links = MeasuredLinks(
@@ -164,6 +167,10 @@ class LayerCoordinator:
         first = specs[self._mesh.node]
         others = [specs[node] for node in sorted(specs) if node != first.node]
         plan = plan_ring(self.works, [first, *others], self.links.hop)
+        if self.most_in_flight > 1:
+            sequences = self._engine.config.sequences
+            pipeline = plan_pipeline(self.works, [first, *others], self.links.hop, sequences)
+            plan = faster_for_many(plan, pipeline, sequences)
         apart = self.links.apart(plan.owners) if plan else None
         if apart is None:
             return plan
@@ -193,6 +200,7 @@ class LayerCoordinator:
             "epoch": epoch,
             "owners": list(plan.owners),
             "layout": layout_hash(self._engine.layout),
+            "is_split": plan.most_in_flight > 1,
         }
         refusal = self.fetch.run(plan, order, lambda orders: self.orders.give(orders, FETCH_TIMEOUT_S))
         if refusal is not None:
@@ -229,6 +237,8 @@ class LayerCoordinator:
         """Return the plan in words."""
         parts = [f"{part.name} computes {_layers(part.blocks)}" for part in self.describe()]
         per_s = f"; {self.plan.tokens_per_s:.1f} tokens/s expected" if self.plan.token_s else ""
+        if self.plan.most_in_flight > 1:
+            per_s += f" of one answer, {self.plan.most_in_flight} groups of answers are computed at once"
         return ", ".join(parts) + per_s
 
     def _check(self, node: str, answer: Document) -> None:

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError
 from edge_run.base.mesh import Joined, Lost, Mesh, is_worker
 from edge_run.base.mesh_status import MeshUse
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.partition.mesh_plan import MeshPlan
+from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh import failover
 from edge_run.runtime.mesh.activation_coding import ActivationCoder, SentActivations
 from edge_run.runtime.mesh.blame import FAULTS, Blame
 from edge_run.runtime.mesh.coordinator import FETCH_TOKENS, PAYS_BACK_TOKENS, LayerCoordinator, reading_s
 from edge_run.runtime.mesh.device_group import Attempt, DeviceGroup
 from edge_run.runtime.mesh.log import MeshLog
-from edge_run.runtime.mesh.messages import Command
+from edge_run.runtime.mesh.messages import Command, Decode
 from edge_run.runtime.mesh.orders import Failed
 from edge_run.runtime.mesh.rates import MeshRates
 from edge_run.runtime.mesh.replay import LogReplay, PlanTimes
@@ -32,6 +36,20 @@ from edge_run.runtime.slices.engine import SliceEngine
 logger = logging.getLogger(__name__)
 
 LEAD_TIMEOUT_S = 10.0
+
+
+@dataclass(eq=False, slots=True)
+class InFlight:
+    """A batch in flight.
+
+    command: the batch.
+    rows: its logits, where it was computed at once.
+    began_s: when it was begun.
+    """
+
+    command: Decode
+    rows: Logits | None = None
+    began_s: float = 0.0
 
 
 class MeshRun:
@@ -50,6 +68,7 @@ class MeshRun:
         """
         self._mesh, self._engine, self._coordinator, self._say = mesh, engine, coordinator, say
         self.log, self.rates = MeshLog(), MeshRates()
+        self._in_flight: deque[InFlight] = deque()
         self._events, self._sent = RunEvents(mesh), SentActivations()
         self._lease = 0
         self._group = self._make_group(coordinator.plan, 0)
@@ -94,35 +113,73 @@ class MeshRun:
                 with contextlib.suppress(MeshError):  # it ends soon
                     self._mesh.resign()
 
-    def perform(self, command: Command) -> Logits | None:
-        """Have all devices carry out `command`; return the logits of a batch. Raises what `recover` takes."""
-        return self._group.perform(command, self.rates.token_s)
+    @property
+    def most_in_flight(self) -> int:
+        """How many batches in flight are of use."""
+        return self._group.most_in_flight
+
+    @property
+    def in_flight(self) -> tuple[Sequence[BatchToken], ...]:
+        """The batches that were begun and are not finished, in their order."""
+        return tuple(one.command.batch for one in self._in_flight)
+
+    def begin(self, batch: Sequence[BatchToken]) -> None:
+        """Begin a batch; it is in flight, whatever this raises, until `finish` or `forget`. Raises as `recover` takes."""
+        begun = InFlight(Decode(tuple(batch)))
+        self._in_flight.append(begun)
+        self.log.add(begun.command, None)
+        self._begin(begun)
+
+    def finish(self) -> Logits:
+        """Return the logits of the batch that was begun first. Raises what `recover` takes; then it is still in flight."""
+        begun = self._in_flight[0]
+        rows = self._group.finish(self.rates.token_s) if begun.rows is None else begun.rows
+        self._in_flight.popleft()
+        seconds, n_tokens = time.monotonic() - begun.began_s, len(begun.command.batch)
+        self.log.finished(begun.command, seconds)
+        if self._group.is_split:
+            self.rates.note_shared(len(rows), time.monotonic())
+        else:
+            self.rates.note(n_tokens, seconds, self._group.spent, self._group.hops)
+        return rows
+
+    def forget_last(self) -> None:
+        """The batch that was begun last is not in flight any more, and was not computed."""
+        self.log.forget(self._in_flight.pop().command)
+
+    def forget_all(self) -> None:
+        """No batch is in flight any more; other devices may have computed them."""
+        while self._in_flight:
+            self.forget_last()
+        self._group.give_up()
 
     def tell(self, command: Command) -> None:
         """Have the other devices do what was done here, and logged."""
         try:
             self._group.tell(command)
         except DeviceLost as error:
-            self.recover(error, ())
+            self.recover(error)
 
     def stop(self) -> None:
         """Have the other devices take back the batch that was taken back here."""
         if self._failover.nodes:
             self._group.stop()
 
-    def note(self, n_tokens: int, seconds: float) -> None:
-        """A pass of `n_tokens` has taken so long."""
-        self.rates.note(n_tokens, seconds, self._group.spent, self._group.hops)
+    def recover(self, error: EdgeRunError) -> None:
+        """Make it possible to go on after `error`, which a pass ended with, or raise it.
 
-    def recover(self, error: EdgeRunError, batch: Sequence[BatchToken]) -> None:
-        """Make it possible to go on after `error`, which a pass of `batch` ended with, or raise it."""
-        logger.info("epoch %d, command %d: %s", self._failover.epoch, self._group.number, error)
-        shape = self._replay.unknown_shape(error, batch)
-        if shape is not None and not (isinstance(error, PassFailed) and self._replay.is_learned(shape)):
+        Batches in flight are then begun again.
+        """
+        while True:
+            logger.info("epoch %d, command %d: %s", self._failover.epoch, self._group.number, error)
+            shape = self._replay.unknown_shape(error, self._group.batch_of(error))
+            self._group.give_up()
+            if shape is None or (isinstance(error, PassFailed) and self._replay.is_learned(shape)):
+                break
             try:
-                self._replay.learn(shape, error, self.perform)
+                self._replay.learn(shape, error, self._perform)
                 return
-            except FAULTS as found:
+            except (*FAULTS, GraphChanged) as found:
                 error = found
         self._react(self._blame.event_of(error, self._group.others))
 
@@ -150,6 +207,26 @@ class MeshRun:
     def _is_alone(self) -> bool:
         """Whether this device computes all, which needs no lease."""
         return self._failover.nodes == (self._mesh.node,)
+
+    def _begin(self, begun: InFlight) -> None:
+        """Have a batch computed, up to its tail where that is split off."""
+        begun.rows, begun.began_s = None, time.monotonic()
+        if self._group.is_split:
+            self._group.begin(begun.command)
+        else:
+            begun.rows = self._group.perform(begun.command, self.rates.token_s)
+
+    def _perform(self, command: Command) -> None:
+        """Have all devices carry out a command of the log again, and batches in flight begun again."""
+        begun = next((one for one in self._in_flight if one.command is command), None)
+        if begun is not None:
+            self._begin(begun)
+            begun.rows = None if begun.rows is None else begun.rows.copy()  # others are computed before it is finished
+        elif self._group.is_split and isinstance(command, Decode):
+            self._group.begin(command)
+            self._group.finish(self.rates.token_s)
+        else:
+            self._group.perform(command, self.rates.token_s)
 
     def _make_group(self, plan: MeshPlan, epoch: int) -> DeviceGroup:
         speeds = self._coordinator.links.speeds(self._mesh.node, plan.nodes)
@@ -186,7 +263,7 @@ class MeshRun:
             elif isinstance(instruction, failover.Open):
                 return self._open(instruction)
             elif isinstance(instruction, failover.ReplayLog):
-                self._replay.run(self.perform, len(self._failover.nodes))
+                self._replay.run(self._perform, len(self._failover.nodes))
                 return failover.Replayed(instruction.epoch)
         except Failed as failed:
             if not self._is_alone and self._events.take_end_of_lease(self._lease):

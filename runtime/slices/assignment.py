@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape, compile_program
+import contextlib
+from collections.abc import Iterator
+
+from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape, Program, compile_program
 from edge_run.runtime.engine.supply import Supply
 from edge_run.runtime.slices.maps import SliceMaps
 from edge_run.runtime.slices.slice import Share, Slice, Transport, own_part
@@ -20,6 +23,7 @@ class Assignment:
 
     def __init__(self, share: Share, transport: Transport, maps: SliceMaps, supply: Supply, driver: Driver) -> None:
         self.share, self._transport, self._maps, self._supply, self._driver = share, transport, maps, supply, driver
+        self._tail_programs: dict[PassShape, Program] = {}
         self.lent_residency = self._lend()
         driver.features[:] = supply.streams
         driver.before_pass = self._before_pass
@@ -31,8 +35,23 @@ class Assignment:
         is_lent = shape.tokens == 1 and not (self.lent_residency and self.lent_residency.is_over)
         streams = self._supply.streams
         features = [StageVisits(one) if is_lent and isinstance(one, WeightStreaming) else one for one in streams]
-        parts = [Slice(self.share, self._transport, layout), *features]
-        self._driver.programs[shape] = compile_program(own_part(graph, layout, self.share), parts)
+
+        def program(share: Share) -> Program:
+            return compile_program(own_part(graph, layout, share), [Slice(share, self._transport, layout), *features])
+
+        self._driver.programs[shape] = program(self.share.body)
+        if self.share.tail:
+            self._tail_programs[shape] = program(self.share.tail)
+
+    @contextlib.contextmanager
+    def computing_tail(self) -> Iterator[None]:
+        """Have passes in this block compute the tail, and nothing else."""
+        driver, programs = self._driver, self._driver.programs
+        driver.programs = self._tail_programs
+        try:
+            yield
+        finally:
+            driver.programs = programs
 
     def end(self) -> None:
         """Make the driver compute nothing."""
