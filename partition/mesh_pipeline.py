@@ -1,9 +1,10 @@
 """Which device computes which layers when groups of sequences are computed at the same time: a pipeline. Pure.
 
-Each device has one range of units, all in its memory, and computes the passes of the groups as they come. So a round, in
-which each group makes a token of each of its sequences, takes as long as the slowest device, or the busiest link, is at
-work for all groups; or as long as one pass is under way, if that is longer. The plan has the least of that. A device that
-streams would read its layers for each group anew: then it is better when all share a pass, and there is no pipeline.
+Each device has one range of units, all in its memory, and computes the passes of the groups as they come. So a round,
+in which each group makes a token of each of its sequences, takes as long as the slowest device, or the busiest link, is
+at work for all groups; or as long as one pass is under way, if that is longer. The plan has the least of that. A device
+that streams would read its layers for each group anew: then it is better when all share a pass, and there is no
+pipeline.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def plan_pipeline(
 
     The first device has the head and the tail, which are the first and the last unit. A plan of it alone is none.
     """
+    if sequences < 2:
+        return None
     plans = (_plan(units, ring, hops, sequences) for taken in _sets(specs) for ring in _rings(taken, hops))
     return min((plan for plan in plans if plan), key=lambda plan: (plan.many_s, len(plan.nodes)), default=None)
 
@@ -78,8 +81,6 @@ def _plan(units: Sequence[UnitWork], ring: Sequence[DeviceSpec], hops: Hops, seq
     links = [hops(a, b) for a, b in zip(nodes, [*nodes[1:], nodes[0]], strict=True)]
     token_s = sum(at_work) + sum(link.token_s for link in links)
     in_flight, many_s = _best_number(at_work, links, sequences)
-    if in_flight == 1:
-        return None
     return MeshPlan(tuple(owners), 1, token_s, dict.fromkeys(nodes, 0), in_flight, many_s)
 
 
@@ -93,12 +94,12 @@ def _best_number(at_work: Sequence[float], links: Sequence[Hop], sequences: int)
         on_links = max(n_groups * width * link.prompt_token_s for link in links)
         return max(n_groups * pass_cost(width) * max(at_work), under_way, on_links)
 
-    numbers = range(1, min(MOST_IN_FLIGHT, sequences) + 1)
+    numbers = range(2, min(MOST_IN_FLIGHT, sequences) + 1)
     return min(((n, round_s(n)) for n in numbers), key=lambda found: found[1])
 
 
 def _best_ends(units: Sequence[UnitWork], ring: Sequence[DeviceSpec]) -> list[int] | None:
-    """Return where each device's range ends, so that the slowest is as quick as can be; None where they have no room."""
+    """Return where each device's range ends, so that the slowest is quickest; None where they have no room."""
     n = len(units) - 1  # the tail is the first device's
     sums = list(itertools.accumulate(units[:-1], UnitWork.plus, initial=UnitWork(0)))
     best = [_stage_s(ring[0], sums[end].plus(units[-1]), 2) if end else _NEVER for end in range(n + 1)]

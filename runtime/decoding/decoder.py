@@ -200,8 +200,8 @@ class LocalDecoder:
     def tail_rows(self, n_rows: int) -> Logits:
         """Return the logits of a pass of `n_rows` tokens that leaves nothing in the context.
 
-        For programs of layers that look at no cells, and have the rows from elsewhere. There must be as many free cells.
-        Raises what `decode` raises.
+        For programs of layers that look at no cells, and have their input from elsewhere. There must be as many free
+        cells. Raises what `decode` raises.
         """
         start = self._lengths()[0]
         tokens = [BatchToken(0, start + i, wants_logits=True) for i in range(n_rows)]

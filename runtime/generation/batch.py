@@ -229,7 +229,7 @@ class Batch(Closing):
                     break
 
     def _guess(self, planned: PlannedPass) -> Mapping[int, SharedTree]:
-        """Return guesses of what follows the tokens of a pass; none while prompts are read, or other passes in flight."""
+        """Return guesses of what follows the tokens of a pass; none while prompts are read, or passes in flight."""
         if not self._guesses or not planned.is_of_answers or self._passes.most_in_flight > 1:
             return {}
         texts, room = {}, self._scheduler.room_tokens

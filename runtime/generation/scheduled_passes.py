@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from edge_run.base.errors import ContextFull
 from edge_run.base.protocols import BatchToken, Decoder, Logits
@@ -47,7 +47,7 @@ class BegunPass:
 
     planned: PlannedPass
     trees: Mapping[int, SharedTree]
-    drafting: Interval = Interval()
+    drafting: Interval = field(default_factory=Interval)
     began_s: float = 0.0
 
 

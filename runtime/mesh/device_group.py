@@ -116,7 +116,7 @@ class DeviceGroup:
         return rows
 
     def begin(self, command: Decode) -> None:
-        """Have all devices carry out `command`, whose tail is computed when it is finished; only where that `is_split`."""
+        """Have all devices carry out `command`, but its tail, which `finish` computes; only where that `is_split`."""
         self._transport.hear()
         self.tell(command)
         self._transport.expect(self.number, oldest=self._oldest)

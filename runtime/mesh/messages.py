@@ -2,9 +2,9 @@
 
 Every message names the epoch of its plan, and messages of other epochs are ignored. The coordinator numbers its
 commands within an epoch, and devices carry them out in order. A command names the oldest batch in flight, so that
-batches before it, which the coordinator gave up, are known to be over. Sizes are checked before anything is read, and batches
-against the limits of the open context (`runtime/decoding/batch_limits.py`). Other checks are made where a value is
-used.
+batches before it, which the coordinator gave up, are known to be over. Sizes are checked before anything is read, and
+batches against the limits of the open context (`runtime/decoding/batch_limits.py`). Other checks are made where a value
+is used.
 """
 
 from __future__ import annotations

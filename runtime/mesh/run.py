@@ -69,6 +69,7 @@ class MeshRun:
         self._mesh, self._engine, self._coordinator, self._say = mesh, engine, coordinator, say
         self.log, self.rates = MeshLog(), MeshRates()
         self._in_flight: deque[InFlight] = deque()
+        self._most_in_flight = 1
         self._events, self._sent = RunEvents(mesh), SentActivations()
         self._lease = 0
         self._group = self._make_group(coordinator.plan, 0)
@@ -115,8 +116,8 @@ class MeshRun:
 
     @property
     def most_in_flight(self) -> int:
-        """How many batches in flight are of use."""
-        return self._group.most_in_flight
+        """How many batches may be in flight. It stays what it is under a new plan: tokens depend on who shares a pass."""
+        return self._most_in_flight
 
     @property
     def in_flight(self) -> tuple[Sequence[BatchToken], ...]:
@@ -124,14 +125,14 @@ class MeshRun:
         return tuple(one.command.batch for one in self._in_flight)
 
     def begin(self, batch: Sequence[BatchToken]) -> None:
-        """Begin a batch; it is in flight, whatever this raises, until `finish` or `forget`. Raises as `recover` takes."""
+        """Begin a batch; whatever this raises, it is in flight then. Raises what `recover` takes."""
         begun = InFlight(Decode(tuple(batch)))
         self._in_flight.append(begun)
         self.log.add(begun.command, None)
         self._begin(begun)
 
     def finish(self) -> Logits:
-        """Return the logits of the batch that was begun first. Raises what `recover` takes; then it is still in flight."""
+        """Return the logits of the batch that was begun first. Raises what `recover` takes; it is in flight then."""
         begun = self._in_flight[0]
         rows = self._group.finish(self.rates.token_s) if begun.rows is None else begun.rows
         self._in_flight.popleft()
@@ -214,14 +215,17 @@ class MeshRun:
         if self._group.is_split:
             self._group.begin(begun.command)
         else:
-            begun.rows = self._group.perform(begun.command, self.rates.token_s)
+            rows = self._group.perform(begun.command, self.rates.token_s)
+            assert rows is not None, "a batch has logits, or none of its tokens wants any"
+            begun.rows = (
+                rows.copy() if self._most_in_flight > 1 else rows
+            )  # others may be computed before it is finished
 
     def _perform(self, command: Command) -> None:
         """Have all devices carry out a command of the log again, and batches in flight begun again."""
         begun = next((one for one in self._in_flight if one.command is command), None)
         if begun is not None:
             self._begin(begun)
-            begun.rows = None if begun.rows is None else begun.rows.copy()  # others are computed before it is finished
         elif self._group.is_split and isinstance(command, Decode):
             self._group.begin(command)
             self._group.finish(self.rates.token_s)
@@ -307,6 +311,8 @@ class MeshRun:
         times = PlanTimes(0.0, plan.token_s, waits_s)
         self._replay.change_plan(times, self.rates.token_s)
         self.rates.restart()
+        if not len(self.log):
+            self._most_in_flight = plan.most_in_flight
         if len(plan.nodes) > 1:
             self._mesh.publish_plan(self._lease, self._coordinator.plan_document())
             self._say(self._coordinator.plan_text())

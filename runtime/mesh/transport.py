@@ -1,8 +1,8 @@
 """Carries activations between the devices of a run over the data link: sends, waits and checks.
 
 One thread of each device computes and receives. Several passes of a run may be in flight: then a device that waits for
-the activation of one is told of the next ones meanwhile, and computes them in their order. Messages for a later pass are
-kept until then; messages of another epoch, or of a pass that is over, are dropped.
+the activation of one is told of the next ones meanwhile, and computes them in their order. Messages for a later pass
+are kept until then; messages of another epoch, or of a pass that is over, are dropped.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class LinkTransport:
         return _decoded(self._wait_for(unit), sizes)
 
     def await_tail(self) -> None:
-        """Wait until the pass that is expected has come to its tail, of which nothing is wanted. Raises as `receive`."""
+        """Wait until the pass that is expected has come to its tail, of which nothing is wanted; as `receive`."""
         self._round = 1
         self._wait_for(len(self._owners) - 1)
 
