@@ -2,8 +2,8 @@
 
     _mesh_many_worker.py FOLDER MODEL --workers 3 --sequences 8 [--tokens 24] [--turns] [--kill PID] [--cache DIR]
 
-Each answer is greedy and has as many tokens as any other. With `--turns` devices take turns, each with its layers of all
-answers, by the plan of a pipeline otherwise; without, the product plans. With `--kill` a device is lost half way.
+Each answer is greedy and has as many tokens as any other. With `--turns` devices take turns, each with its layers of
+all answers, by the plan of a pipeline otherwise; without, the product plans. With `--kill` a device is lost half way.
 """
 
 from __future__ import annotations

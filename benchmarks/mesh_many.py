@@ -3,10 +3,10 @@
     mesh_many.py MODEL [--nodes 4] [--cpus 0.5] [--sequences 8] [--rounds 3]
 
 Each node is a process in a box with `--cpus` of this machine's processors, and computes layers that are all in its
-memory, so that computing decides. One answer goes from device to device (`1, in turns`), and all in one pass do the same
-(`8, in turns`): what they gain is what a kernel gains with several columns. With groups of answers in flight (`8, at
-once`) devices compute at the same time. In the last run of a round a device is killed half way: its tokens must be the
-same. The nodes together should have no more than this machine's processors: 4 x 0.5 are two.
+memory, so that computing decides. One answer goes from device to device (`1, in turns`), and all in one pass do the
+same (`8, in turns`): what they gain is what a kernel gains with several columns. With groups of answers in flight (`8,
+at once`) devices compute at the same time. In the last run of a round a device is killed half way: its tokens must be
+the same. The nodes together should have no more than this machine's processors: 4 x 0.5 are two.
 """
 
 from __future__ import annotations

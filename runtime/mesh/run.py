@@ -116,7 +116,7 @@ class MeshRun:
 
     @property
     def most_in_flight(self) -> int:
-        """How many batches may be in flight. It stays what it is under a new plan: tokens depend on who shares a pass."""
+        """How many batches may be in flight; as many under a new plan, as tokens depend on who shares a pass."""
         return self._most_in_flight
 
     @property
