@@ -13,7 +13,7 @@ from edge_run.base.mesh import Document, JsonValue, Mesh, names_apart
 from edge_run.base.mesh_status import MeshNode
 from edge_run.partition.mesh_pipeline import faster_for_many, plan_pipeline
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
-from edge_run.partition.mesh_ring import plan_ring
+from edge_run.partition.mesh_ring import Hops, plan_ring
 from edge_run.runtime.decoding.driver import PassShape
 from edge_run.runtime.fetch.fingerprint import fingerprint
 from edge_run.runtime.mesh.failover import Refused
@@ -166,11 +166,8 @@ class LayerCoordinator:
     def _fastest(self, specs: Mapping[str, DeviceSpec]) -> MeshPlan | None:
         first = specs[self._mesh.node]
         others = [specs[node] for node in sorted(specs) if node != first.node]
-        plan = plan_ring(self.works, [first, *others], self.links.hop)
-        if self.most_in_flight > 1:
-            sequences = self._engine.config.sequences
-            pipeline = plan_pipeline(self.works, [first, *others], self.links.hop, sequences)
-            plan = faster_for_many(plan, pipeline, sequences)
+        sequences = self._engine.config.sequences if self.most_in_flight > 1 else 1
+        plan = _plan_over(self.works, [first, *others], self.links.hop, sequences)
         apart = self.links.apart(plan.owners) if plan else None
         if apart is None:
             return plan
@@ -255,6 +252,12 @@ class LayerCoordinator:
         if others:
             name = names_apart(self._mesh.members()).get(node, node)
             self._say(f"{name} computes with other numerics ({', '.join(others)}): tokens may differ from one device's")
+
+
+def _plan_over(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hops, sequences: int) -> MeshPlan | None:
+    """Return the fastest plan for as many answers at once."""
+    ring = plan_ring(works, specs, hops)
+    return faster_for_many(ring, plan_pipeline(works, specs, hops, sequences), sequences) if sequences > 1 else ring
 
 
 def reading_s(plan: MeshPlan, works: Sequence[UnitWork], specs: Mapping[str, DeviceSpec]) -> float:

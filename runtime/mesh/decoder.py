@@ -50,7 +50,7 @@ class MeshDecoder:
     @property
     def most_in_flight(self) -> int:
         """How many batches in flight are of use, under the plan in force."""
-        return self._run.most_in_flight
+        return self._run.in_flight.most
 
     def close(self) -> None:
         """Let the other devices go. Idempotent."""
@@ -58,7 +58,7 @@ class MeshDecoder:
 
     def decode(self, batch: Sequence[BatchToken]) -> Logits:
         """Run a batch; see `Decoder.decode`. Devices that are lost meanwhile are done without."""
-        assert not self._run.in_flight, "what is in flight comes first"
+        assert not len(self._run.in_flight), "what is in flight comes first"
         self._local.limits.check_batch(batch)
         width = self.capabilities.micro_batch_tokens if self.most_in_flight > 1 else len(batch)
         found = []
@@ -80,18 +80,18 @@ class MeshDecoder:
         self._local.limits.check_batch(batch)
         self._run.look_around()
         try:
-            self._run.begin(batch)
+            self._run.in_flight.begin(batch)
             return
         except (*FAULTS, GraphChanged) as error:
             fault = error
         except BaseException:
-            self._run.forget_last()
+            self._run.in_flight.forget_last()
             self._stop(batch)
             raise
         try:
             self._run.recover(fault)
         except BaseException:
-            self._run.forget_last()
+            self._run.in_flight.forget_last()
             raise
 
     def finish(self) -> Logits:
@@ -99,19 +99,19 @@ class MeshDecoder:
         try:
             while True:
                 try:
-                    rows = self._run.finish()
+                    rows = self._run.in_flight.finish()
                 except (*FAULTS, GraphChanged) as error:
                     self._run.recover(error)
                 else:
                     self._report()
                     return rows
         except BaseException:
-            self._run.forget_all()
+            self._run.in_flight.forget_all()
             raise
 
     def abandon(self) -> None:
         """Forget all batches in flight; what the caller says next tells the other devices that they are over."""
-        self._run.forget_all()
+        self._run.in_flight.forget_all()
 
     def rewind(self, sequence: int, position: int) -> int:
         """Forget `sequence` from `position` on; return where it ends now."""

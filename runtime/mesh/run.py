@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError
 from edge_run.base.mesh import Joined, Lost, Mesh, is_worker
 from edge_run.base.mesh_status import MeshUse
-from edge_run.base.protocols import BatchToken, Logits
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh import failover
@@ -24,8 +20,9 @@ from edge_run.runtime.mesh.activation_coding import ActivationCoder, SentActivat
 from edge_run.runtime.mesh.blame import FAULTS, Blame
 from edge_run.runtime.mesh.coordinator import FETCH_TOKENS, PAYS_BACK_TOKENS, LayerCoordinator, reading_s
 from edge_run.runtime.mesh.device_group import Attempt, DeviceGroup
+from edge_run.runtime.mesh.in_flight import BatchesInFlight
 from edge_run.runtime.mesh.log import MeshLog
-from edge_run.runtime.mesh.messages import Command, Decode
+from edge_run.runtime.mesh.messages import Command
 from edge_run.runtime.mesh.orders import Failed
 from edge_run.runtime.mesh.rates import MeshRates
 from edge_run.runtime.mesh.replay import LogReplay, PlanTimes
@@ -38,25 +35,12 @@ logger = logging.getLogger(__name__)
 LEAD_TIMEOUT_S = 10.0
 
 
-@dataclass(eq=False, slots=True)
-class InFlight:
-    """A batch in flight.
-
-    command: the batch.
-    rows: its logits, where it was computed at once.
-    began_s: when it was begun.
-    """
-
-    command: Decode
-    rows: Logits | None = None
-    began_s: float = 0.0
-
-
 class MeshRun:
     """Carries out what the failover of a run decides, and tells it what came of that. Not thread-safe.
 
-    log: what was decoded, by whoever has the run.
-    rates: what passes took, by whoever has the run.
+    log: what was decoded.
+    rates: what passes took.
+    in_flight: the batches that whoever has the run has begun.
     """
 
     def __init__(
@@ -68,11 +52,10 @@ class MeshRun:
         """
         self._mesh, self._engine, self._coordinator, self._say = mesh, engine, coordinator, say
         self.log, self.rates = MeshLog(), MeshRates()
-        self._in_flight: deque[InFlight] = deque()
-        self._most_in_flight = 1
         self._events, self._sent = RunEvents(mesh), SentActivations()
         self._lease = 0
         self._group = self._make_group(coordinator.plan, 0)
+        self.in_flight = BatchesInFlight(self.log, self.rates, self._group)
         self._replay = LogReplay(self.log, engine.maps, say)
         self._blame = Blame(mesh.node, coordinator.orders.who_is_stuck)
         self._incarnations: dict[str, str] = {}  # of devices when they were asked
@@ -114,46 +97,6 @@ class MeshRun:
                 with contextlib.suppress(MeshError):  # it ends soon
                     self._mesh.resign()
 
-    @property
-    def most_in_flight(self) -> int:
-        """How many batches may be in flight; as many under a new plan, as tokens depend on who shares a pass."""
-        return self._most_in_flight
-
-    @property
-    def in_flight(self) -> tuple[Sequence[BatchToken], ...]:
-        """The batches that were begun and are not finished, in their order."""
-        return tuple(one.command.batch for one in self._in_flight)
-
-    def begin(self, batch: Sequence[BatchToken]) -> None:
-        """Begin a batch; whatever this raises, it is in flight then. Raises what `recover` takes."""
-        begun = InFlight(Decode(tuple(batch)))
-        self._in_flight.append(begun)
-        self.log.add(begun.command, None)
-        self._begin(begun)
-
-    def finish(self) -> Logits:
-        """Return the logits of the batch that was begun first. Raises what `recover` takes; it is in flight then."""
-        begun = self._in_flight[0]
-        rows = self._group.finish(self.rates.token_s) if begun.rows is None else begun.rows
-        self._in_flight.popleft()
-        seconds, n_tokens = time.monotonic() - begun.began_s, len(begun.command.batch)
-        self.log.finished(begun.command, seconds)
-        if self._group.is_split:
-            self.rates.note_shared(len(rows), time.monotonic())
-        else:
-            self.rates.note(n_tokens, seconds, self._group.spent, self._group.hops)
-        return rows
-
-    def forget_last(self) -> None:
-        """The batch that was begun last is not in flight any more, and was not computed."""
-        self.log.forget(self._in_flight.pop().command)
-
-    def forget_all(self) -> None:
-        """No batch is in flight any more; other devices may have computed them."""
-        while self._in_flight:
-            self.forget_last()
-        self._group.give_up()
-
     def tell(self, command: Command) -> None:
         """Have the other devices do what was done here, and logged."""
         try:
@@ -178,7 +121,7 @@ class MeshRun:
             if shape is None or (isinstance(error, PassFailed) and self._replay.is_learned(shape)):
                 break
             try:
-                self._replay.learn(shape, error, self._perform)
+                self._replay.learn(shape, error, self.in_flight.perform)
                 return
             except (*FAULTS, GraphChanged) as found:
                 error = found
@@ -208,29 +151,6 @@ class MeshRun:
     def _is_alone(self) -> bool:
         """Whether this device computes all, which needs no lease."""
         return self._failover.nodes == (self._mesh.node,)
-
-    def _begin(self, begun: InFlight) -> None:
-        """Have a batch computed, up to its tail where that is split off."""
-        begun.rows, begun.began_s = None, time.monotonic()
-        if self._group.is_split:
-            self._group.begin(begun.command)
-        else:
-            rows = self._group.perform(begun.command, self.rates.token_s)
-            assert rows is not None, "a batch has logits, or none of its tokens wants any"
-            begun.rows = (
-                rows.copy() if self._most_in_flight > 1 else rows
-            )  # others may be computed before it is finished
-
-    def _perform(self, command: Command) -> None:
-        """Have all devices carry out a command of the log again, and batches in flight begun again."""
-        begun = next((one for one in self._in_flight if one.command is command), None)
-        if begun is not None:
-            self._begin(begun)
-        elif self._group.is_split and isinstance(command, Decode):
-            self._group.begin(command)
-            self._group.finish(self.rates.token_s)
-        else:
-            self._group.perform(command, self.rates.token_s)
 
     def _make_group(self, plan: MeshPlan, epoch: int) -> DeviceGroup:
         speeds = self._coordinator.links.speeds(self._mesh.node, plan.nodes)
@@ -267,7 +187,7 @@ class MeshRun:
             elif isinstance(instruction, failover.Open):
                 return self._open(instruction)
             elif isinstance(instruction, failover.ReplayLog):
-                self._replay.run(self._perform, len(self._failover.nodes))
+                self._replay.run(self.in_flight.perform, len(self._failover.nodes))
                 return failover.Replayed(instruction.epoch)
         except Failed as failed:
             if not self._is_alone and self._events.take_end_of_lease(self._lease):
@@ -297,7 +217,7 @@ class MeshRun:
         plan = self._coordinator.plan
         if set(plan.nodes) != set(instruction.nodes):
             plan = self._coordinator.alone()
-        self._group = self._make_group(plan, instruction.epoch)
+        self._group = self.in_flight.group = self._make_group(plan, instruction.epoch)
         self._replay.forget_shapes()
         self._coordinator.open(plan, instruction.epoch)
         try:
@@ -312,7 +232,7 @@ class MeshRun:
         self._replay.change_plan(times, self.rates.token_s)
         self.rates.restart()
         if not len(self.log):
-            self._most_in_flight = plan.most_in_flight
+            self.in_flight.most = plan.most_in_flight
         if len(plan.nodes) > 1:
             self._mesh.publish_plan(self._lease, self._coordinator.plan_document())
             self._say(self._coordinator.plan_text())

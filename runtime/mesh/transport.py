@@ -238,7 +238,7 @@ class LinkTransport:
             if self.node != self._owners[0]:
                 raise ProtocolError("says here that it failed: that is for the coordinator", node=message.node)
             if number >= self.oldest:
-                raise self._failure(message.node, fields)
+                raise _failure(self._owners, message.node, fields)
             return
         if number < self.oldest or not (kind == "activation" or message.node == self._owners[0]):
             return
@@ -254,20 +254,21 @@ class LinkTransport:
         if self.oldest > self.number or (kind == "stop" and number == self.number):
             raise Cancelled("the pass is over: its coordinator stopped it, or goes on with another")
 
-    def _failure(self, teller: str, fields: Fields) -> DeviceLost | PassFailed:
-        """Return what a device says that it failed over: its own doing, or that of another one."""
-        why, number, others = fields.words("why"), fields.integer("number"), {*self._owners} - {self._owners[0]}
-        lost, blamed = (fields.name(name) if fields.has(name) else "" for name in ("lost", "blames"))
-        if lost in others and lost != teller:
-            return Unreached(why, node=lost, teller=teller)
-        code = fields.integer("code")
-        if blamed in others and blamed != teller:
-            return PassFailed(why, node=blamed, code=code, number=number, teller=teller)
-        return PassFailed(why, node=teller, code=code, number=number)
-
 
 def _fields(message: Message) -> Fields:
     return Fields(message.header, "a message", message.node)
+
+
+def _failure(owners: Sequence[str], teller: str, fields: Fields) -> DeviceLost | PassFailed:
+    """Return what a device says that it failed over: its own doing, or that of another one."""
+    why, number, others = fields.words("why"), fields.integer("number"), {*owners} - {owners[0]}
+    lost, blamed = (fields.name(name) if fields.has(name) else "" for name in ("lost", "blames"))
+    if lost in others and lost != teller:
+        return Unreached(why, node=lost, teller=teller)
+    code = fields.integer("code")
+    if blamed in others and blamed != teller:
+        return PassFailed(why, node=blamed, code=code, number=number, teller=teller)
+    return PassFailed(why, node=teller, code=code, number=number)
 
 
 def _decoded(message: Message, sizes: Sequence[int]) -> list[memoryview]:
