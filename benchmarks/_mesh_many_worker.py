@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -46,6 +47,12 @@ def cpu_seconds(others: Sequence[int]) -> float:
         except psutil.NoSuchProcess:  # it was killed
             continue
     return time.process_time() + sum(one.user + one.system for one in times)
+
+
+def peak_bytes(others: Sequence[int]) -> int:
+    """Return the most that this process, or one of others that are still there, has held."""
+    texts = [path.read_text() for p in (os.getpid(), *others) if (path := Path(f"/proc/{p}/status")).exists()]
+    return max(int(found.group(1)) * 1024 for text in texts if (found := re.search(r"VmHWM:\s+(\d+) kB", text)))
 
 
 def in_turns(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hops) -> MeshPlan:
@@ -133,6 +140,7 @@ def main() -> None:
         **found,
         "most_in_flight": in_flight,
         "layers": {node.name: len(node.blocks) for node in use.nodes} if use else {},
+        "peak_bytes": peak_bytes(arguments.watch),
         "recoveries": use.recoveries if use else 0,
         "sent_bytes": use.sent_bytes if use else 0,
     }

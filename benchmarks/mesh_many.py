@@ -23,6 +23,8 @@ from _box import run_json, write_results
 from _mesh_box import TIMEOUT_S, _environment
 from edgebox import boxed
 
+from edge_run.base.units import parse_size
+
 WORKER = Path(__file__).with_name("_mesh_many_worker.py")
 
 
@@ -81,6 +83,9 @@ def main() -> None:
             runs = [(1, "--turns"), (many, "--turns"), (many,), (many, "--kill")]
             found = [measure(model, arguments, Path(cache), sequences, *flags) for sequences, *flags in runs]
             at_once, killed = found[2:]
+            held = max(row["peak_bytes"] for row in found)
+            if held > parse_size(arguments.memory):
+                raise SystemExit(f"a node held {held} bytes, more than {arguments.memory}")
             if killed["tokens"] != at_once["tokens"] or not killed["recoveries"]:
                 raise SystemExit(f"a device was killed, and the tokens are not the same: {killed}, {at_once}")
             for row in found:

@@ -243,7 +243,8 @@ class Batch(Closing):
 
     def _take_in(self, begun: BegunPass, computed: Sequence[ComputedPart], lap: Interval) -> Iterator[Event]:
         """Choose tokens by what came of a pass. lap: what it cost, after the pass that was finished before it."""
-        planned, passed_s = begun.planned, self._clock() - begun.began_s
+        planned = begun.planned
+        passed_s = self._clock() - begun.began_s if self._passes.most_in_flight > 1 else None
         trees = {one.part.request: one.tree for one in computed if one.tree}
         widths = [len(one.tree.tree) if one.tree else len(one.part.tokens) for one in computed]
         width = self._guesses.width_of(widths) if self._guesses else sum(widths)

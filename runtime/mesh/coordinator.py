@@ -233,10 +233,7 @@ class LayerCoordinator:
     def plan_text(self) -> str:
         """Return the plan in words."""
         parts = [f"{part.name} computes {_layers(part.blocks)}" for part in self.describe()]
-        per_s = f"; {self.plan.tokens_per_s:.1f} tokens/s expected" if self.plan.token_s else ""
-        if self.plan.most_in_flight > 1:
-            per_s += f" of one answer, {self.plan.most_in_flight} groups of answers are computed at once"
-        return ", ".join(parts) + per_s
+        return ", ".join(parts) + _speed(self.plan)
 
     def _check(self, node: str, answer: Document) -> None:
         """Leave out a device that would compute something else. Raises Failed."""
@@ -258,6 +255,13 @@ def _plan_over(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hop
     """Return the fastest plan for as many answers at once."""
     ring = plan_ring(works, specs, hops)
     return faster_for_many(ring, plan_pipeline(works, specs, hops, sequences), sequences) if sequences > 1 else ring
+
+
+def _speed(plan: MeshPlan) -> str:
+    """Return the speed of a plan in words."""
+    alone = f"; {plan.tokens_per_s:.1f} tokens/s expected" if plan.token_s else ""
+    n_groups = plan.most_in_flight
+    return f"{alone} of one answer, {n_groups} groups of answers are computed at once" if n_groups > 1 else alone
 
 
 def reading_s(plan: MeshPlan, works: Sequence[UnitWork], specs: Mapping[str, DeviceSpec]) -> float:

@@ -37,12 +37,19 @@ class BatchesInFlight:
     log: what was decoded.
     rates: what it took.
     group: the devices of the plan in force.
-    most: how many may be in flight. It stays the same under new plans, as tokens depend on who shares a pass.
+    most: how many may be in flight. It is the same for other groups of devices, unless nothing was decoded before them,
+        as tokens depend on who shares a pass.
     """
 
     def __init__(self, log: MeshLog, rates: MeshRates, group: DeviceGroup) -> None:
         self.log, self.rates, self.group, self.most = log, rates, group, 1
         self._begun: deque[_Begun] = deque()
+
+    def use(self, group: DeviceGroup) -> None:
+        """Have another group of devices compute what follows. Raises nothing."""
+        self.group = group
+        if not len(self.log):
+            self.most = group.most_in_flight
 
     def __len__(self) -> int:
         return len(self._begun)

@@ -38,8 +38,7 @@ LEAD_TIMEOUT_S = 10.0
 class MeshRun:
     """Carries out what the failover of a run decides, and tells it what came of that. Not thread-safe.
 
-    log: what was decoded.
-    rates: what passes took.
+    log, rates: what was decoded, and what passes took.
     in_flight: the batches that whoever has the run has begun.
     """
 
@@ -217,7 +216,8 @@ class MeshRun:
         plan = self._coordinator.plan
         if set(plan.nodes) != set(instruction.nodes):
             plan = self._coordinator.alone()
-        self._group = self.in_flight.group = self._make_group(plan, instruction.epoch)
+        self._group = self._make_group(plan, instruction.epoch)
+        self.in_flight.use(self._group)
         self._replay.forget_shapes()
         self._coordinator.open(plan, instruction.epoch)
         try:
@@ -231,8 +231,6 @@ class MeshRun:
         times = PlanTimes(0.0, plan.token_s, waits_s)
         self._replay.change_plan(times, self.rates.token_s)
         self.rates.restart()
-        if not len(self.log):
-            self.in_flight.most = plan.most_in_flight
         if len(plan.nodes) > 1:
             self._mesh.publish_plan(self._lease, self._coordinator.plan_document())
             self._say(self._coordinator.plan_text())

@@ -28,6 +28,7 @@ from edge_run.runtime.generation.meter import Meter
 from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.mesh import coordinator
 from edge_run.runtime.mesh.engine import open_mesh_engine
+from edge_run.runtime.slices.engine import SliceEngine
 from in_child import in_child
 from mesh_processes import mesh_of
 from mesh_runs import OPTIONS, PROMPT, running
@@ -121,6 +122,13 @@ def test_passes_are_begun_before_others_are_finished(folder: Path) -> None:
     with running(make_model("llama", folder), options=MANY) as run:
         run.hub.on_send = note
         answers(run.engine)
+        engine = run.workers["b"]._engine
+        assert engine is not None
+        assert engine.most_in_flight == 4
+        one = SliceEngine.open(run.path, run.config, most_in_flight=1)
+        handed_on_bytes = engine.width * max(unit.entry_bytes for unit in engine.layout.units)
+        assert engine.holdings.reserve_bytes - one.holdings.reserve_bytes == 3 * handed_on_bytes, "for those that wait"
+        one.close()
         assert run.engine.front.capabilities.context_tokens == 1024 - 4, "which leaves cells for tails"
     ahead = list(itertools.accumulate(1 if event == "begun" else -1 for event in events))
     assert max(ahead) >= 2
