@@ -99,20 +99,26 @@ def _best_number(at_work: Sequence[float], links: Sequence[Hop], sequences: int)
 
 
 def _best_ends(units: Sequence[UnitWork], ring: Sequence[DeviceSpec]) -> list[int] | None:
-    """Return where each device's range ends, so that the slowest is quickest; None where they have no room."""
+    """Return where each device's range ends, so that the slowest is quickest, and then the others are much alike.
+
+    None where they have no room.
+    """
     n = len(units) - 1  # the tail is the first device's
     sums = list(itertools.accumulate(units[:-1], UnitWork.plus, initial=UnitWork(0)))
-    best = [_stage_s(ring[0], sums[end].plus(units[-1]), 2) if end else _NEVER for end in range(n + 1)]
+    firsts = [_stage_s(ring[0], sums[end].plus(units[-1]), 2) if end else _NEVER for end in range(n + 1)]
+    best = [(seconds, seconds**2) for seconds in firsts]  # the slowest, and the sum of squares
     chosen: list[list[int]] = []
     for spec in ring[1:]:
-        before, best, starts = best, [_NEVER] * (n + 1), [0] * (n + 1)
+        before, best, starts = best, [(_NEVER, _NEVER)] * (n + 1), [0] * (n + 1)
         for end in range(2, n + 1):
             at_work = [_stage_s(spec, _between(sums[start], sums[end]), 1) for start in range(1, end)]
-            slowest = [max(before[start], seconds) for start, seconds in enumerate(at_work, 1)]
-            best[end] = min(slowest)
-            starts[end] = 1 + slowest.index(best[end])
+            found = [
+                (max(slowest, s), squares + s**2) for (slowest, squares), s in zip(before[1:], at_work, strict=False)
+            ]
+            best[end] = min(found)
+            starts[end] = 1 + found.index(best[end])
         chosen.append(starts)
-    if best[n] == _NEVER:
+    if best[n][0] == _NEVER:
         return None
     ends = [n]
     for starts in reversed(chosen):

@@ -105,7 +105,7 @@ class DeviceGroup:
         self.tell(command)
         n_tokens = len(command.batch) if isinstance(command, Decode) else 0
         deadline_s = self._deadline_s(n_tokens, token_s) if n_tokens and self.others else None
-        self._transport.expect(self.number, deadline_s)
+        self._transport.expect(self.number, deadline_s, self._oldest)
         if not isinstance(command, Decode):
             carry_out(self._engine, command)
             return None
@@ -125,12 +125,15 @@ class DeviceGroup:
         self._transport.finish()
         self._in_flight.append((self.number, command))
 
-    def finish(self, token_s: float) -> Logits:
-        """Return the logits of the pass that was begun first, of those in flight. token_s: as of `perform`."""
+    def finish(self, token_s: float, *, wants_rows: bool = True) -> Logits:
+        """Return the logits of the pass that was begun first, of those in flight; none unless it `wants_rows`.
+
+        token_s: as of `perform`.
+        """
         number, command = self._in_flight[0]
         tokens = sum(len(waiting.batch) for _, waiting in self._in_flight)
         self._transport.expect(number, self._deadline_s(tokens, token_s))
-        self._latest = [token for token in command.batch if token.wants_logits]
+        self._latest = [token for token in command.batch if token.wants_logits and wants_rows]
         if self._latest:
             rows = self._engine.tail_rows(len(self._latest))
         else:

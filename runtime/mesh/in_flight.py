@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.runtime.mesh.device_group import DeviceGroup
 from edge_run.runtime.mesh.log import MeshLog
-from edge_run.runtime.mesh.messages import Command, Decode
+from edge_run.runtime.mesh.messages import Command, Decode, Operate
 from edge_run.runtime.mesh.rates import MeshRates
 
 
@@ -44,10 +44,11 @@ class BatchesInFlight:
     def __init__(self, log: MeshLog, rates: MeshRates, group: DeviceGroup) -> None:
         self.log, self.rates, self.group, self.most = log, rates, group, 1
         self._begun: deque[_Begun] = deque()
+        self._n_again = 0  # of the passes that the group has in flight, those that were finished under an earlier plan
 
     def use(self, group: DeviceGroup) -> None:
         """Have another group of devices compute what follows. Raises nothing."""
-        self.group = group
+        self.group, self._n_again = group, 0
         if not len(self.log):
             self.most = group.most_in_flight
 
@@ -83,7 +84,12 @@ class BatchesInFlight:
         """No batch is in flight any more; devices may have computed some of them. Raises nothing."""
         while self._begun:
             self.forget_last()
+        self.give_up()
+
+    def give_up(self) -> None:
+        """The group of devices has no pass in flight any more; batches are to be begun again. Raises nothing."""
         self.group.give_up()
+        self._n_again = 0
 
     def perform(self, command: Command) -> None:
         """Have a command of the log carried out again; a batch in flight is only begun again."""
@@ -91,15 +97,25 @@ class BatchesInFlight:
         if begun is not None:
             self._begin(begun)
         elif self.group.is_split and isinstance(command, Decode):
+            self._finish_again(self.group.most_in_flight - 1)
             self.group.begin(command)
-            self.group.finish(self.rates.token_s)
+            self._n_again += 1
         else:
+            if isinstance(command, Operate) and command.what == "learn":  # all begins anew after that
+                self.give_up()
             self.group.perform(command, self.rates.token_s)
+
+    def _finish_again(self, n_left: int) -> None:
+        """Wait for passes that were finished under an earlier plan, until so many are in flight."""
+        while self._n_again > n_left:
+            self.group.finish(self.rates.token_s, wants_rows=False)
+            self._n_again -= 1
 
     def _begin(self, begun: _Begun) -> None:
         """Have a batch computed, up to its tail where that is split off."""
         begun.rows, begun.began_s = None, time.monotonic()
         if self.group.is_split:
+            self._finish_again(0)
             self.group.begin(begun.command)
             return
         rows = self.group.perform(begun.command, self.rates.token_s)

@@ -116,7 +116,7 @@ class MeshRun:
         while True:
             logger.info("epoch %d, command %d: %s", self._failover.epoch, self._group.number, error)
             shape = self._replay.unknown_shape(error, self._group.batch_of(error))
-            self._group.give_up()
+            self.in_flight.give_up()
             if shape is None or (isinstance(error, PassFailed) and self._replay.is_learned(shape)):
                 break
             try:

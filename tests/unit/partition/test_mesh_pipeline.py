@@ -39,6 +39,14 @@ def test_the_slowest_device_decides_so_all_have_as_much_to_compute() -> None:
     assert alone_s / plan.many_s == pytest.approx(4.75 / 1.75 * 0.14 / 0.16)
 
 
+def test_where_the_tail_takes_longest_the_others_share_the_rest_evenly() -> None:
+    units = [UnitWork(0), *[UnitWork(10 * MB)] * 12, UnitWork(45 * MB)]
+    plan = plan_pipeline(units, devices(4), quick, 8)
+    assert plan is not None
+    counts = Counter(plan.owners)
+    assert [counts[node] for node in ("n1", "n2", "n3")] == [4, 4, 4]
+
+
 def test_a_slow_device_has_less() -> None:
     plan = plan_pipeline(UNITS, devices(3, slow="n1"), quick, 8)
     assert plan is not None
