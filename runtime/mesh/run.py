@@ -69,11 +69,12 @@ class MeshRun:
     @property
     def use(self) -> MeshUse:
         """Who computes what, and what that took so far."""
-        plan, names = self._coordinator.plan, self._events.names
+        plan = self._coordinator.plan
         return MeshUse(
             epoch=self._failover.epoch,
             nodes=self._coordinator.describe(),
             rounds=plan.rounds,
+            groups=self.in_flight.most,
             predicted_token_s=plan.token_s,
             token_s=self.rates.token_s,
             hop_s=self.rates.hop_s,
@@ -81,7 +82,7 @@ class MeshRun:
             plain_bytes=self._sent.plain_bytes,
             activations=dict(self._sent.activations),
             recoveries=self._failover.recoveries,
-            left_out={node: _why(one, names) for node, one in tuple(self._failover.left_out.items())},
+            left_out={node: _why(one, self._events.names) for node, one in tuple(self._failover.left_out.items())},
         )
 
     def close(self) -> None:
@@ -139,8 +140,7 @@ class MeshRun:
                 self._react(failover.Deposed(LED_BY_ANOTHER))
         for member in self._mesh.members():
             if is_worker(member) and self._incarnations.get(member.node, member.incarnation) != member.incarnation:
-                # Another start than that which was asked, and lost.
-                self._failover.handle(failover.Appeared(member.node))
+                self._failover.handle(failover.Appeared(member.node))  # another start than was asked, and lost
         if self._failover.wants_more and not len(self.log):
             self._react(failover.Better("a device joined"))
         elif why := self.rates.why_replan(self._coordinator, self.log.tokens):
