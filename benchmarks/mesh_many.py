@@ -5,8 +5,9 @@
 Each node is a process in a box with `--cpus` of this machine's processors, and computes layers that are all in its
 memory, so that computing decides. One answer goes from device to device (`1, in turns`), and all in one pass do the
 same (`8, in turns`): what they gain is what a kernel gains with several columns. With groups of answers in flight (`8,
-at once`) devices compute at the same time. In the last run of a round a device is killed half way: its tokens must be
-the same. The nodes together should have no more than this machine's processors: 4 x 0.5 are two.
+at once`) devices compute at the same time. In another run a device is killed half way: its tokens must be the same.
+Last, one device that holds the whole model makes 8 answers, and the mesh as many for each of its nodes. The nodes
+together should have no more than this machine's processors: 4 x 0.5 are two.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,34 +30,37 @@ from edge_run.base.units import parse_size
 WORKER = Path(__file__).with_name("_mesh_many_worker.py")
 
 
-def measure(model: Path, arguments: argparse.Namespace, cache: Path, sequences: int, *flags: str) -> dict[str, Any]:
-    """Return what so many answers took. flags: of the coordinator; `--kill` alone is given a device."""
+WAYS: dict[str, Sequence[str]] = {
+    "in turns": ("--turns",),
+    "at once": (),
+    "at once, one killed": ("--kill",),
+    "one device": (),
+}
+
+
+def measure(model: Path, arguments: argparse.Namespace, cache: Path, sequences: int, way: str) -> dict[str, Any]:
+    """Return what so many answers took."""
     from mesh_processes import MeshOfProcesses
 
-    nodes = arguments.nodes
+    n_workers = 0 if way == "one device" else arguments.nodes - 1
     box = boxed([], cpus=arguments.cpus)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         mesh = MeshOfProcesses(folder, model)
         try:
-            for number in range(nodes - 1):
+            for number in range(n_workers):
                 mesh.spawn(f"w{number}", arguments.memory, box, 2 << 20, str(cache))
             for worker in mesh.workers.values():
                 worker.wait_ready()
             here, watched = mesh.prepare_folder(folder / "here"), computing(mesh)
-            command = [*box, sys.executable, str(WORKER), str(here), str(model), "--workers", str(nodes - 1)]
+            command = [*box, sys.executable, str(WORKER), str(here), str(model), "--workers", str(n_workers)]
             command += ["--memory", arguments.memory, "--cache", str(cache), "--sequences", str(sequences)]
-            command += ["--tokens", str(arguments.tokens), "--watch", *map(str, watched), *flags]
-            command += [str(watched[0])] if flags == ("--kill",) else []
+            command += ["--tokens", str(arguments.tokens), "--watch", *map(str, watched), *WAYS[way]]
+            command += [str(watched[0])] if "--kill" in command else []
             found, _ = run_json(command, timeout=TIMEOUT_S, env=_environment())
         finally:
             mesh.close()
-    return {"sequences": sequences, "way": way_of(flags), **found}
-
-
-def way_of(flags: tuple[str, ...]) -> str:
-    """Return what a reader calls a run with these flags."""
-    return {(): "at once", ("--turns",): "in turns", ("--kill",): "at once, one killed"}[flags]
+    return {"sequences": sequences, "way": way, **found}
 
 
 def computing(mesh: Any) -> list[int]:
@@ -80,9 +85,10 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as cache:
         for number in range(arguments.rounds):
-            runs = [(1, "--turns"), (many, "--turns"), (many,), (many, "--kill")]
-            found = [measure(model, arguments, Path(cache), sequences, *flags) for sequences, *flags in runs]
-            at_once, killed = found[2:]
+            runs = [(1, "in turns"), (many, "in turns"), (many, "at once"), (many, "at once, one killed")]
+            runs += [(many, "one device"), (many * arguments.nodes, "at once")]
+            found = [measure(model, arguments, Path(cache), *run) for run in runs]
+            at_once, killed = found[2:4]
             held = max(row["peak_bytes"] for row in found)
             if held > parse_size(arguments.memory):
                 raise SystemExit(f"a node held {held} bytes, more than {arguments.memory}")
