@@ -204,6 +204,25 @@ class LocalDecoder:
         self._check_code(code, len(batch))
         self.watcher.ran(batch)
 
+    def tail_rows(self, n_rows: int) -> Logits:
+        """Return the logits of a pass of `n_rows` tokens that leaves nothing in the context.
+
+        For programs of layers that look at no cells, and have their input from elsewhere. There must be as many free
+        cells. Raises what `decode` raises.
+        """
+        start = self._lengths()[0]
+        tokens = [BatchToken(0, start + i, wants_logits=True) for i in range(n_rows)]
+        logits = self._rows(n_rows)
+        try:
+            self._plain_pass(tokens, logits, 0)
+        except Cancelled:
+            self._driver.interrupt.reset()
+            raise
+        finally:
+            self.watcher.cut(0, start)
+            L.llama_memory_seq_rm(self._context.memory, 0, start, -1)
+        return logits
+
     def cells_in_use(self) -> int:
         """Return how many tokens sequence 0 has."""
         return self._lengths()[0]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape, compile_program
+import contextlib
+from collections.abc import Iterator
+
+from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape, Program, compile_program
 from edge_run.runtime.engine.supply import Supply
 from edge_run.runtime.slices.maps import SliceMaps
 from edge_run.runtime.slices.slice import Share, Slice, Transport, own_part
@@ -26,6 +29,7 @@ class Assignment:
         lent_residency: LentResidency | None,
     ) -> None:
         self.share, self._transport, self._maps, self._supply, self._driver = share, transport, maps, supply, driver
+        self._tail_programs: dict[PassShape, Program] = {}
         self.lent_residency, self._has_buffer = lent_residency, bool(lent_residency and not lent_residency.is_over)
         if lent_residency:
             lent_residency.on_end = self._compile_all
@@ -40,8 +44,23 @@ class Assignment:
         is_lent = shape.tokens == 1 and not has_lost_buffer
         streams = self._supply.streams
         features = [StageVisits(one) if is_lent and isinstance(one, WeightStreaming) else one for one in streams]
-        parts = [Slice(self.share, self._transport, layout), *features]
-        self._driver.programs[shape] = compile_program(own_part(graph, layout, self.share), parts)
+
+        def program(share: Share) -> Program:
+            return compile_program(own_part(graph, layout, share), [Slice(share, self._transport, layout), *features])
+
+        self._driver.programs[shape] = program(self.share.body)
+        if self.share.tail:
+            self._tail_programs[shape] = program(self.share.tail)
+
+    @contextlib.contextmanager
+    def computing_tail(self) -> Iterator[None]:
+        """Have passes in this block compute the tail, and nothing else."""
+        driver, programs = self._driver, self._driver.programs
+        driver.programs = self._tail_programs
+        try:
+            yield
+        finally:
+            driver.programs = programs
 
     def end(self) -> None:
         """Make the driver compute nothing."""

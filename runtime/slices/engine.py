@@ -14,9 +14,11 @@ from pathlib import Path
 from edge_run.base.config import PACKED_OFF, ModelConfig
 from edge_run.base.errors import NotSupported, system_errors
 from edge_run.base.interrupt import Interrupt
+from edge_run.base.protocols import Logits
 from edge_run.base.results import ExpertUse, KvSpill, Plan
 from edge_run.base.units import round_down, round_up
 from edge_run.devices.host.ledger import Ledger
+from edge_run.partition.mesh_pipeline import MOST_IN_FLIGHT
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
 from edge_run.runtime.decoding.narrow_pass import touched_bytes
 from edge_run.runtime.engine.engine import garbage_collection_paused, one_opening
@@ -45,11 +47,18 @@ class SliceEngine:
     """An open model of which this device computes a share. Until `assign` it computes nothing.
 
     loaded: what llama.cpp has of it. maps: its graphs. holdings: what the process held when the model was open, and
-    nothing was assigned. lendable_bytes: of the buffers, what passes of one token leave to weights.
+    nothing was assigned. lendable_bytes: of the buffers, what passes of one token leave to weights. most_in_flight: the
+    passes that a run may have here at a time, all but one of which wait.
     """
 
     def __init__(
-        self, loaded: Loaded, backing: WeightBacking, ledger: Ledger, stack: contextlib.ExitStack, least_bytes: int
+        self,
+        loaded: Loaded,
+        backing: WeightBacking,
+        ledger: Ledger,
+        stack: contextlib.ExitStack,
+        least_bytes: int,
+        most_in_flight: int = 0,
     ) -> None:
         """Map the graph; `SliceEngine.open` opens one. stack: frees all of it. least_bytes: to keep for later."""
         self.loaded, self._backing, self._ledger = loaded, backing, ledger
@@ -68,9 +77,13 @@ class SliceEngine:
         stack.callback(self.decoder.close)
         loaded.context.keep_cores()
         self.maps = SliceMaps(self.decoder, loaded.driver, backing.address_space)
-        # Besides the least, for activations on their way, in and out, twice each.
-        state_bytes = max(unit.entry_bytes for unit in self.layout.units)
-        reserve_bytes = min(COORDINATOR_RESERVE_BYTES, least_bytes + 4 * self.width * state_bytes)
+        # Groups of sequences may have passes at the same time, where these look at all cells of the context.
+        in_flight = most_in_flight or min(MOST_IN_FLIGHT, self.config.sequences)
+        self.most_in_flight = in_flight if self.decoder.capabilities.can_branch else 1
+        # Besides the least, for activations on their way, in and out, twice each, and for those of passes that wait.
+        state_bytes = self.width * max(unit.entry_bytes for unit in self.layout.units)
+        reserve_bytes = min(COORDINATOR_RESERVE_BYTES, least_bytes + 4 * state_bytes)
+        reserve_bytes += (self.most_in_flight - 1) * state_bytes
         self.holdings = replace(loaded.holdings, reserve_bytes=reserve_bytes)
         is_narrow = loaded.shape.sequences == 1 and not self.config.exact
         buffer = loaded.driver.compute_buffer
@@ -88,11 +101,13 @@ class SliceEngine:
         *,
         gguf: GgufModel | None = None,
         least_reserve_bytes: int = WORKER_RESERVE_BYTES,
+        most_in_flight: int = 0,
         interrupt: Interrupt | None = None,
     ) -> SliceEngine:
         """Open the model at `path` and map its graph; no weight is read. Raises as `Engine.open` does.
 
         partial: of this model only some pieces are there; those that it needs must be before they are assigned.
+        most_in_flight: passes of a run at a time; 0: as many as the sequences of `config` have a use for.
         interrupt: as of `Engine.open`. Nothing of it goes to a GPU, and experts are read from the model itself.
         """
         ledger = Ledger()
@@ -105,7 +120,7 @@ class SliceEngine:
             driver = Driver(interrupt, is_partial=True)
             loaded = load(prepared, driver, stack, partial=partial, may_be_whole=False)
             assert loaded.backing is not None
-            return cls(loaded, loaded.backing, ledger, stack, least_reserve_bytes)
+            return cls(loaded, loaded.backing, ledger, stack, least_reserve_bytes, most_in_flight)
 
     @property
     def plan(self) -> Plan:
@@ -193,6 +208,12 @@ class SliceEngine:
         if assignment:
             assignment.compile(shape)
             self._drop_foreign(assignment.share)
+
+    def tail_rows(self, n_rows: int) -> Logits:
+        """Compute the tail of a pass, where it is split off and is this device's; return its rows of logits."""
+        assert self._assignment is not None
+        with self._assignment.computing_tail():
+            return self.decoder.tail_rows(n_rows)
 
     def close(self) -> None:
         """Stop the readers and free everything. Idempotent."""
