@@ -129,6 +129,8 @@ class Supply:
         if self._loaded.backing and (self.plan.mode == "streamed" or self.is_unread):
             for source in self._loaded.backing.sources:
                 source.check_unchanged()
+            if self._loaded.backing.repacked:
+                self._loaded.backing.repacked.check_unchanged()
         if self._upload:
             self._upload.finish()
 

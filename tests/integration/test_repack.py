@@ -219,8 +219,10 @@ def test_a_decision_stays_until_the_other_kernel_gains_a_tenth(folder: Path, tmp
 
 def test_auto_counts_what_repacking_costs_where_weights_stream(folder: Path, tmp_path: Path) -> None:
     path = make_model("llama", folder, quantisation="Q4_0")
-    config = ModelConfig(threads=1, cache_folder=tmp_path, micro_batch_tokens=64, check_file=False)
-    for repacked_bytes_per_s, chosen in ((1e9, set[str]()), (1e11, {"Q4_0/256", "Q4_0/1536"})):
+    config = ModelConfig(
+        threads=1, memory="1GiB", cache_folder=tmp_path, micro_batch_tokens=64, check_file=False
+    )
+    for repacked_bytes_per_s, chosen in ((1e8, set[str]()), (1e11, {"Q4_0/256", "Q4_0/1536"})):
         _note_speeds(tmp_path, 1, {256: 1.5, 1536: 1.5}, repacked_bytes_per_s=repacked_bytes_per_s)
         prepared = prepare(read_gguf(path), config, is_opened=False)
         assert prepared.repacked == {"Q4_0/256", "Q4_0/1536"}
