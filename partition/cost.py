@@ -23,7 +23,7 @@ def overlapped_s(reading_s: float, busy_s: float) -> float:
 
     Reading and computing overlap as far as the window of frames reaches, so less where both take the same time.
     """
-    return math.hypot(reading_s**2, busy_s**2) ** 0.5
+    return math.sqrt(math.hypot(reading_s**2, busy_s**2))
 
 
 @dataclass(frozen=True, slots=True)

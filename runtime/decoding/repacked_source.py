@@ -22,8 +22,8 @@ from edge_run.tiers import _libc
 from edge_run.tiers.source import SourceFile
 
 if TYPE_CHECKING:
+    from edge_run.runtime.decoding.repacked_blocks import RepackedBlocks
     from edge_run.tiers.packed import PackedSource
-    from edge_run.tiers.repacked_blocks import RepackedBlocks
 
     _Plain: TypeAlias = SourceFile | PackedSource | RepackedBlocks
 

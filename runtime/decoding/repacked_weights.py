@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from edge_run.runtime.decoding.repacked_blocks import RepackedBlocks
 from edge_run.runtime.decoding.repacked_source import RepackedSource, RepackRooms
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.repackable import is_by_expert, repackable
@@ -15,7 +16,6 @@ from edge_run.runtime.llama.holdings import repacking_bytes
 from edge_run.runtime.llama.model import LlamaModel
 from edge_run.runtime.llama.repacking import RepackedWeight, Repacking
 from edge_run.tiers.gguf import GgufModel
-from edge_run.tiers.repacked_blocks import RepackedBlocks
 from edge_run.tiers.source import Source, SourceFile
 
 if TYPE_CHECKING:
@@ -77,14 +77,14 @@ class RepackedWeights:
         """Return the shards `plain`, by number, with the weights repacked as they are read. Raises ModelFileError."""
         if self.packed and self._file is None:
             self._file = SourceFile(self.packed.path)
-        sources = list[Source]()
-        for shard, source in enumerate(plain):
-            weights = sorted(self._weights.get(shard, ()), key=itemgetter(0))
-            if self.packed and self._file:
-                source = RepackedBlocks(source, shard, self.packed, self._file)
-                weights = [(start, weight) for start, weight in weights if (shard, start) not in self._read_repacked]
-            sources.append(RepackedSource(source, weights, self._rooms))
-        return sources
+        return [self._source(shard, source) for shard, source in enumerate(plain)]
+
+    def _source(self, shard: int, plain: SourceFile | PackedSource) -> Source:
+        weights = sorted(self._weights.get(shard, ()), key=itemgetter(0))
+        if self.packed is None or self._file is None:
+            return RepackedSource(plain, weights, self._rooms)
+        weights = [(start, weight) for start, weight in weights if (shard, start) not in self._read_repacked]
+        return RepackedSource(RepackedBlocks(plain, shard, self.packed, self._file), weights, self._rooms)
 
     def check_unchanged(self) -> None:
         """Raise ModelFileError when the packed file was written to since it was opened."""

@@ -223,9 +223,9 @@ class PassTimes:
     def pass_s(self, tokens: int, position: int, n_outputs: int, is_first: bool) -> float:
         """Return the seconds of a pass of `tokens` tokens after `position` others.
 
-        Readers that find no idle core take time from the computing threads, which wait for each other. Experts are known
-        only when they are needed; of many experts, one tensor is read while another is computed. A control group limits
-        the mean bandwidth over some time: what was not read while computing is read the faster afterwards.
+        Readers that find no idle core take time from the computing threads, which wait for each other. Experts are
+        known only when they are needed; of many experts, one tensor is read while another is computed. A control group
+        limits the mean bandwidth over some time: what was not read while computing is read the faster afterwards.
         """
         reading = self._reading(tokens, n_outputs, is_first)
         taken_s = min(reading.cpu_s, reading.wall_s) if self._shares_cores else 0.0

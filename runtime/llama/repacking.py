@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -166,7 +167,7 @@ def layout_of(weights: Iterable[Described]) -> str:
                 weight = repacking.describe(type_id, shape, by_expert=by_expert)
                 digest.update(repr((type_id, shape, by_expert, weight.group_bytes if weight else 0)).encode())
                 if weight:
-                    rows = np.frombuffer(np.random.default_rng(1).bytes(weight.group_bytes), np.uint8).copy()
+                    rows = np.frombuffer(bytearray(random.Random(1).randbytes(weight.group_bytes)), np.uint8)
                     copy = np.zeros(repacking_bytes(weight.group_bytes), np.uint8)
                     weight.repack(rows.ctypes.data, len(rows), copy.ctypes.data)
                     digest.update(rows.tobytes())

@@ -51,11 +51,12 @@ def choose_kinds(
     names = {kind: f"{kind} {widths}{how}{' packed' * (kind in packed)}" for kind in kinds}
     decided: dict[str, bool] = {}
     for kind, name in names.items():
-        before, after = _like(kind, plain), _like(kind, repacked)
+        before, ready = _like(kind, plain), _like(kind, repacked)
         if kind in packed:
-            after = [replace(kernel, repacked_bytes_per_s=math.inf) for kernel in after]
+            ready = [replace(kernel, repacked_bytes_per_s=math.inf) for kernel in ready]
+        after: Sequence[KernelSpeed] = ready
         if streaming:
-            before, after = list(map(streaming.speed, before)), list(map(streaming.speed, after))
+            before, after = ([streaming.speed(kernel) for kernel in some] for some in (before, ready))
         decision = is_repacking_worth_it(before, after, widths, kept.get(name))
         if decision is not None:
             decided[name] = decision

@@ -71,8 +71,9 @@ def pack(
 
     target: appears whole or not at all. is_replacing: also where it exists. progress: called with the bytes packed and
     the bytes in all. Raises NotSupported for a model whose experts do not become smaller, for one without experts and
-    without weights that are worth repacking here, and without zstandard; ConfigError, ModelFileError; TierReadError when the disk is too small or fails. Any exception,
-    also one that `progress` raises and Ctrl-C, leaves no file behind.
+    without weights that are worth repacking here, and for experts without zstandard; ConfigError, ModelFileError;
+    TierReadError when the disk is too small or fails. Any exception, also one that `progress` raises and Ctrl-C, leaves
+    no file behind.
     """
     gguf = read_gguf(Path(model))
     target = Path(target) if target else packed_path(gguf.shards[0].path)

@@ -1,4 +1,4 @@
-"""Writes weights repacked into a packed file, so that readers of a model that streams need not repack them each time."""
+"""Writes weights repacked into a packed file, so that readers need not repack them each time that they stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge_run.base.config import PACKED_OFF, WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.errors import NotSupported
 from edge_run.base.units import round_up
 from edge_run.runtime.decoding.repacked_source import RepackedSource, RepackRooms
-from edge_run.runtime.graph.repackable import described, kind_of, repackable
+from edge_run.runtime.graph.repackable import described, repackable
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.repacking import RepackedWeight, Repacking, groups_of, layout_of
 from edge_run.runtime.planning.prepare import prepare
@@ -35,7 +35,7 @@ def worth_repacking(gguf: GgufModel) -> list[TensorInfo]:
     config = ModelConfig(packed=PACKED_OFF, repack="off", micro_batch_tokens=WIDEST_MICRO_BATCH)
     known = prepare(gguf, config, is_opened=False).known
     assert known is not None, "a plan needs the graph"
-    found = {kind: tensors for kind, tensors in repackable(known.graph, gguf).items()}
+    found = repackable(known.graph, gguf)
     able = groups_of(described(tensor for tensors in found.values() for tensor in tensors))
     _, was_measured = recall_kernels(config)
     wanted = choose_kinds(gguf, replace(config, repack="auto" if was_measured else "on"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def read_in_pieces(source: RepackedSource, bounds: Sequence[int]) -> bytes:
     size_bytes = bounds[-1]
     memory = _libc.map_anonymous(size_bytes)
     try:
-        for start, stop in reversed(list(zip(bounds, bounds[1:], strict=False))):
+        for start, stop in reversed(list(itertools.pairwise(bounds))):
             assert source.read_into(memory + start, stop - start, start) >= min(stop, source.size_bytes) - start
         return bytes(_libc.view(memory, source.size_bytes))
     finally:
