@@ -4,9 +4,9 @@
 
 Without a model, the kit model grown to 1 GB (Q4_0, 16 layers). In each round with repacked weights and without, in
 turn, each in a process of its own, by direct reads into memory that was never used. The budget is what the plan of a
-repacked run takes, and 2 % more, as no two processes take the same. `bound` is the longer of two: reading alone, which is the run without; and repacking on all cores,
-which is what the readers' threads take more of the processor, by its cores. Reach: 1.05 times the bound, and a peak
-within the budget.
+repacked run takes, and 2 % more, as no two processes take the same. `bound` is the longer of two: reading alone, which
+is the run without; and repacking on all cores, which is what the readers' threads take more of the processor, by its
+cores. Reach: 1.05 times the bound, and a peak within the budget.
 """
 
 from __future__ import annotations
