@@ -162,6 +162,7 @@ def main() -> None:
                 "planned_bytes": sum(item.size_bytes for item in engine.plan.items if item.what == "repacking"),
                 "budget_bytes": engine.budget_bytes,
                 "peak_bytes": engine.memory_use.peak_bytes,
+                "read_repacked": engine.plan.read_repacked,
                 "unpacked": any(item.what == "packed" for item in engine.plan.items),
             }
         )

@@ -173,6 +173,7 @@ def make_plan(terms: Terms, **parts: Any) -> Plan:
         readers=0,
         gpu=terms.gpu,
         repacked=terms.repacked,
+        read_repacked=terms.is_read_repacked,
         spilled_kv_bytes=terms.away_bytes,
         kv_type_reason=terms.kv_type_reason,
     )

@@ -50,6 +50,7 @@ class Terms:
     work_token_bytes: of work, what a token of a pass takes, and ggml keeps for as many as its widest pass had.
     sliced_token_bytes: the same of products in row slices, whose work is freed after each wide pass.
     repacked: the kinds of weights that are repacked.
+    is_read_repacked: whether those that a packed file holds are read repacked.
     spill: what of keys and values may be away in a file; None where all stay in memory.
     away_bytes: what of them is away when the context is full.
     kv_type_reason: their type, and what was weighed, where that was left open.
@@ -77,6 +78,7 @@ class Terms:
     work_token_bytes: int = 0
     sliced_token_bytes: int = 0
     repacked: tuple[str, ...] = ()
+    is_read_repacked: bool = False
     spill: SpillShape | None = None
     away_bytes: int = 0
     kv_type_reason: str = ""

@@ -142,6 +142,7 @@ class Plan:
     lent. by_context: how that changes while the context fills. micro_batch_tokens: of one pass of a prompt, which the
     minimum is for. spilled_kv_bytes: keys and values of a full context that have no room in kv_bytes of memory.
     kv_type_reason: the type of keys and values, and what was weighed, where that was left open (`auto`).
+    read_repacked: whether repacked weights that stream are read so from a packed file.
     """
 
     mode: str
@@ -164,6 +165,7 @@ class Plan:
     by_context: tuple[ContextPoint, ...] = ()
     micro_batch_tokens: int = 0
     repacked: tuple[str, ...] = ()
+    read_repacked: bool = False
     spilled_kv_bytes: int = 0
     kv_type_reason: str = ""
 
