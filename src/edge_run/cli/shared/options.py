@@ -80,9 +80,9 @@ SETTINGS: tuple[Setting, ...] = (
     _sampling("--min-p", field="min_p", help="Among those at least this probable, against the best.", **_FRACTION),
     _sampling("--repeat-penalty", field="repeat_penalty", help="1 is none.", **_FRACTION),
     _sampling("--repeat-last-n", field="repeat_last_n", help="Tokens it looks back; -1: the context.", **_NUMBER),
-    _sampling(
-        "--ignore-eos/--no-ignore-eos", field="ignore_eos", default=None,
-        help="The model never ends an answer: it goes on to -n." ,
+    Setting(
+        "--ignore-eos/--no-ignore-eos", group="Sampling", field="ignore_eos", default=None,
+        help="The model never ends an answer: it goes on to -n. [default: no]",
     ),
     Setting("-s", "--seed", group="Sampling", help="-1 draws one. [default: -1]", **_NUMBER),
     _memory(
