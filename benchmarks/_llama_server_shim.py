@@ -15,6 +15,7 @@ PASSED = {
     "--host": "--host",
     "--port": "--port",
     "--temp": "--temp",
+    "--seed": "--seed",
     "--threads": "--threads",
     "--parallel": "--parallel",
     "--pooling": "--pooling",

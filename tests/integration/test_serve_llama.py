@@ -18,7 +18,7 @@ PROMPT = "Once upon a time"
 
 @pytest.fixture(scope="module")
 def server(kit: Path) -> Iterator[Served]:
-    with served(kit, *EXACTLY, "--chat-template", TEMPLATE, "-n", 40, "--metrics") as server:
+    with served(kit, *EXACTLY, "--chat-template", TEMPLATE, "-n", 40, "--metrics", "--seed", 11) as server:
         yield server
 
 
@@ -74,6 +74,14 @@ def test_prompts_of_every_kind(server: Served, model: Model) -> None:
     pictures = {"prompt_string": PROMPT, "multimodal_data": ["iVBO"]}
     for wrong in ([], [[]], [1, {"prompt_string": PROMPT}], pictures, ["a"] * 65, [2**30, "a"]):
         assert post(server, "/completion", prompt=wrong, **asked).status_code == 400
+
+
+def test_the_seed_of_requests_that_have_none_is_the_servers(server: Served) -> None:
+    asked = {"prompt": PROMPT, "n_predict": 12, "temperature": 1.5}
+    first, again = (post(server, "/completion", **asked).json() for _ in range(2))
+    assert first["content"] == again["content"]
+    assert first["generation_settings"]["seed"] == 11
+    assert post(server, "/completion", **asked, seed=12).json()["content"] != first["content"]
 
 
 def test_who_bans_tokens_does_not_get_them(server: Served, model: Model) -> None:

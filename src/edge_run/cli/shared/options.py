@@ -235,7 +235,7 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 _OF_ONE_ANSWER = {
-    *("model", "prompt", "file", "conversation", "system_prompt", "json", "display_prompt", "stop", "seed"),
+    *("model", "prompt", "file", "conversation", "system_prompt", "json", "display_prompt", "stop"),
     *("grammar", "grammar_file", "json_schema", "json_schema_file"),
 }
 SERVED_SETTINGS = [setting for setting in SETTINGS if setting.name not in _OF_ONE_ANSWER]
