@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ class Answered:
     def gaps_s(self) -> list[float]:
         """The times between pieces."""
         times = [moment for moment, _ in self.moments]
-        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
 async def ask(host: str, port: int, prompt: Sequence[int] | str, tokens: int, limit_s: float, **more: Any) -> Answered:
