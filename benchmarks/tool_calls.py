@@ -134,12 +134,14 @@ def main() -> None:
     parser.add_argument("--peer", type=Path, required=True, help="llama-server")
     parser.add_argument("--answers", type=Path, help="kept here, and not asked for again")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="one question of N, to try it out")
     given = parser.parse_args()
+    questions = QUESTIONS[:: given.every]
     answers = given.answers or Path(tempfile.mkdtemp(), "answers.jsonl")
     known = [json.loads(line) for line in answers.read_text().splitlines()] if answers.exists() else []
     for name, server in (("edge-run", ours), ("llama-server", peer)):
         done = {(one["choice"], one["question"]) for one in known if one["server"] == name}
-        asked = [(c, *q) for c in ("auto", "required") for q in QUESTIONS if (c, q[0]) not in done]
+        asked = [(c, *q) for c in ("auto", "required") for q in questions if (c, q[0]) not in done]
         if not asked:
             continue
         with server(given) as url:
@@ -150,7 +152,7 @@ def main() -> None:
                 with answers.open("a") as file:
                     file.write(json.dumps(found) + "\n")
     rows = [{**one, "calls": json.dumps(one["calls"]), "wanted": json.dumps(one["wanted"])} for one in known]
-    write_results("tool-calls", rows, f"{(__doc__ or '').strip()}\n\n{table(known, given.model)}")
+    write_results("tool-calls", rows, f"{(__doc__ or '').strip()}\n\n{table(known, given.model, len(questions))}")
 
 
 @contextlib.contextmanager
@@ -237,9 +239,8 @@ def is_right(found: dict[str, Any]) -> bool:
     return parsed(found) == (found["tool"], found["wanted"])
 
 
-def table(known: list[dict[str, Any]], model: Path) -> str:
-    """Return how often calls were valid, right, and the same at both."""
-    n = len(QUESTIONS)
+def table(known: list[dict[str, Any]], model: Path, n: int) -> str:
+    """Return how often calls were valid, right, and the same at both, of `n` questions."""
     lines = [f"{model.name}, temperature 0, of {n} questions each:", ""]
     lines += ["| `tool_choice` | | edge-run | llama-server | the same call at both |", "|---|---|---|---|---|"]
     for choice in ("required", "auto"):
