@@ -32,6 +32,7 @@ def _start_with_ours(server: Any, timeout_seconds: int = 120) -> None:
     if model is None:
         pytest.skip(f"no model like {wanted}")
     server.model_file, server.model_hf_repo, server.model_hf_file, server.offline = model, None, None, False
+    server.n_threads = server.n_threads or 1  # several that wait for each other are slow on a busy machine
     _start(server, max(timeout_seconds, 120))
 
 
