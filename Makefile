@@ -15,6 +15,7 @@ SOFTWARE_GPU := GGML_VK_VISIBLE_DEVICES=0
 # What people use to speak to `edge-run serve`, in an environment of its own: some want older versions of others.
 CLIENTS_VENV ?= .venv-clients
 CLIENTS := openai anthropic ollama langchain-openai langchain-ollama litellm instructor 'pydantic-ai-slim[openai]' openai-agents
+NODE_CLIENTS := openai @anthropic-ai/sdk ollama
 
 # For llama.cpp with AddressSanitizer, in an environment of its own: the tests in which Python and native code hand memory
 # to each other. Freed memory is kept back a little only, as budgets are measured; ASAN_TESTS names other tests.
@@ -107,6 +108,7 @@ $(VULKAN_VENV)/.installed: pyproject.toml
 $(CLIENTS_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(CLIENTS_VENV)
 	$(CLIENTS_VENV)/bin/pip install --editable '.[dev]' $(CLIENTS)
+	if command -v npm > /dev/null; then npm install --prefix $(CLIENTS_VENV)/npm $(NODE_CLIENTS); fi
 	touch $@
 
 $(ASAN_VENV)/.installed: pyproject.toml
