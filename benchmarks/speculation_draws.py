@@ -4,7 +4,7 @@
     speculation_draws.py judge FOLDER
 
 A random model of 384 tokens at temperature 1 (top-k 6), drafter the same model in 4 bits; every width from 1 to 16 is
-used, whether it pays or not. The fourth token after a prompt is drawn, each time with a seed of its own. `draw` writes
+used, whether it pays or not, as deep as tokens are drawn. The fourth token after a prompt is drawn, each time with a seed of its own. `draw` writes
 a piece of one way into the folder; plain decoding gives the same logits after the same tokens, so that each beginning
 is computed once. `judge` tests all that is in the folder:
 
@@ -38,6 +38,7 @@ from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation import speculation_setup
 from edge_run.runtime.generation.sampling import Sampler
+from edge_run.runtime.speculation import session as speculative_session
 
 WAYS = ("plain", "guessed", "plain-exact", "guessed-exact")
 PROMPT, N_DRAWN, TOP_K = [5, 6, 7, 8], 4, 6
@@ -52,6 +53,7 @@ def opened(way: str) -> Iterator[Engine]:
     from tiny_models import make_model
 
     speculation_setup.WidthControl = AnyWidth  # type: ignore[misc]
+    speculative_session.MOST_DEPTH = N_DRAWN - 1  # nobody comes to what lies deeper
     is_guessed, is_exact = way.startswith("guessed"), way.endswith("exact")
     with tempfile.TemporaryDirectory() as name:
         model = make_model("llama", Path(name))
@@ -139,6 +141,16 @@ def against_distribution(drawn: np.ndarray, chances: np.ndarray) -> tuple[float,
     return float(np.abs(found / n_draws - chances).sum() / 2), np.abs(sampled / n_draws - chances).sum(axis=1) / 2
 
 
+def two_samples(chances: np.ndarray, n_draws: int) -> tuple[float, float, float]:
+    """Return the total variation between two samples of a distribution: the mean, and in 95 % of cases at most.
+
+    The last is that of the larger of two comparisons, of one sample with two others.
+    """
+    samples = np.random.default_rng(0).multinomial(n_draws, chances, size=(3, SAMPLES))
+    one, other = (np.abs(samples[0] - samples[i]).sum(axis=1) / 2 / n_draws for i in (1, 2))
+    return float(one.mean()), float(np.quantile(one, 0.95)), float(np.quantile(np.maximum(one, other), 0.95))
+
+
 def paired(one: np.ndarray, other: np.ndarray) -> tuple[float, np.ndarray]:
     """Return the total variation between draws of the same seeds, and those with sides changed at random."""
     differing, n_draws = one != other, len(one)
@@ -190,6 +202,11 @@ def judge(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             f"{row['expected']:.5f}, in 95 % of cases at most {row['most_in_95_percent']:.5f} (p = {row['p']:.4f})"
             f"{differing}."
         )
+    mean, most, most_of_two = two_samples(chances, 20_000)
+    lines.append(
+        f"* Two samples of 20,000 draws of the exact distribution are {mean:.4f} apart in the mean, in 95 % of cases at "
+        f"most {most:.4f}, and the farther of two that are held against a third {most_of_two:.4f}."
+    )
     return rows, lines
 
 
