@@ -4,9 +4,9 @@
     speculation_draws.py judge FOLDER
 
 A random model of 384 tokens at temperature 1 (top-k 6), drafter the same model in 4 bits; every width from 1 to 16 is
-used, whether it pays or not, as deep as tokens are drawn. The fourth token after a prompt is drawn, each time with a seed of its own. `draw` writes
-a piece of one way into the folder; plain decoding gives the same logits after the same tokens, so that each beginning
-is computed once. `judge` tests all that is in the folder:
+used, whether it pays or not, as deep as tokens are drawn. The fourth token after a prompt is drawn, each time with a
+seed of its own. `draw` writes a piece of one way into the folder; plain decoding gives the same logits after the same
+tokens, so that each beginning is computed once. `judge` tests all that is in the folder:
 
 * Against the exact distribution: with top-k 6 there are 216 beginnings of three tokens, so what plain decoding draws
   from is known, and no noise floor has to be sampled. The statistic is the total variation between the draws and that
@@ -204,8 +204,8 @@ def judge(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
         )
     mean, most, most_of_two = two_samples(chances, 20_000)
     lines.append(
-        f"* Two samples of 20,000 draws of the exact distribution are {mean:.4f} apart in the mean, in 95 % of cases at "
-        f"most {most:.4f}, and the farther of two that are held against a third {most_of_two:.4f}."
+        f"* Two samples of 20,000 draws of the exact distribution are {mean:.4f} apart in the mean, in 95 % of cases "
+        f"{most:.4f} at most, and the farther of two that are held against a third {most_of_two:.4f}."
     )
     return rows, lines
 

@@ -270,7 +270,7 @@ class _Loading:
         self._stack.enter_context(model)
         check_decoder_only(gguf, model.has_encoder, model.has_decoder)
         if self._draft:
-            self._draft.check_vocabulary(model)
+            self._draft.follow_vocabulary(model)
         if self._prepared.config.exact:
             leave_out_tiles(model)
         return model

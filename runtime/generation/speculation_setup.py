@@ -104,6 +104,8 @@ def _limits(engine: Engine) -> str:
         limits.append("this model's cache cannot branch: guesses are a chain, not a tree")
     elif engine.config.spills_kv:
         limits.append("with --kv-spill guesses are a chain, not a tree")
+    if draft and draft.is_translated:
+        limits.append("the draft model's vocabulary is another one: guesses go through text")
     if draft and draft.context_tokens < room:
         limits.append(
             f"the draft model's context has {draft.context_tokens:,} tokens, the model's {room:,}: beyond "
