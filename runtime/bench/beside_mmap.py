@@ -23,7 +23,7 @@ PROMPT_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MmapContest:
     """What was measured of edge-run, and of mmap; None where it was not, and why in `problem`."""
 
     ours: Measurement | None
@@ -50,14 +50,14 @@ class BesideMmap(Closing):
         """Why there is no memory group, empty where there is."""
         return self._runs.group.reason
 
-    def run(self, predict_tokens: int, most_s: float = MMAP_SECONDS) -> Outcome:
+    def run(self, predict_tokens: int, most_s: float = MMAP_SECONDS) -> MmapContest:
         """Return what both took for `predict_tokens` tokens after a prompt of PROMPT_TOKENS arbitrary ones.
 
         most_s: for mmap. Raises what opening the model raises, and BudgetError where edge-run itself was
         ended for want of memory.
         """
         if self.reason:
-            return Outcome(None, None, self.reason)
+            return MmapContest(None, None, self.reason)
         try:
             ours = self._measure(OURS, predict_tokens)
         except OutOfMemory as ended:
@@ -65,10 +65,12 @@ class BesideMmap(Closing):
         try:
             mmap = self._measure(MMAP, predict_tokens, most_s)
         except _TooLong:
-            return Outcome(ours, None, f"it had not made {predict_tokens} tokens after {most_s:.0f} s, and was stopped")
+            return MmapContest(
+                ours, None, f"it had not made {predict_tokens} tokens after {most_s:.0f} s, and was stopped"
+            )
         except OutOfMemory as ended:
-            return Outcome(ours, None, str(ended))
-        return Outcome(ours, mmap, "")
+            return MmapContest(ours, None, str(ended))
+        return MmapContest(ours, mmap, "")
 
     def close(self) -> None:
         """End what runs, and leave nothing. Idempotent."""

@@ -57,7 +57,7 @@ COMPARED_TOKENS = 6
     "--memory",
     callback=size_option,
     metavar="SIZE",
-    help="The budget.  [default: 224MiB; of your model half its file, or the least that works]",
+    help="The budget; with --model half its weights, or what it needs at least.  [default: 224MiB]",
 )
 @click.option("-n", "--predict", type=click.IntRange(1), default=24, metavar="N", help="Tokens.  [default: 24]")
 @click.option("--mmap/--no-mmap", "has_mmap", default=True, help="Run llama.cpp's mmap beside it.")
