@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 JOBS ?= $(shell echo $$(($$(nproc) + 1))) # some tests wait more than they compute
 TORCH_BUILD ?= $(if $(filter x86_64,$(shell uname -m)),+cpu) # elsewhere what pip finds is for the CPU as it is
-BENCH_TOOLS := $(patsubst %,benchmarks/%.py,edgebox requantize safetensors_of speculation_draws acceptance)
+BENCH_TOOLS := $(patsubst %,benchmarks/%.py,edgebox requantize safetensors_of first_layers speculation_draws acceptance)
 BENCH ?= $(filter-out benchmarks/_% $(BENCH_TOOLS),$(wildcard benchmarks/*.py))
 
 # For llama.cpp with Vulkan, in an environment of its own. Vulkan headers before 1.3.275 lack a little: tests/vulkan.

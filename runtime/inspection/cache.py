@@ -21,7 +21,7 @@ from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.launcher import ask_child
 from edge_run.tiers.gguf import GgufModel
 
-FORMAT = 10
+FORMAT = 11
 MOST_REMEMBERED = 200
 SHAPING = (
     "context_tokens",

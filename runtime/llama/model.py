@@ -250,8 +250,9 @@ class LlamaContext:
         gpu = placement.gpu_name if placement else ""
         self.gpu_kv_bytes, _ = lines.sizes(_CACHE_PART, gpu)
         self.gpu_buffer_bytes, self.buffer_bytes = lines.sizes(_BUFFER, gpu)
-        if shape.pooling and self.buffer_bytes:
-            self.buffer_bytes += _outputs_bytes(model, width) - _outputs_bytes(model, shape.sequences)
+        if self.buffer_bytes:  # reported is room for an output of each sequence; a pass that has more makes more
+            size_of, most = (_outputs_bytes, width) if shape.pooling else (_logits_bytes, shape.outputs_per_pass)
+            self.buffer_bytes += max(0, size_of(model, most) - size_of(model, shape.sequences))
         self.kv_bytes = sum(size for size, _ in self.caches) - self.gpu_kv_bytes
         self.untouched_bytes = min(caches.size_bytes, self.kv_bytes)
         self.sparse_caches: Sequence[tuple[int, int]] = caches.ranges
@@ -289,6 +290,11 @@ class LlamaContext:
             self.handle = None
         if self._pool:
             self._pool.close()
+
+
+def _logits_bytes(model: LlamaModel, tokens: int) -> int:
+    """Return what llama.cpp keeps of the logits of a pass in which so many tokens have some."""
+    return 4 * tokens * model.vocabulary
 
 
 def _outputs_bytes(model: LlamaModel, tokens: int) -> int:
