@@ -1,8 +1,8 @@
 """How far guesses come true on real text, by kind of text and by depth; trees against chains. Counts, no clock.
 
     acceptance.py answers FOLDER MODEL [--kinds code ...] [--prompts 2] [--tokens 64]
-    acceptance.py count FOLDER MODEL --draft DRAFT [--kinds code ...]
-    acceptance.py report FOLDER
+    acceptance.py count FOLDER MODEL --draft DRAFT [--kinds code ...] [--ways tree ...]
+    acceptance.py report FOLDER [--name WHAT]
 
 `answers` has the model answer prompts of each kind greedily, and keeps prompts and answers in the folder. `count` makes
 guesses for each answer as a run would (`SpeculativeSession`, the draft model itself), at fixed widths, in place of the
@@ -32,6 +32,7 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.inspection.draft_file import DraftFile
+from edge_run.runtime.llama.model import LlamaModel
 from edge_run.runtime.speculation.draft_model import DraftModel
 from edge_run.runtime.speculation.drafting import Drafter
 from edge_run.runtime.speculation.lookup import Lookup
@@ -48,6 +49,7 @@ CONTEXT_TOKENS = 2048
 WIDTHS = {"tree": (8, 16, 32), "chain": (8, 16), "both": (32,), "lookup": (8, 16)}
 MOST_BRANCHES = 16
 DEPTHS = 8
+DEPTHS_OF = (("tree", 32), ("chain", 16))
 
 
 def editing_prompt(number: int) -> str:
@@ -153,12 +155,12 @@ def answer(model_file: Path, folder: Path, kinds: Sequence[str], n_prompts: int,
                 print(path.name, made.prompt_tokens, made.completion_tokens, flush=True)
 
 
-def count(model_file: Path, draft_file: Path, folder: Path, kinds: Sequence[str]) -> None:
+def count(model_file: Path, draft_file: Path, folder: Path, kinds: Sequence[str], ways: Sequence[str]) -> None:
     """Keep what of the guesses for each answer comes true."""
-    target = read_gguf(model_file)
     config = ModelConfig(draft=draft_file, context_tokens=CONTEXT_TOKENS, draft_tokens=47)
-    vocabulary = next(tensor for tensor in target.tensors if tensor.name == "token_embd.weight").shape[1]
-    with DraftModel(DraftFile.read(draft_file, config, target, is_tried=True)) as draft:
+    file = DraftFile.read(draft_file, config, read_gguf(model_file), is_tried=True)
+    with LlamaModel([model_file]) as target, DraftModel(file) as draft:
+        draft.follow_vocabulary(target)
         for path in sorted(folder.glob("*.json")):
             kind = path.stem.rpartition("-")[0]
             result = folder / f"{path.stem}.counts"
@@ -167,11 +169,11 @@ def count(model_file: Path, draft_file: Path, folder: Path, kinds: Sequence[str]
             known = json.loads(path.read_text())
             text, start = known["prompt"] + known["answer"], len(known["prompt"])
             found: dict[str, list[int]] = {}
-            for way, widths in WIDTHS.items():
-                for width in widths:
+            for way in ways:
+                for width in WIDTHS[way]:
                     drafters: list[Drafter] = [draft] if way != "lookup" else []
                     drafters += [Lookup()] if way in ("both", "lookup") else []
-                    found[f"{way} {width}"] = list(accepted(drafters, text, start, vocabulary, way, width))
+                    found[f"{way} {width}"] = list(accepted(drafters, text, start, target.vocabulary, way, width))
             result.write_text(json.dumps(found))
             print(
                 path.stem,
@@ -194,7 +196,9 @@ def report(folder: Path) -> tuple[list[dict[str, Any]], str]:
         if some
     ]
     kinds = [kind for kind in ALL_KINDS if any(row["kind"] == kind for row in rows)]
-    ways = [f"{way} {width}" for way, widths in WIDTHS.items() for width in widths]
+    ways = [
+        way for way in (f"{way} {n}" for way, ns in WIDTHS.items() for n in ns) if any(w == way for _, w in counted)
+    ]
     table = ["| tokens a pass | " + " | ".join(ways) + " |", "|---" * (len(ways) + 1) + "|"]
     for kind in kinds:
         cells = (
@@ -205,15 +209,14 @@ def report(folder: Path) -> tuple[list[dict[str, Any]], str]:
             for w in ways
         )
         table.append(f"| {kind} | {' | '.join(cells)} |")
-    table += [
-        "",
-        "| acceptance, tree 32 | " + " | ".join(map(str, range(1, DEPTHS + 1))) + " |",
-        "|---" * (DEPTHS + 1) + "|",
-    ]
-    for kind in kinds:
-        row = next((r for r in rows if r["kind"] == kind and (r["way"], r["width"]) == ("tree", 32)), None)
-        if row:
-            table.append(f"| {kind} | " + " | ".join(str(row[f"depth_{d}"]) for d in range(1, DEPTHS + 1)) + " |")
+    for name, width in DEPTHS_OF:
+        of_kinds = {row["kind"]: row for row in rows if (row["way"], row["width"]) == (name, width)}
+        if of_kinds:
+            table += ["", f"| acceptance, {name} {width} | {' | '.join(map(str, range(1, DEPTHS + 1)))} |"]
+            table.append("|---" * (DEPTHS + 1) + "|")
+        for kind in filter(of_kinds.get, kinds):
+            shares = (str(of_kinds[kind][f"depth_{depth}"]) for depth in range(1, DEPTHS + 1))
+            table.append(f"| {kind} | {' | '.join(shares)} |")
     return rows, "\n".join(table)
 
 
@@ -234,14 +237,16 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=ALL_KINDS, default=ALL_KINDS)
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--ways", nargs="+", choices=WIDTHS, default=list(WIDTHS))
+    parser.add_argument("--name", default="", help="goes on that of the results")
     arguments = parser.parse_args()
     if arguments.do == "answers":
         answer(arguments.model, arguments.folder, arguments.kinds, arguments.prompts, arguments.tokens)
     elif arguments.do == "count":
-        count(arguments.model, arguments.draft, arguments.folder, arguments.kinds)
+        count(arguments.model, arguments.draft, arguments.folder, arguments.kinds, arguments.ways)
     else:
         rows, table = report(arguments.folder)
-        write_results("acceptance", rows, f"{__doc__}\n{table}")
+        write_results("-".join(["acceptance", *filter(None, [arguments.name])]), rows, f"{__doc__}\n{table}")
 
 
 if __name__ == "__main__":
