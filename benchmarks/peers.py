@@ -16,6 +16,7 @@ its reason printed. Last comes edge-run with the file as it was published (Q4_K_
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import subprocess
@@ -38,6 +39,7 @@ WORKER = ROOT / "benchmarks" / "_peers_worker.py"
 OUR_WORKER = ROOT / "benchmarks" / "_peers_ours.py"
 PROMPT = (785, 53416, 315, 279, 326, 57909, 6139, 1495, 1449, 8284, 429, 5823, 11, 448, 1181, 829)
 WIDE_READAHEAD_KB = 8192
+PEERS = ("airllm", "accelerate")
 
 
 class Peers:
@@ -59,15 +61,16 @@ class Peers:
                 [arguments.peers_python, str(WORKER), "prepare", str(self._folder), "--source", str(self._published)]
             )
 
-    @property
+    @functools.cached_property
     def names(self) -> list[str]:
         """The ways, in the order in which they take turns."""
-        ways = ["edge-run", "mmap", "mmap, wide read-ahead", *self._peers(), "edge-run, Q4_K_M"]
-        return [way for way in ways if not self._arguments.only or way in self._arguments.only]
+        ways = ["edge-run", "mmap", "mmap, wide read-ahead", "airllm", "accelerate", "edge-run, Q4_K_M"]
+        wanted = [way for way in ways if not self._arguments.only or way in self._arguments.only]
+        return [way for way in wanted if way not in PEERS or self._is_there(way)]
 
     def run(self, name: str) -> dict[str, Any]:
         """Return the figures of one way."""
-        if name in ("airllm", "accelerate"):
+        if name in PEERS:
             return self._run_peer(name)
         is_published = name.endswith("Q4_K_M")
         path = self._published if is_published else self._gguf
@@ -83,18 +86,17 @@ class Peers:
         if "airllm" in self.names and not (self._folder / "airllm").exists():
             run_json([*self._command("airllm"), "--tokens", "2"])
 
-    def _peers(self) -> list[str]:
-        found = []
-        for name in ("airllm", "accelerate"):
-            python = self._arguments.peers_python
+    def _is_there(self, name: str) -> bool:
+        """Return whether a peer can be run; says why not."""
+        python, reason = self._arguments.peers_python, "no --peers-python"
+        if python:
             command = [python, "-c", f"import torch, transformers, {name}"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False) if python else None
-            if done is None or done.returncode:
-                reason = done.stderr.strip().splitlines()[-1] if done else "no --peers-python"
-                print(f"left out: {name}: {reason}", file=sys.stderr)
-            else:
-                found.append(name)
-        return found
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return True
+            reason = done.stderr.strip().splitlines()[-1]
+        print(f"left out: {name}: {reason}", file=sys.stderr)
+        return False
 
     def _command(self, name: str) -> list[str]:
         return [self._arguments.peers_python, str(WORKER), name, str(self._folder), "--prompt", *map(str, PROMPT)]
