@@ -111,6 +111,7 @@ class Loaded:
             kv_keep=f"{config.kv_keep_by} {config.kv_keep}" if config.kv_keep else "",
             rope_factors=rope_factors(self.prepared.gguf, self.context.context_tokens),
             pooling=shape.pooling,
+            rollback_tokens=self.context.rollback_tokens,
         )
 
     @property

@@ -28,6 +28,7 @@ SHAPING = (
     "micro_batch_tokens",
     "sequences",
     "branches",
+    "rollback_tokens",
     "outputs_per_pass",
     "kv_type",
     "flash_attention",

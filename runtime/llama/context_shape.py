@@ -19,6 +19,7 @@ class ContextShape:
     has_streams: each sequence has cells of its own, an equal part of all, so that logits do not depend on the others.
     pooling: how one vector is made of a text, where the context is for embeddings: then all tokens are outputs. Else
         empty.
+    rollback_tokens: by how many tokens recurrent state can be cut back, of a model whose state can be.
     """
 
     context_tokens: int
@@ -32,6 +33,7 @@ class ContextShape:
     is_exact: bool = False
     has_streams: bool = False
     pooling: str = ""
+    rollback_tokens: int = 0
 
     @property
     def narrow_tokens(self) -> int:
@@ -102,4 +104,5 @@ def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int
         is_exact=config.exact,
         has_streams=has_streams,
         pooling=config.pooling if config.embeddings else "",
+        rollback_tokens=config.rollback_tokens,
     ).fitted()
