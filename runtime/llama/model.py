@@ -202,7 +202,8 @@ class LlamaContext:
         params.n_ctx, params.n_batch, params.n_ubatch = shape.context_tokens, max(width, shape.sequences), width
         params.n_outputs_max, params.n_outputs_max_per_seq = shape.outputs_per_pass, 0
         params.n_seq_max, params.swa_full = shape.sequences, False
-        params.n_rs_seq = shape.rollback_tokens
+        if shape.rollback_tokens:
+            params.n_rs_seq = shape.rollback_tokens
         params.kv_unified = shape.sequences > 1 and not shape.has_streams
         params.n_threads = params.n_threads_batch = shape.threads
         params.type_k, params.type_v = ggml.TYPE_IDS[shape.kv_type_k], ggml.TYPE_IDS[shape.kv_type_v]
@@ -238,7 +239,7 @@ class LlamaContext:
         self._threads = shape.threads
         self.memory = L.llama_get_memory(self.handle)
         self.context_tokens: int = L.llama_n_ctx(self.handle)
-        self.rollback_tokens: int = L.llama_n_rs_seq(self.handle)
+        self.rollback_tokens: int = L.llama_n_rs_seq(self.handle) if shape.rollback_tokens else 0
         self.caches = [
             (int(float(size) * MIB), max(1, int(layers or 0)))
             for line in lines.lines
