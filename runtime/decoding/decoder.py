@@ -101,6 +101,7 @@ class LocalDecoder:
             can_rewind=not model.is_recurrent,
             can_branch=self.limits.can_branch,
             outputs_per_pass=shape.outputs_per_pass,
+            rollback_tokens=context.rollback_tokens,
         )
 
     @system_errors("computing a pass")

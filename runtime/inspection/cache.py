@@ -23,13 +23,14 @@ from edge_run.runtime.inspection.launcher import ask_child
 from edge_run.runtime.llama.context_shape import wants_streams
 from edge_run.tiers.gguf import GgufModel
 
-FORMAT = 10
+FORMAT = 11
 MOST_REMEMBERED = 200
 SHAPING = (
     "context_tokens",
     "micro_batch_tokens",
     "sequences",
     "branches",
+    "rollback_tokens",
     "outputs_per_pass",
     "kv_type",
     "flash_attention",

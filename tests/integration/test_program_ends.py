@@ -56,7 +56,7 @@ def test_signals_end_a_run(environment: dict[str, str], number: int, code: int) 
 
 
 def test_demo_streams_and_leaves_nothing_behind(run, tmp_path: Path) -> None:
-    result = run("demo", "--size", "120MiB", "--memory", "168MiB", "-n", 3)
+    result = run("demo", "--size", "120MiB", "--memory", "168MiB", "-n", 3, "--no-mmap")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("It was a dark evening, and the old man at the door")
     assert "\x1b" not in result.stderr
@@ -75,7 +75,7 @@ def test_demo_that_is_stopped_leaves_nothing_behind_and_can_be_kept(run, environ
             assert b"Traceback" not in process.communicate(timeout=WAIT_S)[1]
         assert process.returncode == code
         assert list(cache.iterdir()) == []
-    kept = run("demo", "--size", "9MiB", "--memory", "1GiB", "-n", 2, "--keep")
+    kept = run("demo", "--size", "9MiB", "--memory", "1GiB", "-n", 2, "--keep", "--no-mmap")
     assert "holds all 9 MiB" in kept.stderr
     words = re.search(r"Kept: edge-run (\S+) (.*)", kept.stderr)
     assert run(words[1], *words[2].split(), "-p", "x", "-n", 1).returncode == 0

@@ -89,6 +89,7 @@ class ModelConfig:
     sequences: answers that may share passes, and the context's cells; 0 is the number that is forecast to make the most
         tokens a second.
     branches: sequences besides, for the branches of guesses; as many as the guessing needs, whatever is given.
+    rollback_tokens: tokens by which recurrent state can be cut back, at most; as the guessing needs, whatever is given.
     outputs_per_pass: tokens of one pass whose logits may be asked for, at least one for each sequence; more takes more
         memory (a row of logits each).
     kv_type: type of both K and V, or of K and V when written `K/V` (`q8_0/q4_0`); `auto` is what room, time and
@@ -151,6 +152,7 @@ class ModelConfig:
     micro_batch_tokens: int = 0
     sequences: int = 1
     branches: int = 0
+    rollback_tokens: int = 0
     outputs_per_pass: int = 1
     kv_type: str = _DEFAULT_KV_TYPE
     flash_attention: str = "auto"

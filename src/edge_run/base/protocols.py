@@ -34,7 +34,8 @@ class Capabilities:
 
     can_rewind: sequences can be cut at any position (false for recurrent state). can_branch: sequences can share what
     they begin with, and go on differently (also false where attention looks at a window only). outputs_per_pass: tokens
-    of a pass whose logits may be asked for.
+    of a pass whose logits may be asked for. rollback_tokens: where sequences cannot be cut at any position, as many of
+    the last pass can be cut, once.
     """
 
     context_tokens: int
@@ -44,6 +45,7 @@ class Capabilities:
     can_rewind: bool
     can_branch: bool = False
     outputs_per_pass: int = 1
+    rollback_tokens: int = 0
 
 
 class Decoder(Protocol):
