@@ -19,6 +19,7 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.files import keep_file
 from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.launcher import ask_child
+from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel
 
 FORMAT = 10
@@ -61,9 +62,10 @@ def inspect(gguf: GgufModel, config: ModelConfig, library: str, *, is_tried: boo
 def _key(gguf: GgufModel, config: ModelConfig, library: str) -> str:
     """Return the name under which the outcome is kept: it changes with the files, the context and the library.
 
-    A file that takes another's place has another inode or change time, whatever its size and date.
+    And with the size of pages, to which mappings are rounded: kernels for one device differ in it. A file that takes
+    another's place has another inode or change time, whatever its size and date.
     """
-    facts: list[object] = [FORMAT, library, *(getattr(config, field) for field in SHAPING)]
+    facts: list[object] = [FORMAT, library, PAGE, *(getattr(config, field) for field in SHAPING)]
     for shard in gguf.shards:
         facts += file_facts(shard.path)
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
