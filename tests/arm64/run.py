@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("path", nargs="*", type=Path, help="files of tests; all without")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further test after so many")
     parser.add_argument("--summary", action="store_true", help="say how the tests ended, and run none")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     end_s = time.monotonic() + given.seconds
     chosen = [[path.resolve() for path in given.path]] if given.path else parts()
     for paths in () if given.summary else chosen:
