@@ -111,6 +111,7 @@ class Loaded:
             kv_keep=f"{config.kv_keep_by} {config.kv_keep}" if config.kv_keep else "",
             rope_factors=rope_factors(self.prepared.gguf, self.context.context_tokens),
             pooling=shape.pooling,
+            rollback_tokens=self.context.rollback_tokens,
         )
 
     @property
@@ -272,7 +273,7 @@ class _Loading:
         self._stack.enter_context(model)
         check_decoder_only(gguf, model.has_encoder, model.has_decoder)
         if self._draft:
-            self._draft.check_vocabulary(model)
+            self._draft.follow_vocabulary(model)
         if self._prepared.config.exact:
             leave_out_tiles(model)
         return model

@@ -41,7 +41,7 @@ from edge_run.runtime.streaming.spilled_cells import SpilledCells
 from edge_run.runtime.streaming.weights import WeightStreaming
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.drives.copied_source import Drives
-from edge_run.tiers.kv.cells import CellCount, Cells
+from edge_run.tiers.kv.cells import CellCount, Cells, StreamCount
 from edge_run.tiers.kv.loans import Loans, idle_bytes
 from edge_run.tiers.readers import NOTHING_READ, Readers, ReadTotals
 from edge_run.tiers.residency import Residency
@@ -254,7 +254,7 @@ def _lend(
         borrower = NoBorrower()
     if borrower is None or loaded.prepared.offload:
         return None
-    count = CellCount(terms.context_tokens, terms.verified_tokens) if terms.cells else None
+    count = _count_of(terms) if terms.cells else None
     loans = Loans(terms.pool_bytes, borrower.loan_bytes, borrower.most_loans, borrower.least_loans)
     buffer = IdleBuffer(driver.compute_buffer, terms.idle_bytes, loaded.shape.narrow_tokens)
     cells = CellRoom(terms.cells, spilled.spill if spilled else None) if terms.cells else None
@@ -270,6 +270,12 @@ def _lend(
     return lender
 
 
+def _count_of(terms: Terms) -> CellCount:
+    if terms.cells and terms.cells.n_streams > 1:
+        return StreamCount(terms.context_tokens, terms.cells.n_streams)
+    return CellCount(terms.context_tokens, terms.verified_tokens)
+
+
 def _mapped(loaded: Loaded) -> tuple[NarrowPass, Terms]:
     """Return what passes of one token are like, and the terms of a plan that may lend what passes leave."""
     driver, shape = loaded.driver, loaded.shape
@@ -279,8 +285,7 @@ def _mapped(loaded: Loaded) -> tuple[NarrowPass, Terms]:
     terms = loaded.terms(loaded.holdings)
     if not is_lendable:
         return narrow, terms
-    is_by_cell = loaded.context.untouched_bytes and not shape.has_streams
-    cells = Cells(narrow.flow.cells, PAGE) if is_by_cell else None
+    cells = Cells(narrow.flow.cells, PAGE, shape.n_streams) if loaded.context.untouched_bytes else None
     idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
     draft_cells = loaded.draft.cells if loaded.draft else None
     lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)

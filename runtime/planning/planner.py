@@ -106,7 +106,8 @@ class Planner:
         shape = context_shape(self.config, known.trained_context_tokens, self.threads)
         output_bytes = 4 * known.vocabulary * shape.outputs_per_pass
         idle = 0 if shape.pooling else idle_bytes(known.buffer_bytes - output_bytes, known.narrow_bytes)
-        cells = known.cells if known.cell_bytes >= LEAST_SPARSE_BYTES and not shape.has_streams else None
+        is_by_cell = known.cell_bytes >= LEAST_SPARSE_BYTES
+        cells = replace(known.cells, n_streams=shape.n_streams) if is_by_cell else None
         draft_cells = self._prepared.draft.cells if self._prepared.draft else None
         lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle)
         lent = replace(lent, verified_tokens=shape.verified_tokens)

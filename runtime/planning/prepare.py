@@ -80,7 +80,10 @@ def prepare(
     if is_slice and config.embeddings:
         raise NotSupported("embeddings: devices of a mesh make text; leave out --mesh")
     if is_slice and config.spills_kv:
-        raise NotSupported("kv spill: devices of a mesh keep keys and values in memory; leave out --kv-spill or --mesh")
+        raise NotSupported(
+            "kv spill: a device of a mesh keeps the keys and values of its layers in memory; leave out --kv-spill, and "
+            "where they have no room shorten the context (-c), or leave out --mesh"
+        )
     if is_slice and config.kv_keep:
         raise NotSupported("kv keep: devices of a mesh look at the whole context; leave out --kv-keep or --mesh")
     if is_slice and config.context_shift:

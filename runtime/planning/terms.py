@@ -44,6 +44,7 @@ class Terms:
     idle_bytes: the part of the buffers that passes of few tokens do not touch.
     verified_tokens: the guesses in a pass at most, each of which takes a cell.
     wanted_context_tokens: the context that was asked for; the budget may have room for fewer tokens.
+    is_shared: other devices compute layers for the same context, so this one cannot make it shorter.
     has_row_slices: whether products with large matrices are computed in slices of rows.
     narrow_tokens: the tokens of a pass, at most, that makes a token or verifies guesses; 0 where work is not lent.
     work_token_bytes: of work, what a token of a pass takes, and ggml keeps for as many as its widest pass had.
@@ -71,6 +72,7 @@ class Terms:
     idle_bytes: int = 0
     verified_tokens: int = 0
     wanted_context_tokens: int = 0
+    is_shared: bool = False
     has_row_slices: bool = False
     narrow_tokens: int = 0
     work_token_bytes: int = 0
@@ -164,7 +166,7 @@ class Terms:
         if self.spill:
             return self._spilled(self.spill, lacking_bytes)
         longest = self.context_tokens
-        if not (self.cells or self.draft_cells) or longest <= LEAST_CONTEXT_TOKENS:
+        if self.is_shared or not (self.cells or self.draft_cells) or longest <= LEAST_CONTEXT_TOKENS:
             return None
         full_bytes = self.cell_bytes(longest)
         fitting = bisect_right(range(1, longest), full_bytes - lacking_bytes, key=self.cell_bytes)
