@@ -246,7 +246,8 @@ def _lend(
     """
     driver = loaded.driver
     borrower: Borrower | None = next((stream for stream in streams if stream.most_loans > stream.least_loans), None)
-    if spilled and borrower is None:
+    is_short = terms.context_tokens < loaded.context.context_tokens  # who counts cells keeps it so
+    if borrower is None and (spilled or is_short):
         borrower = NoBorrower()
     if borrower is None or loaded.prepared.offload:
         return None
