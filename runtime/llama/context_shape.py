@@ -91,7 +91,7 @@ def wants_streams(config: ModelConfig) -> bool:
 
 
 def lends_cells(config: ModelConfig) -> bool:
-    """Return whether memory of cells that are not written yet is lent: not that of streams, unless it may be spilled."""
+    """Return whether memory of unwritten cells is lent: not that of streams, unless it may be spilled."""
     return config.spills_kv or not wants_streams(config)
 
 
