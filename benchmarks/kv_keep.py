@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _box import ROOT, write_results
+from _box import ROOT, table, write_results
 from _kv_keep_tasks import Task, make_tasks
 
 from edge_run.base.config import ModelConfig
@@ -152,12 +152,6 @@ def measure(
     return rows
 
 
-def table(rows: Sequence[dict[str, Any]], fields: Sequence[str]) -> str:
-    """Return the rows as a table."""
-    lines = ["| " + " | ".join(str(row[field]) for field in fields) + " |" for row in rows]
-    return "\n".join(["| " + " | ".join(fields) + " |", "|" + "|".join(["---"] * len(fields)) + "|", *lines])
-
-
 def main() -> None:
     """Measure each model, and print a line for each setting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -182,9 +176,9 @@ def main() -> None:
         for row in (*rows, *answered):
             if row["model"] == path.stem:
                 print(*(f"{field}={value}" for field, value in row.items()), flush=True)
-    parts = [f"Text: {arguments.text.name}; {arguments.prompt:,} tokens are read.", *[table(rows, FIELDS)] * bool(rows)]
+    parts = [f"Text: {arguments.text.name}; {arguments.prompt:,} tokens are read.", *[table(FIELDS, rows)] * bool(rows)]
     if answered:
-        parts += [f"Questions, {arguments.tasks} of each kind:", table(answered, TASK_FIELDS)]
+        parts += [f"Questions, {arguments.tasks} of each kind:", table(TASK_FIELDS, answered)]
     write_results(arguments.name, [*rows, *answered], "\n\n".join(parts))
 
 

@@ -101,6 +101,7 @@ class LocalDecoder:
             can_rewind=not model.is_recurrent,
             can_branch=self.limits.can_branch,
             outputs_per_pass=shape.outputs_per_pass,
+            rollback_tokens=context.rollback_tokens,
         )
 
     @system_errors("computing a pass")
@@ -142,6 +143,11 @@ class LocalDecoder:
             position = 0
         self._recount()
         return min(position, L.llama_memory_seq_pos_max(memory, sequence) + 1)
+
+    @property
+    def count(self) -> CellCount:
+        """How many cells of the context are in use."""
+        return self._count
 
     @property
     def why_no_shift(self) -> str:
@@ -198,6 +204,25 @@ class LocalDecoder:
             code = self._context.decode(self._batch)
         self._check_code(code, len(batch))
         self.watcher.ran(batch)
+
+    def tail_rows(self, n_rows: int) -> Logits:
+        """Return the logits of a pass of `n_rows` tokens that leaves nothing in the context.
+
+        For programs of layers that look at no cells, and have their input from elsewhere. There must be as many free
+        cells. Raises what `decode` raises.
+        """
+        start = self._lengths()[0]
+        tokens = [BatchToken(0, start + i, wants_logits=True) for i in range(n_rows)]
+        logits = self._rows(n_rows)
+        try:
+            self._plain_pass(tokens, logits, 0)
+        except Cancelled:
+            self._driver.interrupt.reset()
+            raise
+        finally:
+            self.watcher.cut(0, start)
+            L.llama_memory_seq_rm(self._context.memory, 0, start, -1)
+        return logits
 
     def cells_in_use(self) -> int:
         """Return how many tokens sequence 0 has."""

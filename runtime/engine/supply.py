@@ -44,7 +44,7 @@ from edge_run.tiers._libc import PAGE
 from edge_run.tiers.drives.copied_source import Drives
 from edge_run.tiers.kv.cells import CellCount, Cells, StreamCount
 from edge_run.tiers.kv.loans import Loans, idle_bytes
-from edge_run.tiers.readers import Readers, ReadTotals
+from edge_run.tiers.readers import NOTHING_READ, Readers, ReadTotals
 from edge_run.tiers.residency import Residency
 from edge_run.tiers.upload import Upload
 from edge_run.tiers.weights import MAX_READ_CHUNKS
@@ -95,10 +95,12 @@ class Supply:
     @property
     def read_totals(self) -> ReadTotals:
         """What the readers read so far."""
-        totals = self._readers.totals if self._readers else ReadTotals()
-        backing = self._loaded.backing
-        cached = ReadTotals(cached_bytes=sum(source.cached_bytes for source in backing.sources) if backing else 0)
-        return totals + cached + (drives.totals if (drives := self._drives) else ReadTotals())
+        totals = self._readers.totals if self._readers else NOTHING_READ
+        if (backing := self._loaded.backing) is None:
+            return totals
+        if cached_bytes := sum(source.cached_bytes for source in backing.sources):
+            totals += ReadTotals(cached_bytes=cached_bytes)
+        return totals + (backing.drives.totals if backing.drives else NOTHING_READ)
 
     @property
     def wait_s(self) -> float:
@@ -130,6 +132,8 @@ class Supply:
         if self._loaded.backing and (self.plan.mode == "streamed" or self.is_unread):
             for source in self._loaded.backing.sources:
                 source.check_unchanged()
+            if self._loaded.backing.repacked:
+                self._loaded.backing.repacked.check_unchanged()
         if self._upload:
             self._upload.finish()
 

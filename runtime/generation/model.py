@@ -13,7 +13,7 @@ from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.mesh import Mesh
 from edge_run.base.mesh_status import MeshUse
 from edge_run.base.profile import DeviceProfile
-from edge_run.base.results import Generation, Plan, Progress, Speculation, Stats
+from edge_run.base.results import Generation, Numerics, Plan, Progress, Speculation, Stats
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.embedding.embedding import embed, embedding_shape
 from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape
@@ -112,6 +112,11 @@ class Model(ModelTexts):
     def plan(self) -> Plan:
         """What goes where, decided when the model was opened."""
         return self._engine.plan
+
+    @property
+    def numerics(self) -> Numerics:
+        """The numerics key: models with equal keys compute equal logits, bit for bit."""
+        return self._engine.numerics
 
     @property
     def trained_context_tokens(self) -> int:

@@ -21,6 +21,7 @@ class ContextShape:
         or so that rows that are in a file lie in the order of a text.
     pooling: how one vector is made of a text, where the context is for embeddings: then all tokens are outputs. Else
         empty.
+    rollback_tokens: by how many tokens recurrent state can be cut back, of a model whose state can be.
     """
 
     context_tokens: int
@@ -34,6 +35,7 @@ class ContextShape:
     is_exact: bool = False
     has_streams: bool = False
     pooling: str = ""
+    rollback_tokens: int = 0
 
     @property
     def narrow_tokens(self) -> int:
@@ -123,4 +125,5 @@ def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int
         is_exact=config.exact,
         has_streams=has_streams,
         pooling=config.pooling if config.embeddings else "",
+        rollback_tokens=config.rollback_tokens,
     ).fitted()

@@ -173,6 +173,7 @@ class LentResidency:
     loans: how much is lent.
     count: of the context's cells in use.
     lacking_bytes: returns how much less than its budget the process may hold now.
+    on_end: runs when the buffer is idle no more.
     say: is told, once, that this is more than weights can give up.
     """
 
@@ -185,16 +186,15 @@ class LentResidency:
         count: CellCount | None = None,
         draft_cells: CellRoom | None = None,
         work: WorkRoom | None = None,
-        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         """Lend to `borrower`, to whom nothing was lent yet.
 
         cells: of the context; None where they keep all their memory. count: tells up to which of them anything is
-        written. draft_cells: those of the draft model's context. work: None where it keeps all its memory. on_end: runs
-        when the buffer is idle no more.
+        written. draft_cells: those of the draft model's context. work: None where it keeps all its memory.
         """
         self.loans, self._borrower, self._buffer = loans, borrower, buffer
-        self._cells, self.count, self._draft_cells, self._work, self._on_end = cells, count, draft_cells, work, on_end
+        self._cells, self.count, self._draft_cells, self._work = cells, count, draft_cells, work
+        self.on_end: Callable[[], None] = lambda: None
         self._has_told_end = buffer.is_over
         self._own_bytes, self._draft_bytes = loans.pool_bytes, 0
         self.lacking_bytes: Callable[[], int] = lambda: 0
@@ -218,7 +218,7 @@ class LentResidency:
         self._tell_lack()
         if self.is_over and not self._has_told_end:
             self._has_told_end = True
-            self._on_end()
+            self.on_end()
 
     def before_drafting(self, kept_tokens: int, most_tokens: int) -> bool:
         """Divide the room for passes of the draft model; return whether there is room, which a stop prevents.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ _CHOICES = {
     "speculate": SPECULATE,
 }
 MOST_DRAFT_TOKENS = 127
-LEAST_CHUNK_BYTES, CHUNK_BYTES = 4096, 2 * MIB  # those of pages, and of huge pages
+LEAST_CHUNK_BYTES, CHUNK_BYTES = mmap.PAGESIZE, 2 * MIB
 
 
 _Config = TypeVar("_Config")
@@ -89,6 +90,7 @@ class ModelConfig:
     sequences: answers that may share passes, and the context's cells; 0 is the number that is forecast to make the most
         tokens a second.
     branches: sequences besides, for the branches of guesses; as many as the guessing needs, whatever is given.
+    rollback_tokens: tokens by which recurrent state can be cut back, at most; as the guessing needs, whatever is given.
     outputs_per_pass: tokens of one pass whose logits may be asked for, at least one for each sequence; more takes more
         memory (a row of logits each).
     kv_type: type of both K and V, or of K and V when written `K/V` (`q8_0/q4_0`); `auto` is what room, time and
@@ -151,6 +153,7 @@ class ModelConfig:
     micro_batch_tokens: int = 0
     sequences: int = 1
     branches: int = 0
+    rollback_tokens: int = 0
     outputs_per_pass: int = 1
     kv_type: str = _DEFAULT_KV_TYPE
     flash_attention: str = "auto"
