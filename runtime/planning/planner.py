@@ -22,7 +22,7 @@ from edge_run.runtime.forecasting.forecast import PassTimes, forecast, pass_work
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.inspection.inspection import SHARD_BYTES
-from edge_run.runtime.llama.context_shape import context_shape
+from edge_run.runtime.llama.context_shape import context_shape, lends_cells
 from edge_run.runtime.llama.holdings import Holdings, text_reserve_bytes
 from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.planning.expert_plan import plan_moe
@@ -105,7 +105,7 @@ class Planner:
         shape = context_shape(self.config, known.trained_context_tokens, self.threads)
         output_bytes = 4 * known.vocabulary * shape.outputs_per_pass
         idle = 0 if shape.pooling else idle_bytes(known.buffer_bytes - output_bytes, known.narrow_bytes)
-        is_by_cell = known.cell_bytes >= LEAST_SPARSE_BYTES
+        is_by_cell = known.cell_bytes >= LEAST_SPARSE_BYTES and lends_cells(self.config)
         cells = replace(known.cells, n_streams=shape.n_streams) if is_by_cell else None
         draft_cells = self._prepared.draft.cells if self._prepared.draft else None
         lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle)
