@@ -10,6 +10,7 @@ fails with llama-server too, and is counted apart. Needs requests, openai and fi
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from _box import ROOT, write_results
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--peer", type=Path, required=True, help="llama-server")
     parser.add_argument("--files", nargs="+", default=FILES)
     parser.add_argument("--outcomes", type=Path, help="a folder where outcomes are kept: a run that was ended goes on")
+    parser.add_argument("--jobs", type=int, default=2, help="files of tests at once")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = given.outcomes or Path(folder)
@@ -48,9 +51,10 @@ def main() -> None:
         ours = place.resolve() / "edge-run"
         ours.write_text(f'#!/bin/sh\nexec {sys.executable} {SHIM} "$@"\n')
         ours.chmod(0o755)
-        for name in given.files:
-            for side, server in (("ours", ours), ("peer", given.peer)):
-                run(name, server, given, place.resolve() / f"{name}.{side}")
+        sides = (("ours", ours), ("peer", given.peer))
+        with ThreadPoolExecutor(given.jobs) as pool:
+            for name, (side, server) in itertools.product(given.files, sides):
+                pool.submit(run, name, server, given, place.resolve() / f"{name}.{side}")
         rows = [row for name in given.files for row in compared(place / f"{name}.ours", place / f"{name}.peer")]
     write_results("llama-server-tests", rows, f"{(__doc__ or '').strip()}\n\n{table(rows)}")
 
