@@ -77,7 +77,7 @@ REASONS: Mapping[str, str] = {
     "metrics: metrics_": _METRICS,
     "security: access_static_assets": "the page is another one, with other files",
     "security: cors": _ORIGINS,
-    "template: reasoning": "whether a model thinks is said by each request (`chat_template_kwargs`), not when the server starts",
+    "template: reasoning": "whether a model thinks is said by each request (`chat_template_kwargs`)",
     "template: add_generation_prompt": "a prompt ends where the answer begins: `add_generation_prompt` is not known",
     "speculative: synth": "guesses are not made up (`--spec-synth-rates`)",
 }
