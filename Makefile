@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 JOBS ?= $(shell echo $$(($$(nproc) + 1))) # some tests wait more than they compute
 TORCH_BUILD ?= $(if $(filter x86_64,$(shell uname -m)),+cpu) # elsewhere what pip finds is for the CPU as it is
-BENCH_TOOLS := benchmarks/edgebox.py benchmarks/requantize.py
+BENCH_TOOLS := $(patsubst %,benchmarks/%.py,edgebox requantize safetensors_of first_layers speculation_draws acceptance)
 BENCH ?= $(filter-out benchmarks/_% $(BENCH_TOOLS),$(wildcard benchmarks/*.py))
 
 # For llama.cpp with Vulkan, in an environment of its own. Vulkan headers before 1.3.275 lack a little: tests/vulkan.
@@ -38,8 +38,8 @@ venv: $(VENV)/.installed ## a virtual environment with everything for developmen
 
 torch: $(VENV)/.torch ## PyTorch for the CPU as well: the tests of training need it, and are skipped without
 
-run: $(VENV)/.base ## the demo: the bundled model, streamed under a budget
-	$(BIN)/edge-run demo
+run: $(VENV)/.base ## the demo: a model that does not fit, and mmap beside it; ARGS="--model FILE" takes yours
+	$(BIN)/edge-run demo $(ARGS)
 
 test: $(VENV)/.installed ## the tests, JOBS at once; ARGS="-k frames -x" goes to pytest
 	$(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)

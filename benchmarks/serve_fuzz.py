@@ -185,7 +185,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="keep what came of it as a result")
     given = parser.parse_args()
-    with served(given.model, "-c", 256, "-t", 1, "-n", 1, "--chat-template", TEMPLATE) as server:
+    with served(
+        given.model, "-c", 256, "-t", 1, "-n", 1, "--chat-template", TEMPLATE, program=("-m", "edge_run")
+    ) as server:
         fuzz = Fuzz(server, given.requests, given.seed)
         began_s, sizes = time.monotonic(), list[int]()
         threads = [threading.Thread(target=fuzz.run, args=(number,), daemon=True) for number in range(given.clients)]

@@ -48,7 +48,7 @@ MESH = MeshUse(
         MeshNode("b2", "shelf", tuple(range(12, 20)), 310 * MIB),
         MeshNode("c3", "attic", tuple(range(20, 28)), 290 * MIB),
     ),
-    1, 0.2, 0.2, 0.001, 0, 0, {}, 0, {"d4": "cellar has other numerics"},
+    1, 1, 0.2, 0.2, 0.001, 0, 0, {}, 0, {"d4": "cellar has other numerics"},
 )  # fmt: skip
 
 

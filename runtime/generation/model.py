@@ -246,9 +246,9 @@ class Model(ModelTexts):
         max_tokens, sampling, options: for prompts that are no `Request`; see `generate`.
 
         Answers that share passes may differ from an answer alone where the two best tokens are nearly equal
-        (`numerics.batching`). With `exact` they do not; each has an equal part of the context then, prompts are read
-        one after the other, and nothing is guessed (speculation). Raises ConfigError at once; iterating raises what
-        `generate` raises of the drive and of llama.cpp. What is wrong with one request comes as its error.
+        (`numerics.batching`). With `exact` they do not. With `exact` or `kv_spill` each has an equal part of the
+        context, and prompts are read one after the other. Raises ConfigError at once; iterating raises what `generate`
+        raises of the drive and of llama.cpp. What is wrong with one request comes as its error.
         """
         if max_parallel is not None and max_parallel < 1:
             raise ConfigError(f"max parallel {max_parallel}: must be at least 1 answer")

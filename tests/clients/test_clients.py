@@ -28,12 +28,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """asyncio: what clients use."""
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     with served(KIT, "-c", 8192, "-t", 1, "--chat-template", TEMPLATE, "-n", 200) as server:

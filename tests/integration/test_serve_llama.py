@@ -22,12 +22,6 @@ def server(kit: Path) -> Iterator[Served]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def model(kit: Path) -> Iterator[Model]:
-    with Model(kit, context_tokens=512, threads=1, exact=True, chat_template=TEMPLATE) as model:
-        yield model
-
-
 def post(server: Served, path: str, **body: Any) -> httpx.Response:
     return httpx.post(server.url + path, json=body, timeout=60)
 

@@ -32,12 +32,6 @@ if sys.version_info < (3, 11):
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """asyncio: what uvicorn runs on."""
-    return "asyncio"
-
-
 class FakeModel:
     """A model whose answers do what the test says."""
 
