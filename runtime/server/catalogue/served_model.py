@@ -67,7 +67,7 @@ class ServedModel:
         defaults: AnswerDefaults,
         preparing: Preparing,
         counts: Counts,
-        forecast: Forecast | None,
+        forecast: Forecast | None = None,
     ) -> None:
         self.name, self.model, self.answering, self.forecast = name, model, answering, forecast
         self.defaults, self.counts, self._preparing = defaults, counts, preparing
