@@ -37,9 +37,7 @@ _VERBOSE = "no `__verbose`: `/apply-template` says what the prompt is"
 _PROGRESS = "progress comes once a second, not with each batch"
 _METRICS = "figures have vLLM's names, and the model's in a label, not `llamacpp:`"
 _FORMS = "a text is a string or a list of tokens, as OpenAI has it; not both in one list, and no object"
-_ORIGINS = (
-    "pages of other sites are refused unless `--allow-origin` names theirs, and no origin is reflected that it does not"
-)
+_ORIGINS = "pages of other sites are refused unless `--allow-origin` names theirs"
 REASONS: Mapping[str, str] = {
     "basic: server_multiple_addresses": "`--host` is one address",
     "basic: server_props": _SHARED,
@@ -56,6 +54,7 @@ REASONS: Mapping[str, str] = {
     "chat_completion: apply_chat_template": _NAMED,
     "chat_completion: verbose_debug": _VERBOSE,
     "chat_completion: context_size_exceeded": _SHARED,
+    "chat_completion: invalid_chat_completion_req": "two answers in a row are a conversation too",
     "chat_completion: return_progress": _PROGRESS,
     "compat_anthropic: anthropic_empty_messages": "a conversation without a message is refused",
     "compat_anthropic: anthropic_tool_result_with_image": "a picture is refused with status 400, not 500",
@@ -76,9 +75,11 @@ REASONS: Mapping[str, str] = {
     "metrics: metrics_timings_on_prompt_progress": _PROGRESS,
     "metrics: metrics_": _METRICS,
     "security: access_static_assets": "the page is another one, with other files",
+    "security: cors_proxy": "there is no proxy",
     "security: cors": _ORIGINS,
-    "template: reasoning": "whether a model thinks is said by each request (`chat_template_kwargs`)",
+    "template: reasoning": "a template is told to think by a request alone (`chat_template_kwargs`)",
     "template: add_generation_prompt": "a prompt ends where the answer begins: `add_generation_prompt` is not known",
+    "tool_call: completion_without_tool_call_fast": _EMPTY,
     "speculative: synth": "guesses are not made up (`--spec-synth-rates`)",
 }
 
