@@ -80,7 +80,7 @@ REASONS: Mapping[str, str] = {
     "template: reasoning": "a template is told to think by a request alone (`chat_template_kwargs`)",
     "template: add_generation_prompt": "a prompt ends where the answer begins: `add_generation_prompt` is not known",
     "tool_call: completion_without_tool_call_fast": _EMPTY,
-    "speculative: synth": "guesses are not made up (`--spec-synth-rates`)",
+    "speculative: ": "`timings` do not count guesses (`/metrics` does), and none are made up (`--spec-synth-rates`)",
 }
 
 
