@@ -122,7 +122,8 @@ class Loaded:
     def terms(self, holdings: Holdings) -> Terms:
         """Return the terms of a plan, for a process that holds `holdings` besides weights."""
         terms = self.prepared.terms(holdings, self.context.context_tokens, self.shape.micro_batch_tokens)
-        return replace(terms, repacked=self.repacked)
+        is_read = bool(self.backing and self.backing.repacked and self.backing.repacked.packed)
+        return replace(terms, repacked=self.repacked, is_read_repacked=is_read)
 
     def enter_in_ledger(self, plan: Plan, ledger: Ledger, stack: ExitStack) -> None:
         """Enter the memory of `plan` in the ledger of this user's runs. Raises BudgetError when too little is free."""
@@ -213,7 +214,8 @@ class _Loading:
         if not kinds:
             return None
         graph = prepared.known.graph if prepared.known else map_short_pass(model, self._shape(model))
-        repacked = RepackedWeights(model, prepared.gguf, graph, kinds)
+        packed = None if is_whole else prepared.repacked_file  # all is read once, and may be in the page cache
+        repacked = RepackedWeights(model, prepared.gguf, graph, kinds, packed)
         self._stack.callback(repacked.close)
         return repacked
 
