@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 JOBS ?= $(shell echo $$(($$(nproc) + 1))) # some tests wait more than they compute
 TORCH_BUILD ?= $(if $(filter x86_64,$(shell uname -m)),+cpu) # elsewhere what pip finds is for the CPU as it is
-BENCH_TOOLS := benchmarks/edgebox.py benchmarks/requantize.py
+BENCH_TOOLS := $(patsubst %,benchmarks/%.py,edgebox requantize safetensors_of first_layers speculation_draws acceptance)
 BENCH ?= $(filter-out benchmarks/_% $(BENCH_TOOLS),$(wildcard benchmarks/*.py))
 
 # For llama.cpp with Vulkan, in an environment of its own. Vulkan headers before 1.3.275 lack a little: tests/vulkan.
@@ -15,6 +15,7 @@ SOFTWARE_GPU := GGML_VK_VISIBLE_DEVICES=0
 # What people use to speak to `edge-run serve`, in an environment of its own: some want older versions of others.
 CLIENTS_VENV ?= .venv-clients
 CLIENTS := openai anthropic ollama langchain-openai langchain-ollama litellm instructor 'pydantic-ai-slim[openai]' openai-agents
+NODE_CLIENTS := openai @anthropic-ai/sdk ollama
 
 # For llama.cpp with AddressSanitizer, in an environment of its own: the tests in which Python and native code hand memory
 # to each other. Freed memory is kept back a little only, as budgets are measured; ASAN_TESTS names other tests.
@@ -40,8 +41,8 @@ venv: $(VENV)/.installed ## a virtual environment with everything for developmen
 
 torch: $(VENV)/.torch ## PyTorch for the CPU as well: the tests of training need it, and are skipped without
 
-run: $(VENV)/.base ## the demo: the bundled model, streamed under a budget
-	$(BIN)/edge-run demo
+run: $(VENV)/.base ## the demo: a model that does not fit, and mmap beside it; ARGS="--model FILE" takes yours
+	$(BIN)/edge-run demo $(ARGS)
 
 test: $(VENV)/.installed ## the tests, JOBS at once; ARGS="-k frames -x" goes to pytest
 	$(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
@@ -114,6 +115,7 @@ $(VULKAN_VENV)/.installed: pyproject.toml
 $(CLIENTS_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(CLIENTS_VENV)
 	$(CLIENTS_VENV)/bin/pip install --editable '.[dev]' $(CLIENTS)
+	if command -v npm > /dev/null; then npm install --prefix $(CLIENTS_VENV)/npm $(NODE_CLIENTS); fi
 	touch $@
 
 $(ASAN_VENV)/.installed: pyproject.toml

@@ -130,6 +130,12 @@ def write_results(name: str, rows: Sequence[Mapping[str, object]], finding: str)
     print(f"{stem}.csv and .md written", file=sys.stderr)
 
 
+def table(fields: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
+    """Return `rows` as a table in Markdown, with a column for each of `fields`."""
+    lines = [fields, ["---"] * len(fields), *([str(row.get(field, "")) for field in fields] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def machine() -> str:
     """Return what the figures were measured on, in two lines."""
     commit = subprocess.run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import time
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def main() -> None:
                 "model_bytes": plan.model_bytes,
                 "peak_bytes": memory.peak_bytes,
                 "swapped_bytes": memory.swapped_bytes,
+                "major_faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
                 "opened_s": opened_s,
                 "prompt_s": prompt_s,
                 "cpu_s_per_token": sum(settled_cpu) / max(1, len(settled_cpu)),

@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--kv-type", default="f16")
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--speculate", default="auto")
+    parser.add_argument("--whole", action="store_true", help="no answer ends before it has --tokens tokens")
     parser.add_argument("--drive", type=int, default=0, help="MB/s: seconds are those of a model, not measured")
     arguments = parser.parse_args()
     cells = arguments.prompt + arguments.tokens + 16
@@ -112,7 +113,9 @@ def main() -> None:
         started = time.monotonic()
         moments: dict[int, list[float]] = {}
         results: dict[int, Generation] = {}
-        for number, piece in model.generate_many(prompts, max_tokens=arguments.tokens, temperature=0):
+        for number, piece in model.generate_many(
+            prompts, max_tokens=arguments.tokens, temperature=0, ignore_eos=arguments.whole
+        ):
             if isinstance(piece, Exception):
                 raise piece
             if piece.token_ids:

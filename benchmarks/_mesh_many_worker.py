@@ -1,8 +1,9 @@
 """The coordinator of many answers over a mesh, for `mesh_many.py`: prints one JSON line.
 
-    _mesh_many_worker.py FOLDER MODEL --workers 3 --sequences 8 [--passes 12] [--cache DIR]
+    _mesh_many_worker.py FOLDER MODEL --workers 3 --sequences 8 [--tokens 24] [--turns] [--kill PID] [--cache DIR]
 
-Each device computes as many layers as any other, whatever a plan would say. Each pass decodes a token of each sequence.
+Each answer is greedy and has as many tokens as any other. With `--turns` devices take turns, each with its layers of
+all answers, by the plan of a pipeline otherwise; without, the product plans. With `--kill` a device is lost half way.
 """
 
 from __future__ import annotations
@@ -10,18 +11,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
+from _mesh_joining import joined
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.mesh import is_worker
-from edge_run.base.protocols import BatchToken
-from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.base.sampling_config import SamplingConfig
+from edge_run.partition.mesh_pipeline import plan_pipeline
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
+from edge_run.partition.mesh_ring import Hops
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation.batch import Batch
+from edge_run.runtime.generation.continuation import Continuation
+from edge_run.runtime.generation.meter import Meter
+from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.mesh import coordinator
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 
@@ -30,16 +39,69 @@ PROMPT, ROOM = 16, 64
 
 def cpu_seconds(others: Sequence[int]) -> float:
     """Return the seconds that this process and others have computed."""
-    times = [psutil.Process(process).cpu_times() for process in others]
+    times = []
+    for process in others:
+        try:
+            times.append(psutil.Process(process).cpu_times())
+        except psutil.NoSuchProcess:  # it was killed
+            continue
     return time.process_time() + sum(one.user + one.system for one in times)
 
 
-def evenly(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hop: object) -> MeshPlan:
-    """Return a plan in which each device has as many units as any other; the first one has the last unit too."""
-    nodes = [spec.node for spec in specs]
-    inner = len(works) - 1
-    owners = [nodes[number * len(nodes) // inner] for number in range(inner)]
-    return MeshPlan((*owners, nodes[0]), 1, 0.0, {})
+def peak_bytes(others: Sequence[int]) -> int:
+    """Return the most that this process, or one of others that are still there, has held."""
+    texts = [path.read_text() for p in (os.getpid(), *others) if (path := Path(f"/proc/{p}/status")).exists()]
+    return max(int(found.group(1)) * 1024 for text in texts if (found := re.search(r"VmHWM:\s+(\d+) kB", text)))
+
+
+def in_turns(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hops) -> MeshPlan:
+    """Return the plan of a pipeline of all devices, with one pass in flight."""
+    plan = plan_pipeline(works, specs, hops, 2 * len(specs))
+    assert plan is not None
+    return replace(plan, most_in_flight=1)
+
+
+def open_engine(arguments: argparse.Namespace, config: ModelConfig) -> Engine:
+    """Open the model, over the mesh where there are workers."""
+    if not arguments.workers:
+        return Engine.open(arguments.model, config)
+    mesh = joined(arguments.folder, arguments.workers)
+    if arguments.turns:
+        coordinator.plan_ring = in_turns
+        coordinator.plan_pipeline = lambda *_: None
+    return open_mesh_engine(arguments.model, config, mesh, MeshOptions(say=lambda text: None))
+
+
+def answer_all(engine: Engine, arguments: argparse.Namespace) -> dict[str, object]:
+    """Make all answers; return what they are, and what the time took in which all of them were being made."""
+    n = arguments.sequences
+    batch = Batch(engine, Meter(engine), n)
+    answers = []
+    for sequence in range(n):
+        prompt = [(7 * i * i + 3 + sequence) % 200 + 1 for i in range(PROMPT)]
+        room = engine.context_tokens
+        answer = Continuation(engine.model, prompt, arguments.tokens, SamplingConfig(temperature=0), room)
+        batch.submit(answer, Turn())
+        answers.append(answer)
+    began_s, ended_s, before, made, victim = 0.0, 0.0, 0, 0, arguments.kill
+    cpu_before_s = cpu_after_s = 0.0
+    while not batch.is_idle:
+        failed = [event.error for event in batch.advance() if event.error]
+        assert not failed, failed
+        said = sum(len(answer.tokens) for answer in answers)
+        if not began_s and min(len(answer.tokens) for answer in answers) >= 2:
+            began_s, before, cpu_before_s = time.monotonic(), said, cpu_seconds(arguments.watch)
+        if not ended_s and max(len(answer.tokens) for answer in answers) == arguments.tokens:
+            ended_s, cpu_after_s, made = time.monotonic(), cpu_seconds(arguments.watch), said - before
+        if victim and 2 * said >= n * arguments.tokens:
+            os.kill(victim, signal.SIGKILL)
+            victim = 0
+    batch.close()
+    return {
+        "tokens": [answer.tokens for answer in answers],
+        "tokens_per_s": made / (ended_s - began_s),
+        "tokens_per_cpu_s": made / (cpu_after_s - cpu_before_s),
+    }
 
 
 def main() -> None:
@@ -50,62 +112,35 @@ def main() -> None:
     parser.add_argument("--memory", default="4GiB")
     parser.add_argument("--workers", type=int, default=0, help="0: without a mesh")
     parser.add_argument("--sequences", type=int, default=8)
-    parser.add_argument("--passes", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=24, help="of each answer")
+    parser.add_argument("--turns", action="store_true")
+    parser.add_argument("--kill", type=int, default=0, metavar="PID")
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--watch", type=int, nargs="*", default=[], help="processes that compute too")
     arguments = parser.parse_args()
     n = arguments.sequences
     config = ModelConfig(
         memory=arguments.memory,
-        context_tokens=n * (PROMPT + arguments.passes + ROOM),
+        context_tokens=n * (PROMPT + arguments.tokens + ROOM),
         micro_batch_tokens=max(32, n),
         sequences=n,
         threads=1,
         cache_folder=arguments.cache,
     )
-    mesh = None
-    coordinator.plan_ring = evenly
-    if arguments.workers:
-        mesh = open_mesh(MeshConfig(folder=arguments.folder, name="here"))
-        until = time.monotonic() + 120
-        while sum(is_worker(member) for member in mesh.members()) < arguments.workers:
-            assert time.monotonic() < until, "workers are missing"
-            mesh.wait(timeout_s=0.1)
-        engine = open_mesh_engine(arguments.model, config, mesh, MeshOptions(say=lambda text: None))
-    else:
-        engine = Engine.open(arguments.model, config)
-    front = engine.front
-    tokens = []
-    for sequence in range(n):
-        prompt = [(7 * i * i + 3 + sequence) % 200 + 1 for i in range(PROMPT)]
-        rows = front.decode(
-            [BatchToken(token, i, sequence, wants_logits=i == PROMPT - 1) for i, token in enumerate(prompt)]
-        )
-        tokens.append([int(rows[0].argmax())])
-    seconds, cpu_before_s = [], 0.0
-    for number in range(-1, arguments.passes - 1):  # the first one does not count
-        if number == 0:
-            cpu_before_s = cpu_seconds(arguments.watch)
-        started = time.monotonic()
-        rows = front.decode(
-            [BatchToken(tokens[s][-1], PROMPT + 1 + number, s, wants_logits=True) for s in range(n)],
-        )
-        seconds.append(time.monotonic() - started)
-        for s in range(n):
-            tokens[s].append(int(rows[s].argmax()))
+    engine = open_engine(arguments, config)
+    in_flight = getattr(engine.front, "most_in_flight", 1)
+    found = answer_all(engine, arguments)
     use = engine.mesh_use
     figures = {
-        "tokens": tokens,
-        "seconds": seconds[1:],
-        "cpu_s": (cpu_seconds(arguments.watch) - cpu_before_s) / (arguments.passes - 1),
+        **found,
+        "most_in_flight": in_flight,
         "layers": {node.name: len(node.blocks) for node in use.nodes} if use else {},
-        "hop_s": use.hop_s if use else 0.0,
-        "pid": os.getpid(),
+        "peak_bytes": peak_bytes(arguments.watch),
+        "recoveries": use.recoveries if use else 0,
+        "sent_bytes": use.sent_bytes if use else 0,
     }
     print(json.dumps(figures), flush=True)
     engine.close()
-    if mesh:
-        mesh.close()
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from _mesh_joining import joined
+
 from edge_run import probe
 from edge_run.base.config import ModelConfig
-from edge_run.base.mesh import is_worker
 from edge_run.devices.host.memory import process_memory
-from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=16)
+    parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--cache", type=Path)
@@ -60,7 +61,7 @@ def main() -> None:
         return
     config = ModelConfig(
         memory=arguments.memory,
-        context_tokens=256,
+        context_tokens=arguments.context,
         micro_batch_tokens=arguments.micro_batch,
         threads=arguments.threads,
         cache_folder=arguments.cache,
@@ -70,11 +71,7 @@ def main() -> None:
     if arguments.alone:
         engine = Engine.open(arguments.model, config)
     else:
-        mesh = open_mesh(MeshConfig(folder=arguments.folder, name="here"))
-        until = time.monotonic() + 60
-        while sum(is_worker(member) for member in mesh.members()) < arguments.workers:
-            assert time.monotonic() < until, "workers are missing"
-            mesh.wait(timeout_s=0.1)
+        mesh = joined(arguments.folder, arguments.workers)
         engine = open_mesh_engine(arguments.model, config, mesh, MeshOptions(say=said.append))
     session = Session(engine.front)
     started = time.monotonic()
@@ -96,6 +93,8 @@ def main() -> None:
         "prompt_s": prompt_s,
         "peak_bytes": process_memory().peak_bytes,
         "streamed_bytes": engine_plan.streamed_bytes_per_pass,
+        "kv_bytes": engine_plan.kv_bytes,
+        "lent_bytes": engine_plan.lent_bytes,
         "predicted_token_s": use.predicted_token_s if use else 0.0,
         "hop_s": use.hop_s if use else 0.0,
         "rounds": use.rounds if use else 0,

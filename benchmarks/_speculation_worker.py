@@ -48,6 +48,8 @@ def main() -> None:
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--speculate", default="auto")
     parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--repack", default="auto")
+    parser.add_argument("--packed")
     parser.add_argument("--prompts", type=int, default=1)
     parser.add_argument("--prompt-tokens", type=int, default=120, help="the last ones; of text that repeats 600")
     parser.add_argument("--tokens", type=int, default=40)
@@ -61,6 +63,8 @@ def main() -> None:
         draft=arguments.draft,
         speculate=arguments.speculate,
         exact=arguments.exact,
+        repack=arguments.repack,
+        packed=arguments.packed,
     )
     engine = Engine.open(arguments.model, config)
     session = open_session(engine)
@@ -89,6 +93,8 @@ def main() -> None:
     memory = process_memory()
     result = {
         "tokens_per_s": n_tokens / decode_s,
+        "repacked": engine.numerics.repacked,
+        "read_repacked": engine.plan.read_repacked,
         "answers": answers,
         "gaps": gaps,
         "speculations": speculations,

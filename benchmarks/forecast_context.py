@@ -4,8 +4,8 @@ how long a token waits at most while weights give room to keys and values.
 Models are named on the command line; each runs under half its size and three quarters of it, or the least that works,
 with the product's defaults, from a drive of 500 MB/s and from one that is not limited, in a box of the budget. For each
 drive the box is probed first. For the tokens of the context nothing is computed, they take their cells. Measured is the
-mean over 8 tokens after two that settle. Before, 300 tokens come one by one: `room` is the longest that it took to
-divide the room between weights, keys and values before any pass.
+mean over 8 tokens (`--decode`) after two that settle. Before, 300 tokens come one by one (`--grow`): `room` is the
+longest that it took to divide the room between weights, keys and values before any pass.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from edge_run.base.units import MIB, parse_size
 WORKER = ROOT / "benchmarks" / "_forecast_context_worker.py"
 CONTEXT = 16_384
 SHARES = (0.5, 0.75)
+DRIVES = (500.0, 0.0)
+SETTLING = 2
 
 
 def main() -> None:
@@ -31,22 +33,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL")
     parser.add_argument("--context", type=int, default=CONTEXT)
+    parser.add_argument("--drives", type=float, nargs="+", default=DRIVES, help="in MB/s; 0 does not limit")
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="budgets, of the model's size")
+    parser.add_argument("--grow", type=int, default=300)
+    parser.add_argument("--decode", type=int, default=8)
+    parser.add_argument("--name", default="forecast-context")
     arguments = parser.parse_args()
+    lengths = ["--grow", arguments.grow, "--decode", arguments.decode + SETTLING]
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for model in arguments.models:
             least = parse_size(smallest(model, str(arguments.context)))
-            for mbps in (500, None):
+            for mbps in (speed or None for speed in arguments.drives):
                 cache = ["--cache", Path(folder) / f"{model.stem}-{mbps}", "--context", arguments.context]
                 run_worker([model, *cache], {"disk_mbps": mbps}, model, WORKER)
-                for budget in dict.fromkeys(max(least, int(model.stat().st_size * share)) for share in SHARES):
+                for budget in dict.fromkeys(
+                    max(least, int(model.stat().st_size * share)) for share in arguments.shares
+                ):
                     box = {"memory": budget, "disk_mbps": mbps}
-                    found = run_worker([model, *cache, "--memory", budget], box, model, WORKER)
+                    found = run_worker([model, *cache, *lengths, "--memory", budget], box, model, WORKER)
                     common = {"model": model.stem, "disk_mbps": mbps or "unthrottled", "budget_bytes": budget}
                     common |= {name: found[name] for name in ("peak_bytes", "room_longest_s", "room_median_s")}
                     rows += [common | row | {"error": error(row)} for row in found["rows"]]
                     print(*rows[-len(found["rows"]) :], sep="\n", flush=True)
-    write_results("forecast-context", rows, "\n\n".join([__doc__.strip(), finding(rows)]))
+    write_results(arguments.name, rows, "\n\n".join([__doc__.strip(), finding(rows)]))
 
 
 def error(row: dict[str, Any]) -> float:

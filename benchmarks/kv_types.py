@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _box import write_results
+from _box import table, write_results
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError
@@ -72,12 +72,6 @@ def measure(path: Path, kv_type: str, text: str, window: int, n_tokens: int, thr
     }
 
 
-def finding(rows: Sequence[dict[str, Any]], text: str) -> str:
-    """Return the rows as a table."""
-    lines = [" | ".join(str(row[field]) for field in FIELDS) for row in rows]
-    return "\n".join([f"Text: {text}.\n", " | ".join(FIELDS), "|".join(["---"] * len(FIELDS)), *lines])
-
-
 def main() -> None:
     """Measure each model with each type, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -101,7 +95,7 @@ def main() -> None:
             row["against_f16"] = round(row["perplexity"] / base, 4)
             rows.append(row)
             print(*(f"{field}={row[field]}" for field in FIELDS), flush=True)
-    write_results("kv-types", rows, finding(rows, arguments.text.name))
+    write_results("kv-types", rows, f"Text: {arguments.text.name}.\n\n{table(FIELDS, rows)}")
 
 
 if __name__ == "__main__":

@@ -68,7 +68,8 @@ def smallest(model: Path, context: str) -> str:
     """Return the smallest budget that works, as refusals name it; a run may hold a little more than its plan."""
     memory = LEAST_MEMORY
     for _ in range(5):
-        command = [sys.executable, WORKER, model, "--memory", memory, "--context", context, "--tokens", "1"]
+        lengths = ["--context", context, "--prompt", "1", "--tokens", "1"]
+        command = [sys.executable, WORKER, model, "--memory", memory, *lengths]
         done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
         needed = re.search(r"at least (\d+) MiB", done.stderr)
         if done.returncode == 0 or not needed:

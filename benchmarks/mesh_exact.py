@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Do three uneven nodes say what one device says, each inside its budget? And slices, of every architecture?
 
-    mesh_exact.py [--architectures] [--nodes]
+    mesh_exact.py [--architectures] [--nodes] [MODEL ...] [--context 16384] [--prompt 1000] [--tokens 24]
 
 Nodes: real processes with a real mosquitto, budgets of 20, 35 and 60 % of the model for the whole process, so that the
-model fits none of them: a dense model and a mixture of experts that write sensible text, and architectures that scale
-their input (granite, gemma) with random weights. Architectures: three engines in one process with the layers dealt out
-in turn, resident and with the fewest frames that can work, against llama.cpp's own loader, logit by logit.
+model fits none of them: those named, or a dense model and a mixture of experts that write sensible text, and
+architectures that scale their input (granite, gemma) with random weights. In a long context keys and values are a good
+part of a budget, and take room from weights as they are written. Architectures: three engines in one process with the
+layers dealt out in turn, resident and with the fewest frames that can work, against llama.cpp's own loader, logit by
+logit.
 """
 
 from __future__ import annotations
@@ -26,16 +28,15 @@ from _mesh_box import peak_bytes, run
 
 SHARES = (0.20, 0.35, 0.60)
 SCALING = ("granite", "gemma")
-TOKENS = 24
 
 
-def three_nodes(model: Path) -> dict[str, Any]:
-    """Run a model on one device and on three, and compare."""
+def three_nodes(model: Path, *lengths: object) -> dict[str, Any]:
+    """Run a model on one device and on three, and compare. lengths: flags of context, prompt and answer."""
     from mesh_processes import MeshOfProcesses
 
     size = model.stat().st_size
     budgets = [int(size * share) for share in SHARES]
-    flags = ["--tokens", str(TOKENS), "--prompt", "70"]
+    flags = [str(one) for one in lengths]
     with tempfile.TemporaryDirectory() as folder:
         cache = ["--cache", folder]
         wanted = run(Path(folder), model, [*flags, *cache, "--alone"])
@@ -55,6 +56,8 @@ def three_nodes(model: Path) -> dict[str, Any]:
         "model_mb": size // 10**6,
         "layers": " ".join(f"{name}:{count}" for name, count in found["layers"].items()),
         "rounds": found["rounds"],
+        "kv_mb": found["kv_bytes"] // 10**6,
+        "lent_mb": found["lent_bytes"] // 10**6,
         "identical": found["tokens"] == wanted["tokens"],
         "different_tokens": sum(a != b for a, b in zip(found["tokens"], wanted["tokens"], strict=True)),
         "budget_mb": " ".join(str(budget // 10**6) for budget in budgets),
@@ -119,28 +122,52 @@ def all_architectures() -> None:
     )
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows for a reader."""
+    lines = [
+        "| model | layers | budgets, MB | peaks, MB | keys and values of the first node, MB | lent at first, MB |",
+        "|---|---|---|---|---|---|",
+    ]
+    shown = ("model", "layers", "budget_mb", "peak_mb", "kv_mb", "lent_mb")
+    lines += [f"| {' | '.join(str(row[name]) for name in shown)} |" for row in rows]
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Compare and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--architectures", action="store_true")
     parser.add_argument("--nodes", action="store_true")
+    parser.add_argument("models", nargs="*", type=Path, metavar="MODEL")
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=70)
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--name", default="mesh-exact")
     arguments = parser.parse_args()
     if arguments.architectures:
         all_architectures()
     if arguments.nodes:
-        rows = [three_nodes(model) for model in (grown_model("1G", 64), grown_moe("2G"))]
-        for name in SCALING:
+        flags = [
+            part
+            for name in ("context", "prompt", "tokens", "threads")
+            for part in (f"--{name}", getattr(arguments, name))
+        ]
+        named = arguments.models or (grown_model("1G", 64), grown_moe("2G"))
+        rows = [three_nodes(model, *flags) for model in named]
+        for name in () if arguments.models else SCALING:
             with tempfile.TemporaryDirectory() as folder:
-                rows.append(three_nodes(large_model(name, Path(folder))))
+                rows.append(three_nodes(large_model(name, Path(folder)), *flags))
         for row in rows:
             print(row, file=sys.stderr)
         write_results(
-            "mesh-exact",
+            arguments.name,
             rows,
             "Three nodes with budgets of 20, 35 and 60 % of the model for the whole process; the model fits none. "
-            f"{TOKENS} greedy tokens after a prompt of 70, against one device with all in memory: identical in "
+            f"{arguments.tokens} greedy tokens after a prompt of {arguments.prompt}, in a context of "
+            f"{arguments.context:,}, against one device with all in memory: identical in "
             f"{sum(row['identical'] for row in rows)} of {len(rows)} models; every node within its budget in "
-            f"{sum(row['is_within_budget'] for row in rows)} of {len(rows)}.",
+            f"{sum(row['is_within_budget'] for row in rows)} of {len(rows)}.\n\n{table(rows)}",
         )
 
 

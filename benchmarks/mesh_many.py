@@ -1,13 +1,13 @@
-"""Many answers over a mesh of slow devices: the tokens a second of 8 sequences against those of 1.
+"""Many answers over a mesh of slow devices: the tokens a second of 8 answers against those of 1, in turns and at once.
 
-    mesh_many.py MODEL [--nodes 4] [--cpus 0.5] [--sequences 1 2 4 8] [--rounds 3]
+    mesh_many.py MODEL [--nodes 4] [--cpus 0.5] [--sequences 8] [--rounds 3]
 
-Each node is a process in a box with `--cpus` of this machine's processors, and computes as many layers as any other,
-all in its memory, so that computing decides. Devices compute one after the other, each its layers of all sequences of a
-pass: what many sequences gain is what a kernel gains with several columns, and what they save of handing on. If devices
-worked on different groups of sequences at the same time (a pipeline), they would gain up to the number of nodes more.
-On a machine that others use too, the CPU seconds of all nodes together say more: devices that take turns make as many
-tokens a second as a CPU second makes, times `--cpus`.
+Each node is a process in a box with `--cpus` of this machine's processors, and computes layers that are all in its
+memory, so that computing decides. One answer goes from device to device (`1, in turns`), and all in one pass do the
+same (`8, in turns`): what they gain is what a kernel gains with several columns. With groups of answers in flight (`8,
+at once`) devices compute at the same time. In another run a device is killed half way: its tokens must be the same.
+Last, one device that holds the whole model makes 8 answers, and the mesh as many for each of its nodes. The nodes
+together should have no more than this machine's processors: 4 x 0.5 are two.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,41 +25,42 @@ from _box import run_json, write_results
 from _mesh_box import TIMEOUT_S, _environment
 from edgebox import boxed
 
+from edge_run.base.units import parse_size
+
 WORKER = Path(__file__).with_name("_mesh_many_worker.py")
 
 
-def measure(model: Path, arguments: argparse.Namespace, sequences: int, cache: Path) -> dict[str, Any]:
-    """Return what passes of so many sequences took."""
+WAYS: dict[str, Sequence[str]] = {
+    "in turns": ("--turns",),
+    "at once": (),
+    "at once, one killed": ("--kill",),
+    "one device": (),
+}
+
+
+def measure(model: Path, arguments: argparse.Namespace, cache: Path, sequences: int, way: str) -> dict[str, Any]:
+    """Return what so many answers took."""
     from mesh_processes import MeshOfProcesses
 
-    nodes = arguments.nodes
+    n_workers = 0 if way == "one device" else arguments.nodes - 1
     box = boxed([], cpus=arguments.cpus)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         mesh = MeshOfProcesses(folder, model)
         try:
-            for number in range(nodes - 1):
+            for number in range(n_workers):
                 mesh.spawn(f"w{number}", arguments.memory, box, 2 << 20, str(cache))
             for worker in mesh.workers.values():
                 worker.wait_ready()
-            here = mesh.prepare_folder(folder / "here")
-            command = [*box, sys.executable, str(WORKER), str(here), str(model), "--workers", str(nodes - 1)]
+            here, watched = mesh.prepare_folder(folder / "here"), computing(mesh)
+            command = [*box, sys.executable, str(WORKER), str(here), str(model), "--workers", str(n_workers)]
             command += ["--memory", arguments.memory, "--cache", str(cache), "--sequences", str(sequences)]
-            command += ["--passes", str(arguments.passes), "--watch", *map(str, computing(mesh))]
+            command += ["--tokens", str(arguments.tokens), "--watch", *map(str, watched), *WAYS[way]]
+            command += [str(watched[0])] if "--kill" in command else []
             found, _ = run_json(command, timeout=TIMEOUT_S, env=_environment())
         finally:
             mesh.close()
-    seconds = found["seconds"]
-    return {
-        "sequences": sequences,
-        "pass_s": statistics.median(seconds),
-        "tokens_per_s": sequences / statistics.median(seconds),
-        "cpu_s": found["cpu_s"],
-        "tokens_per_cpu_s": sequences / found["cpu_s"],
-        "layers": found["layers"],
-        "hop_s": found["hop_s"],
-        "tokens": found["tokens"],
-    }
+    return {"sequences": sequences, "way": way, **found}
 
 
 def computing(mesh: Any) -> list[int]:
@@ -74,34 +76,44 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--cpus", type=float, default=0.5, help="of each node")
     parser.add_argument("--memory", default="1GiB", help="of each node")
-    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--passes", type=int, default=12)
+    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=24, help="of each answer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--name", default="mesh-many")
     arguments = parser.parse_args()
+    model, many = arguments.model.resolve(), arguments.sequences
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as cache:
         for number in range(arguments.rounds):
-            for sequences in arguments.sequences:
-                row = {"round": number, **measure(arguments.model.resolve(), arguments, sequences, Path(cache))}
-                row["tokens"] = sum(map(sum, row["tokens"])) % 1_000_003  # the same in each round
-                rows.append(row)
-                print(row, flush=True)
+            runs = [(1, "in turns"), (many, "in turns"), (many, "at once"), (many, "at once, one killed")]
+            runs += [(many, "one device"), (many * arguments.nodes, "at once")]
+            found = [measure(model, arguments, Path(cache), *run) for run in runs]
+            at_once, killed = found[2:4]
+            held = max(row["peak_bytes"] for row in found)
+            if held > parse_size(arguments.memory):
+                raise SystemExit(f"a node held {held} bytes, more than {arguments.memory}")
+            if killed["tokens"] != at_once["tokens"] or not killed["recoveries"]:
+                raise SystemExit(f"a device was killed, and the tokens are not the same: {killed}, {at_once}")
+            for row in found:
+                tokens = sum(map(sum, row.pop("tokens"))) % 1_000_003  # the same in each round
+                rows.append({"round": number, **row, "tokens": tokens})
+                print(rows[-1], flush=True)
     write_results(arguments.name, rows, f"{(__doc__ or '').strip()}\n\n{table(rows)}")
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the medians for a reader."""
-    lines = ["| sequences | pass | tokens/s | times one alone | tokens per CPU second | times one alone |"]
+    lines = ["| answers | in flight | tokens/s | times one alone | tokens per CPU second | times one alone |"]
     lines += ["|---|---|---|---|---|---|"]
     alone: tuple[float, ...] = ()
-    for sequences in dict.fromkeys(row["sequences"] for row in rows):
-        same = [row for row in rows if row["sequences"] == sequences]
-        names = ("pass_s", "tokens_per_s", "tokens_per_cpu_s")
-        pass_s, *speeds = (statistics.median(row[key] for row in same) for key in names)
-        alone = alone or tuple(speeds)
+    for sequences, way in dict.fromkeys((row["sequences"], row["way"]) for row in rows):
+        same = [row for row in rows if (row["sequences"], row["way"]) == (sequences, way)]
+        speeds = tuple(statistics.median(row[key] for row in same) for key in ("tokens_per_s", "tokens_per_cpu_s"))
+        alone = alone or speeds
         columns = [f"{speed:.2f} | {speed / one:.2f}" for speed, one in zip(speeds, alone, strict=True)]
-        lines.append(f"| {sequences} | {pass_s:.3f} s | {' | '.join(columns)} |")
+        if "killed" in way:
+            columns = ["the same tokens, computed again after that | | | "]
+        lines.append(f"| {sequences}, {way} | {same[0]['most_in_flight']} | {' | '.join(columns)} |")
     return "\n".join(lines)
 
 

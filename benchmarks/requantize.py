@@ -13,7 +13,7 @@ import ctypes
 import os
 from pathlib import Path
 
-FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K": 15, "Q6_K": 18, "IQ4_NL": 25}  # llama_ftype
+FILE_TYPES = {"F16": 1, "BF16": 32, "Q4_0": 2, "Q8_0": 7, "Q4_K": 15, "Q6_K": 18, "IQ4_NL": 25}  # llama_ftype
 
 
 def requantize(source: Path, target: Path, kind: str = "Q4_0") -> Path:

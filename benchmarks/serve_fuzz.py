@@ -5,7 +5,8 @@
 Requests are of four kinds: bytes that are no HTTP, HTTP that is broken (lengths, chunks, headers, methods, paths), JSON
 that is broken or of other kinds than it should be, and right JSON with one value made wrong. Each has a connection of
 its own or shares one. A status of 5xx other than 503, a server that is gone, or one that takes more memory at the end
-than 10 MiB over what it took after the first tenth, fails. It prints a line of JSON.
+than 10 MiB over what it took after the first tenth, fails. It prints a line of JSON, and with `--write` keeps it as a
+dated result.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from _box import write_results
+
+from edge_run.base.units import MIB
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from kit_models import KIT
 from served import TEMPLATE, Served, served
 
 READ_S = 30.0
-MOST_GROWTH_BYTES = 10 << 20
+MOST_GROWTH_BYTES = 10 * MIB
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -178,8 +183,11 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=KIT)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--write", action="store_true", help="keep what came of it as a result")
     given = parser.parse_args()
-    with served(given.model, "-c", 256, "-t", 1, "-n", 1, "--chat-template", TEMPLATE) as server:
+    with served(
+        given.model, "-c", 256, "-t", 1, "-n", 1, "--chat-template", TEMPLATE, program=("-m", "edge_run")
+    ) as server:
         fuzz = Fuzz(server, given.requests, given.seed)
         began_s, sizes = time.monotonic(), list[int]()
         threads = [threading.Thread(target=fuzz.run, args=(number,), daemon=True) for number in range(given.clients)]
@@ -204,8 +212,25 @@ def main() -> None:
             "errors_logged": [line for line in server.said.splitlines() if "mistake of" in line][:10],
         }
     print(json.dumps(found))
+    if given.write:
+        write_results("serve-fuzz", [found], f"{(__doc__ or '').strip()}\n\n{table(found)}")
     if fuzz.failures or not is_alive or growth > MOST_GROWTH_BYTES or found["errors_logged"]:
         sys.exit(1)
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return what came of it, for a reader."""
+    statuses = ", ".join(f"{status}: {number:,}" for status, number in found["statuses"].items())
+    sizes = ", ".join(f"{size / MIB:.1f}" for size in found["resident_bytes"])
+    went_on = "the server went on" if found["is_alive"] else "the server was gone"
+    is_flat = "met" if found["growth_bytes"] <= MOST_GROWTH_BYTES else "not met"
+    return (
+        f"{found['requests']:,} requests, of which {len(found['failures'])} failed, with {len(found['errors_logged'])} "
+        f"mistakes of the server's own in its log; {went_on}. Statuses (`closed`: the connection ended without one; "
+        f"`left`: the client did not wait): {statuses}.\n\n"
+        f"Memory after each tenth, MiB: {sizes}; at the end {found['growth_bytes'] / MIB:+.1f} against the first "
+        f"(reach {MOST_GROWTH_BYTES / MIB:.0f}: {is_flat})."
+    )
 
 
 if __name__ == "__main__":

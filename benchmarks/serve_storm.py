@@ -172,7 +172,7 @@ def main() -> None:
     for name, number in (("clients", 1000), ("slow", 100), ("vanish", 100), ("flood", 10)):
         parser.add_argument(f"--{name}", type=int, default=number)
     given = parser.parse_args()
-    with served(given.model, "-c", 2048, "-t", 1, "--max-queue", 2000) as server:
+    with served(given.model, "-c", 2048, "-t", 1, "--max-queue", 2000, program=("-m", "edge_run")) as server:
         print(json.dumps(storm(server, given)))
 
 

@@ -9,12 +9,21 @@ length that was not measured is taken to be like the nearest one that was: a dev
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, replace
 
-from edge_run.base.profile import DeviceProfile, GpuProfile
+from edge_run.base.profile import DeviceProfile, GpuProfile, weight_kind
 
 OP_OFFLOAD_TOKENS = 32  # from which on llama.cpp copies weights to a GPU rather than compute with them where they are
+
+
+def overlapped_s(reading_s: float, busy_s: float) -> float:
+    """Return the seconds of a pass that reads while it computes: not entirely the longer of the two.
+
+    Reading and computing overlap as far as the window of frames reaches, so less where both take the same time.
+    """
+    return math.sqrt(math.hypot(reading_s**2, busy_s**2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,11 @@ class MatmulWork:
     n_experts: int = 0
     n_used: int = 0
     is_head: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The kind of the weights; see `weight_kind`."""
+        return weight_kind(self.type_name, self.row_elements, by_expert=bool(self.n_experts))
 
 
 @dataclass(frozen=True, slots=True)

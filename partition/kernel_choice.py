@@ -8,10 +8,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from edge_run.base.profile import KernelSpeed
+from edge_run.base.profile import KernelSpeed, RepackedSpeed
+from edge_run.partition.cost import overlapped_s
 
 LEAST_GAIN = 1.1
+SHARE_STEPS = 4  # of what streams: a decision is not to hang on a few MB more of a budget
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """How weights come that have no room.
+
+    share: how much of them each pass reads, above 0 and at most 1.
+    drive_byte_s: what the drive takes for a byte; 0 where that was not measured, as if nothing had to be read.
+    """
+
+    share: float
+    drive_byte_s: float = 0.0
+
+    @classmethod
+    def under(cls, budget_bytes: int, model_bytes: int, drive_byte_s: float = 0.0) -> Streaming:
+        """Return how a model of `model_bytes` streams in a budget, with its share in a few steps."""
+        steps = math.ceil(SHARE_STEPS * (1 - budget_bytes / model_bytes))
+        return cls(min(SHARE_STEPS, max(1, steps)) / SHARE_STEPS, drive_byte_s)
+
+    def speed(self, kernel: KernelSpeed) -> KernelSpeed:
+        """Return the speed of `kernel` in passes that read its weights beside computing with them.
+
+        Readers that repack what they have read take the time of cores that compute, as where no core is idle.
+        """
+        repack_byte_s = 1 / kernel.repacked_bytes_per_s if isinstance(kernel, RepackedSpeed) else 0.0
+        busy_byte_s = 1 / kernel.bytes_per_s + self.share * repack_byte_s
+        return replace(kernel, bytes_per_s=1 / overlapped_s(self.share * self.drive_byte_s, busy_byte_s))
 
 
 def is_repacking_worth_it(

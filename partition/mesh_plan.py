@@ -85,12 +85,18 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True)
 class MeshPlan:
-    """owners: of each unit, head and tail included, the node that computes it. token_s: predicted."""
+    """owners: of each unit, head and tail included, the node that computes it. token_s: predicted, of one answer alone.
+
+    most_in_flight: how many groups of sequences the devices compute at the same time; 1: they take turns.
+    many_s: predicted, of a token of each sequence, where several groups are in flight.
+    """
 
     owners: tuple[str, ...]
     rounds: int
     token_s: float
     read_bytes: dict[str, int]
+    most_in_flight: int = 1
+    many_s: float = 0.0
 
     @property
     def nodes(self) -> tuple[str, ...]:

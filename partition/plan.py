@@ -32,8 +32,9 @@ class ResidencyPlan:
     streamed_uses: the reads of streamed chunks in a pass; where chunks have lent memory, in a pass in which they do.
     minimum_chunks: the fewest chunks that must fit in memory.
     lent: the streamed chunks that stay while they have lent memory.
+    n_always_lent: of these, the first that have it in every pass of one token, however long the text is.
     spare: the pinned chunks that can stream too where memory is short, in the order in which to unpin them.
-    by_stage_visits: whether the frames hold all that streams in a stage visit while the lent chunks stay.
+    by_stage_visits: whether the frames hold all that streams in a stage visit while those stay that are always lent.
     """
 
     pinned: tuple[int, ...]
@@ -44,6 +45,7 @@ class ResidencyPlan:
     lent: tuple[int, ...] = ()
     spare: tuple[int, ...] = ()
     by_stage_visits: bool = False
+    n_always_lent: int = 0
 
 
 NOTHING_STAYS = ResidencyPlan((), (), 0, 0, 0)

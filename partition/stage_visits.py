@@ -5,7 +5,8 @@ device waits longer for its next stage visit than it computes. Where all chunks 
 frames, they are read while other devices compute, and held for the whole stage visit. Then no pass stops inside a stage
 visit, reads are long, and fewer frames are needed than for reading ahead segment by segment. For D chunks without a
 place and R stage visits, D / (R - 1) frames are enough: as many chunks of each stage visit stream, and all others stay.
-More frames are needed only for prefill batches, which are not held by stage visits.
+More frames are needed only for prefill batches, which are not held by stage visits. What keys and values leave while a
+text is short is lent besides: then less streams in each stage visit, and whatever it is, the frames hold it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 
-from edge_run.partition.plan import ResidencyPlan, spread_evenly
+from edge_run.partition.plan import ResidencyPlan, halved_evenly, spread_evenly
 from edge_run.partition.window import frames_needed
 
 LONG_RUN = 8  # chunks: longer reads gain nothing
@@ -26,15 +27,17 @@ def plan_stage_visits(
     segments: Sequence[Sequence[int]],
     visits: Sequence[Sequence[int]],
     must_pin: Collection[int],
-    most_lent: int,
+    always_lent: int,
+    most_lent: int | None = None,
 ) -> ResidencyPlan | None:
     """Return `plan` with frames for the streamed chunks of one stage visit, or None where these are more frames.
 
     segments: the chunks of each segment of the pass.
     visits: the chunks of each stage visit, in order of use.
     must_pin: chunks that cannot move.
-    most_lent: how many chunks may have lent memory besides. Passes that are not held by stage visits lend none, so
-        these chunks stream in them.
+    always_lent: how many chunks have lent memory besides. Passes that are not held by stage visits lend none, so these
+        chunks stream in them.
+    most_lent: as many have it at most, at first; None for no more.
     """
     if len(visits) < 2:
         return None
@@ -42,7 +45,7 @@ def plan_stage_visits(
     uses = Counter(chain.from_iterable(visits))
     order = [chunk for chunk in uses if chunk not in must_pin]
     n_places = len(plan.pinned) - len(fixed) + plan.n_frames
-    n_lacking = len(order) - n_places - most_lent
+    n_lacking = len(order) - n_places - always_lent
     own = [[chunk for chunk in visit if uses[chunk] == 1 and chunk not in must_pin] for visit in visits]
     n_frames = max(1, -(-n_lacking // (len(visits) - 1)))
     while n_frames <= plan.n_frames:
@@ -57,13 +60,17 @@ def plan_stage_visits(
         lent = frozenset(spread_evenly(lendable if len(lendable) >= n_lent else rest, n_lent))
         needed = frames_needed(segments, chosen | lent)
         if needed <= n_frames:
+            n_more = min(n_streamed, max(0, (most_lent or 0) - n_lent))
+            more = halved_evenly(spread_evenly([chunk for chunk in order if chunk in chosen], n_more))
+            n_left = n_streamed - n_more
             return replace(
                 plan,
                 pinned=(*fixed, *(chunk for chunk in rest if chunk not in lent)),
                 streamed=tuple(chunk for chunk in order if chunk in chosen or chunk in lent),
                 n_frames=n_frames,
-                streamed_uses=n_streamed if n_streamed > n_frames else 0,
-                lent=tuple(chunk for chunk in order if chunk in lent),
+                streamed_uses=n_left if n_left > n_frames else 0,
+                lent=(*(chunk for chunk in order if chunk in lent), *more),
+                n_always_lent=n_lent,
                 by_stage_visits=True,
             )
         n_frames = needed

@@ -2,7 +2,9 @@
 
 A window is a few tokens under one setting. Windows of the two settings alternate in the order ABBA, so that a drift
 cancels out. The first token of a window is not counted, as the other setting still affects it. A setting is replaced
-only by one that was faster with the stated confidence. Pure: seconds in, settings out.
+only by one that was faster with the stated confidence. One that is clearly no faster is given up sooner than one is
+taken, as every second token of a comparison is under it; and where a step further is slower, steps beyond it are not
+tried before the next round. Pure: seconds in, settings out.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from edge_run.base.results import TuningDecision
 
 WINDOW_TOKENS = 4  # that count, of each setting in turn
 LEAST_PAIRS = 6
+LEAST_PAIRS_TO_END = 2  # of a setting that does not gain by all that is within the deviations
 MOST_PAIRS = 24
 CONFIDENCE = 0.95
 # Deviations of the mean. The difference is looked at after every pair, which makes chance findings likelier: with 2.7,
@@ -33,11 +36,18 @@ class Tunable:
     """Something that can be set.
 
     name: its name.
-    settings: its possible settings, the one to begin with first.
+    settings: its possible settings, each of which goes a step further than the one before.
+    first: the one to begin with; the first of them by default.
     """
 
     name: str
     settings: Sequence[str]
+    first: str = ""
+
+    def beyond(self, setting: str, further: str) -> Sequence[str]:
+        """Return the settings that go further than `further`, where that goes further than `setting`."""
+        place = self.settings.index(further)
+        return self.settings[place + 1 :] if self.settings.index(setting) < place else ()
 
 
 class Controller:
@@ -47,7 +57,8 @@ class Controller:
     """
 
     def __init__(self, tunables: Sequence[Tunable]) -> None:
-        self.chosen = {tunable.name: tunable.settings[0] for tunable in tunables}
+        self._tunables = {tunable.name: tunable for tunable in tunables}
+        self.chosen = {tunable.name: tunable.first or tunable.settings[0] for tunable in tunables}
         self._candidates = [(tunable.name, setting) for tunable in tunables for setting in tunable.settings]
         self._untried: list[tuple[str, str]] = []
         self._rest, self._next_rest = 0, FIRST_REST_TOKENS
@@ -104,6 +115,9 @@ class Controller:
         self._decisions[trial.tunable, trial.setting] = trial.decision(before, is_better)
         if is_better:
             self.chosen[trial.tunable] = trial.setting
+        elif trial.is_slower:
+            beyond = self._tunables[trial.tunable].beyond(before, trial.setting)
+            self._untried = [one for one in self._untried if one[0] != trial.tunable or one[1] not in beyond]
         self._begin_trial()
 
 
@@ -138,13 +152,22 @@ class _Trial:
     @property
     def verdict(self) -> bool | None:
         """Whether `setting` is better; None while this is undecided."""
-        if self._in_window or self._n_windows % 2 or self._n_windows < 2 * LEAST_PAIRS:
+        n_pairs, is_between = divmod(self._n_windows, 2)
+        if self._in_window or is_between or n_pairs < LEAST_PAIRS_TO_END:
             return None
         before, difference, error = self._difference()
+        if n_pairs < LEAST_PAIRS:
+            return False if difference - DEVIATIONS * error > -LEAST_GAIN * before else None
         if difference + DEVIATIONS * error < 0:
             return True
         is_hopeless = difference - HOPE * DEVIATIONS * error > -LEAST_GAIN * before
         return False if is_hopeless or self._n_windows >= 2 * MOST_PAIRS else None
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether `setting` is slower, by more than the deviations."""
+        _, difference, error = self._difference()
+        return difference > DEVIATIONS * error
 
     def decision(self, before: str, is_better: bool) -> TuningDecision:
         seconds, difference, error = self._difference()

@@ -47,6 +47,12 @@ def shared_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_CACHE_HOME"] = str(run / "cache")
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """asyncio: what comes with Python, and what servers and clients run on."""
+    return "asyncio"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let each of several workers begin with its share of what takes long, and none wait for another in the end.
 

@@ -42,8 +42,16 @@ class Memory:
         self.frame_under[chunk] = frame
         assert len(self.frame_under) <= self.n_frames, "more frames than the plan has"
 
-    def lose_frame(self, chunk: int) -> None:
-        self.frame_under.pop(chunk, None)
+    def end(self, load: Load) -> None:
+        """What was read is there."""
+        self.loading.remove(load)
+        self.readable.add(load.chunk)
+
+    def fail(self, load: Load, has_frame: bool) -> None:
+        """It could not be read; has_frame: its frame is under it all the same."""
+        self.loading.remove(load)
+        if not has_frame:
+            self.frame_under.pop(load.chunk, None)
 
     def grow(self, n_frames: int) -> None:
         self.n_frames += n_frames

@@ -1,4 +1,4 @@
-"""The bundled model, and the options under which its grown copy (the fixture `grown`) streams."""
+"""The bundled model, what tests ask it, and the options under which its grown copy (the fixture `grown`) streams."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from edge_run.base.units import MIB
 from edge_run.devices.host.memory import process_memory
 
 KIT = Path(__file__).resolve().parents[1] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
+PROMPT = "It was a dark evening, and"
+GREEDY = ("--temp", "0", "-c", "256")
 
 
 def streamed() -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from program import run_program
+from program import Program, begin, fresh_environment, run_program
 
 WAIT_S = 30
 
@@ -21,8 +19,7 @@ class Device:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.mesh_folder = folder / ".config" / "edge-run" / "mesh"
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDGE_RUN_", "XDG_"))}
-        self.environment = kept | {"HOME": str(folder)}
+        self.environment = fresh_environment(folder)
 
     def run(self, *words: str, code: int = 0, text: str | None = None) -> subprocess.CompletedProcess[str]:
         done = run_program("mesh", *words, environment=self.environment, text=text or "")
@@ -32,10 +29,8 @@ class Device:
     @contextlib.contextmanager
     def joined(self, *words: str, code: int = 130) -> Iterator[subprocess.Popen[str]]:
         """Take part in this block; then Ctrl-C must end it, unless it ended by itself with another `code`."""
-        command = [sys.executable, "-m", "edge_run", "mesh", "join", *words]
-        process = subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        program = Program(["mesh", "join", *words])
+        process = begin(program, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None
             assert "joined cluster" in process.stdout.readline(), process.communicate(timeout=WAIT_S)

@@ -22,6 +22,7 @@ from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from mosquitto import Mosquitto, free_port
 from namespaces import Network
+from program import Program, begin
 
 WORKER = Path(__file__).with_name("mesh_worker.py")
 COORDINATOR = Path(__file__).with_name("mesh_coordinator.py")
@@ -150,21 +151,20 @@ class MeshOfProcesses:
         folder = self.prepare_folder(self._folder / name)
         (folder / "held").unlink(missing_ok=True)  # of an earlier incarnation
         log = self._folder / f"{name}.log"
-        command = [
-            *(wrap or self.wrap(name)), sys.executable, str(WORKER), str(folder), "--name", name,
+        words = [
+            str(folder), "--name", name,
             *(["--fetch", fetch] if fetch else ["--models", str(self._models)]),
             "--memory", memory, "--chunk-bytes", str(chunk_bytes), "--listen", listen or self.address_of(name),
             *(["--cache", cache or str(folder / "cache")] if cache or fetch else []),
         ]  # fmt: skip
+        wrap = wrap or self.wrap(name)
         with log.open("a") as out:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                text=True,
-                env=ENVIRONMENT,
-            )
+            place = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": out, "text": True}
+            if wrap:
+                command = [*wrap, sys.executable, str(WORKER), *words]
+                process = subprocess.Popen(command, env=ENVIRONMENT, **place)
+            else:
+                process = begin(Program(words, script=str(WORKER)), env=ENVIRONMENT, **place)
         self.workers[name] = WorkerProcess(name, process, log)
         return self.workers[name]
 

@@ -48,7 +48,7 @@ MESH = MeshUse(
         MeshNode("b2", "shelf", tuple(range(12, 20)), 310 * MIB),
         MeshNode("c3", "attic", tuple(range(20, 28)), 290 * MIB),
     ),
-    1, 0.2, 0.2, 0.001, 0, 0, {}, 0, {"d4": "cellar has other numerics"},
+    1, 1, 0.2, 0.2, 0.001, 0, 0, {}, 0, {"d4": "cellar has other numerics"},
 )  # fmt: skip
 
 
@@ -63,6 +63,7 @@ class RepeatingModel:
         self.progress: Progress | None = None
         self.began_s, self.context_tokens = time.monotonic(), 4096
         self.speculation = Speculation("ngram", passes=50, drafted=120, accepted=78, tokens_per_pass=2.6)
+        self.numerics = "made up"
         self.plan = Plan(
             "streamed", 2 * GIB, GIB, 4 * GIB, ITEMS["pinned"] * MIB, 32 * MIB, 2900 * MIB, 384 * MIB, 4096, 4,
             tuple(PlanItem(what, size * MIB, "") for what, size in ITEMS.items()),

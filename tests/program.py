@@ -1,14 +1,17 @@
-"""The command line in a process of its own that has its modules already: a fork of one that only imported them.
+"""Programs in processes of their own that have our modules already: forks of one that only imported them.
 
-To import them takes half of what a short command takes. What concerns the start of the program, terminals or signals
-is tested with `python -m edge_run` instead (`run_anew`).
+To import them takes half of what a short command takes. What concerns the start of the program, or how it ends by a
+signal, is tested with `python -m edge_run` instead (`run_anew`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+import re
+import select
 import signal
 import socket
 import subprocess
@@ -16,14 +19,28 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-WAIT_S = 60.0
+WAIT_S = 110.0  # less than a test may take, and long on a busy machine
 _PRELOADED = ("edge_run.cli.app", "edge_run.cli.commands.run", "edge_run.runtime.generation.model", "numpy.random")
 _READY = b"+"
+_THE_USERS = ("EDGE_RUN_", "XDG_", "NO_COLOR", "FORCE_COLOR", "TTY_", "PYTHONUNBUFFERED")
 
 Result = subprocess.CompletedProcess[str]
+
+
+def fresh_environment(home: Path, **settings: str) -> dict[str, str]:
+    """Return an environment as if nobody had ever configured anything, but for `settings`, with a home of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_THE_USERS)}
+    return {**kept, "HOME": str(home), **settings}
+
+
+def assert_refused(result: Result, code: int, pattern: str) -> None:
+    """Assert that the program ended with `code`, and said one line that `pattern` matches a part of."""
+    assert (result.returncode, result.stdout) == (code, "")
+    assert re.fullmatch(rf"edge-run: [^\n]*{pattern}[^\n]*\n", result.stderr), result.stderr
 
 
 def run_anew(
@@ -50,20 +67,99 @@ def run_program(
     timeout_s: float = WAIT_S,
 ) -> Result:
     """Run `edge-run WORDS` with `text` as its input, in `folder`. Raises TimeoutExpired, when it was ended."""
-    command = [*map(str, words)]
-    place = {"words": command, "environment": dict(os.environ if environment is None else environment)}
+    return _run(Program([str(word) for word in words]), environment, folder, text, timeout_s)
+
+
+def run_source(
+    source: str,
+    *,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    text: str = "",
+    timeout_s: float = WAIT_S,
+) -> Result:
+    """Run `python -c SOURCE`, else as `run_program`."""
+    return _run(Program(["-c"], source=source), environment, folder, text, timeout_s)
+
+
+def _run(
+    program: Program, environment: Mapping[str, str] | None, folder: Path | None, text: str, timeout_s: float
+) -> Result:
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(text.encode())
         given.seek(0)
-        request = json.dumps({**place, "folder": str(folder or os.getcwd())}).encode()
-        code = _mother().run(request, [file.fileno() for file in (given, out, err)], timeout_s)
+        with begin(program, stdin=given, stdout=out, stderr=err, env=environment, cwd=folder) as process:
+            try:
+                process.wait(timeout_s)
+                is_late = False
+            except subprocess.TimeoutExpired:
+                process.kill()
+                is_late = True
         said = []
         for file in (out, err):
             file.seek(0)
             said.append(file.read().decode())
-    if code is None:
-        raise subprocess.TimeoutExpired(command, timeout_s, said[0], said[1])
-    return subprocess.CompletedProcess(command, code, *said)
+    if is_late:
+        raise subprocess.TimeoutExpired(program.words, timeout_s, said[0], said[1])
+    return subprocess.CompletedProcess(program.words, process.returncode, *said)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a process is to run: `edge-run WORDS`; or the file `script`, or `source`, with these words."""
+
+    words: list[str]
+    script: str = ""
+    source: str = ""
+
+
+def begin(program: Program, **how: Any) -> subprocess.Popen[Any]:
+    """Start a process as `subprocess.Popen` does, with its arguments; one that has our modules already."""
+    return _Begun(program, **how)
+
+
+class _Begun(subprocess.Popen[Any]):
+    """A process that another one forks, and waits for: that one is told what to do, and says how it ended."""
+
+    def __init__(self, program: Program, **how: Any) -> None:
+        self._program = program
+        self._line, self._theirs = socket.socketpair()
+        super().__init__(program.words, **how)
+
+    def _execute_child(self, *arguments: Any, **_: Any) -> None:
+        folder, environment = arguments[5], arguments[6]
+        ends = arguments[10:16]
+        request = {
+            **asdict(self._program),
+            "environment": dict(os.environ if environment is None else environment),
+            "folder": os.fspath(folder or os.getcwd()),
+        }
+        files = [end if end != -1 else number for number, end in enumerate((ends[0], ends[3], ends[5]))]
+        try:
+            _mother().ask(json.dumps(request).encode(), [*files, self._theirs.fileno()])
+            self.pid = self._heard()
+        finally:
+            self._theirs.close()
+            self._close_pipe_fds(*ends)
+        self._child_created = True
+
+    def _heard(self) -> int:
+        found = self._line.recv(4, socket.MSG_WAITALL)
+        assert len(found) == 4, "the process that starts programs has ended"
+        return int.from_bytes(found, "big", signed=True)
+
+    def _internal_poll(self, _deadstate: object = None, **_: object) -> int | None:
+        if self.returncode is None and select.select([self._line], [], [], 0)[0]:
+            self.returncode = self._heard()
+        return self.returncode
+
+    def _wait(self, timeout: float | None) -> int:
+        if self.returncode is None:
+            if not select.select([self._line], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            self.returncode = self._heard()
+        self._line.close()
+        return self.returncode
 
 
 class _Mother:
@@ -77,28 +173,11 @@ class _Mother:
                 [sys.executable, __file__, str(theirs.fileno())], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
 
-    def run(self, request: bytes, files: list[int], timeout_s: float) -> int | None:
-        """Return the exit code of a child with these standard files, None when it had to be killed."""
+    def ask(self, request: bytes, files: list[int]) -> None:
+        """Have a child begin with these files: its standard ones, and a socket that gets its id, and how it ended."""
         with self._lock:
             socket.send_fds(self._line, [len(request).to_bytes(4, "big")], files)
             self._line.sendall(request)
-            child = int.from_bytes(self._receive(4), "big")
-            self._line.settimeout(timeout_s)
-            try:
-                code = int.from_bytes(self._receive(4), "big", signed=True)
-            except TimeoutError:
-                os.kill(child, signal.SIGKILL)
-                self._line.settimeout(None)
-                self._receive(4)
-                return None
-            finally:
-                self._line.settimeout(None)
-            return code
-
-    def _receive(self, size: int) -> bytes:
-        found = self._line.recv(size, socket.MSG_WAITALL)
-        assert len(found) == size, f"the process that starts programs ended with {self._process.wait()}"
-        return found
 
 
 @functools.cache
@@ -108,23 +187,44 @@ def _mother() -> _Mother:
 
 def _serve(line: socket.socket) -> dict[str, object] | None:
     """Fork for each request until there are no more; return what a child is to do, to the child, and then None."""
+    children: dict[int, socket.socket] = {}
+    ended, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        size, files, _, _ = socket.recv_fds(line, 4, 3)
+        if ended in select.select([line, ended], [], [])[0]:
+            ended.recv(1 << 12)
+            _tell_ends(children)
+            continue
+        size, files, _, _ = socket.recv_fds(line, 4, 4)
         if not size:
             return None
         request: dict[str, object] = json.loads(line.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
         child = os.fork()
         if child == 0:
-            line.close()
-            for number, file in enumerate(files):
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for one in (line, ended, wake, *children.values()):
+                one.close()
+            for number, file in enumerate(files[:3]):
                 os.dup2(file, number)
+            for file in files:
                 os.close(file)
             return request
-        for file in files:
+        for file in files[:3]:
             os.close(file)
-        line.sendall(child.to_bytes(4, "big"))
-        _, status = os.waitpid(child, 0)
-        line.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
+        children[child] = socket.socket(fileno=files[3])
+        children[child].sendall(child.to_bytes(4, "big"))
+
+
+def _tell_ends(children: dict[int, socket.socket]) -> None:
+    """Say of each child that ended how that was, to whoever waits for it."""
+    for child in list(children):
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            with children.pop(child) as line, contextlib.suppress(OSError):  # nobody may wait any more
+                line.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
 
 
 def _begin() -> None:
@@ -138,16 +238,26 @@ def _begin() -> None:
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     if request is None:
         return
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+    sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
     os.chdir(str(request["folder"]))
-    environment = request["environment"]
+    environment, words, script = request["environment"], request["words"], str(request["script"])
     assert isinstance(environment, dict)
+    assert isinstance(words, list)
     os.environ.clear()
     os.environ.update(environment)
+    if request["source"]:
+        sys.argv, sys.path[0] = words, ""
+        exec(compile(str(request["source"]), "<string>", "exec"), {"__name__": "__main__"})
+        return
+    if script:
+        import runpy
+
+        sys.argv = [script, *words]
+        runpy.run_path(script, run_name="__main__")
+        return
     import edge_run.__main__ as program
 
-    words = request["words"]
-    assert isinstance(words, list)
     sys.argv = [str(program.__file__), *words]
     program.main()
 

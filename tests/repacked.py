@@ -27,7 +27,7 @@ from edge_run.base.units import KIB, MIB
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.llama import _ggml as ggml
 from exactness import count_peak_from_here, fewest_frames, open_at, run
-from tiny_models import silence_llama_logs
+from llama_tensors import silence_llama_logs
 
 WIDTH = 64
 
@@ -162,6 +162,7 @@ def main() -> None:
                 "planned_bytes": sum(item.size_bytes for item in engine.plan.items if item.what == "repacking"),
                 "budget_bytes": engine.budget_bytes,
                 "peak_bytes": engine.memory_use.peak_bytes,
+                "read_repacked": engine.plan.read_repacked,
                 "unpacked": any(item.what == "packed" for item in engine.plan.items),
             }
         )

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import httpx
 
+from program import Program, begin
+
 EXACTLY = ("-c", 512, "-t", 1, "--exact", "--parallel", 1)  # so that no bit depends on what was asked before
 START_S = END_S = 300.0  # a busy machine takes long; what hangs is ended by the limit of each test
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
@@ -61,13 +63,17 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(model: Path | None, *words: object, program: Sequence[str] = ("-m", "edge_run")) -> Iterator[Served]:
-    """Serve a model in this block, or what the words name. program: what Python runs."""
-    command = [sys.executable, *program, "serve", *([str(model)] if model else []), "--port", "0", *map(str, words)]
+def served(model: Path | None, *words: object, program: Sequence[str] = ()) -> Iterator[Served]:
+    """Serve a model in this block, or what the words name. program: what Python runs, where it is not `edge-run`."""
+    command = ["serve", *([str(model)] if model else []), "--port", "0", *map(str, words)]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ending:
         log = Path(folder, "log")
         with log.open("wb") as file:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+            place = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+            if program:
+                process = subprocess.Popen([sys.executable, *program, *command], **place)
+            else:
+                process = begin(Program(command), **place)
         ending.callback(process.wait)
         ending.callback(process.kill)
         yield Served(process, log)

@@ -15,7 +15,8 @@ import contextlib
 import json
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,16 @@ from edge_run.base.protocols import BatchToken
 from edge_run.base.units import KIB, MIB
 from edge_run.runtime.decoding.driver import GraphChanged, PassShape
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.planning.expert_plan import MoePlan
+from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.slices.engine import SliceEngine
+from edge_run.runtime.slices.maps import MOST_MAPS
 from edge_run.runtime.slices.slice import Share
+from edge_run.runtime.streaming import assemble
 from edge_run.tiers.kv import loans
 from exactness import fewest_frames, places
+from talks import Talk
+from witness import Witness
 
 CHUNK_BYTES = 64 * KIB
 
@@ -63,14 +70,32 @@ class Together:
         self.engines = engines
         self.queues = {(n, u): queue.Queue() for n in engines for u in range(len(owners) + 1)}
         self.transports = {n: QueueTransport(self.queues, n) for n in engines}
+        self.last_shape = PassShape(1, 1)
         for node, engine in engines.items():
             engine.assign(Share(tuple(owners), node), self.transports[node])
 
     def decode(self, batch: Sequence[BatchToken]) -> np.ndarray:
+        self.last_shape = PassShape(len(batch), sum(token.wants_logits for token in batch))
         return self._each(lambda engine: engine.decoder.decode(batch))[0].copy()
 
     def learn(self, shape: PassShape) -> None:
         self._each(lambda engine: engine.learn(shape))
+
+    def rewind(self, sequence: int, position: int) -> int:
+        (end,) = {engine.decoder.rewind(sequence, position) for engine in self.engines.values()}
+        return end
+
+    def clear(self) -> None:
+        for engine in self.engines.values():
+            engine.decoder.clear()
+
+    def branch(self, sequence: int, branches: Sequence[int]) -> None:
+        for engine in self.engines.values():
+            engine.decoder.branch(sequence, branches)
+
+    def keep(self, sequence: int, position: int, branch: int, branches: Sequence[int]) -> None:
+        for engine in self.engines.values():
+            engine.decoder.keep(sequence, position, branch, branches)
 
     def _each(self, work: Any) -> list[Any]:
         results: dict[str, Any] = {}
@@ -139,6 +164,30 @@ def least_lent() -> Iterator[None]:
         loans.LEAST_IDLE_BYTES, loans.MARGIN_BYTES = real
 
 
+@contextlib.contextmanager
+def room_for(what: str, model_bytes: int) -> Iterator[None]:
+    """Let plans in this block have little room, of which a part is lent.
+
+    what: `fewest` frames that work; all but 245 chunks (`visits`); a quarter of `model_bytes` (`experts`).
+    """
+    real = assemble.plan_moe
+
+    def plan_moe(terms: Terms, *arguments: Any) -> MoePlan | None:
+        budget_bytes = terms.holdings.total_bytes + model_bytes // 4
+        return real(replace(terms, budget_bytes=budget_bytes), *arguments)
+
+    def all_but_some(segments: Sequence[Sequence[int]], fewest: int) -> int:
+        return max(fewest, len({chunk for segment in segments for chunk in segment}) - 245)
+
+    with places(all_but_some) if what == "visits" else fewest_frames(0.0):
+        if what == "experts":
+            assemble.plan_moe = plan_moe
+        try:
+            yield
+        finally:
+            assemble.plan_moe = real
+
+
 def times_lent(engine: SliceEngine) -> int:
     """How often buffers were lent to weights for what is assigned now."""
     lent_residency = engine._assignment.lent_residency if engine._assignment else None
@@ -158,6 +207,23 @@ def run_slices(together: Together, batches: Sequence[Sequence[BatchToken]]) -> l
             together.learn(shape)
             for engine in together.engines.values():
                 engine.decoder.clear()
+    raise AssertionError("the graph never became known")
+
+
+def say_known(together: Together, script: Callable[[Talk], None]) -> tuple[Talk, list[Witness]]:
+    """Run `script`, learning the graphs of its passes first; return what was said, and who looked on, of each engine.
+
+    The engines have room to lend.
+    """
+    for _ in range(MOST_MAPS):
+        witnesses = [Witness(engine) for engine in together.engines.values()]
+        talk = Talk(together, lambda found=witnesses: [witness.look() for witness in found])  # type: ignore[arg-type]
+        try:
+            script(talk)
+            return talk, witnesses
+        except GraphChanged:
+            together.learn(together.last_shape)
+            together.clear()
     raise AssertionError("the graph never became known")
 
 

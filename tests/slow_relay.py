@@ -12,8 +12,10 @@ PIECE_BYTES = 2048
 
 
 @contextlib.contextmanager
-def relay(target: int, bytes_per_s: float, cut: threading.Event | None = None) -> Iterator[int]:
-    """Pass bytes on to a port and back, at this speed each way; give the port that stands for it.
+def relay(
+    target: int, bytes_per_s: float = float("inf"), cut: threading.Event | None = None, delay_s: float = 0.0
+) -> Iterator[int]:
+    """Pass bytes on to a port and back, at this speed each way, each piece later; give the port that stands for it.
 
     cut: once it is set, nothing gets to that port any more, and what comes from there still arrives.
     """
@@ -26,7 +28,7 @@ def relay(target: int, bytes_per_s: float, cut: threading.Event | None = None) -
         with contextlib.suppress(OSError):
             while data := source.recv(PIECE_BYTES):
                 free_s = max(free_s, time.monotonic()) + len(data) / bytes_per_s
-                time.sleep(max(0.0, free_s - time.monotonic()))
+                time.sleep(max(0.0, free_s - time.monotonic()) + delay_s)
                 if not (cut and cut.is_set() and sink in targets):
                     sink.sendall(data)
 

@@ -228,6 +228,7 @@ def headers_of_a_run(folder: Path, stack: ExitStack) -> Target:
         handed,
         {**handed, "number": 8},
         {**handed, "unit": 2},
+        {**handed, "kind": "command", "oldest": 9},
         failed,
         {**failed, "lost": "b"},
         {**handed, "kind": "stop"},

@@ -12,6 +12,7 @@ import numpy as np
 
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.planning.memory_plan import PAGE_TABLE_SHARE
+from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.streaming.experts import ExpertStreaming
 from edge_run.runtime.streaming.lent_residency import LentResidency
 from edge_run.tiers import _libc
@@ -23,13 +24,20 @@ _WRITABLE = re.compile(r"^(\w+)-(\w+) rw", re.MULTILINE)
 class Witness:
     """Looks, after each pass, whether what is lent and what is written go together. counts: the loans then."""
 
-    engine: Engine
+    engine: Engine | SliceEngine
     counts: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        hook = self.engine.decoder._driver.before_pass  # type: ignore[attr-defined]
-        cells = [cell.cell_contents for cell in hook.__closure__ or ()]
-        self.lender = next(cell for cell in cells if isinstance(cell, LentResidency))
+        if isinstance(self.engine, SliceEngine):
+            assert self.engine._assignment
+            lender, self._streams = self.engine._assignment.lent_residency, self.engine._supply.streams
+        else:
+            hook = self.engine.decoder._driver.before_pass  # type: ignore[attr-defined]
+            cells = [cell.cell_contents for cell in hook.__closure__ or ()]
+            lender = next(cell for cell in cells if isinstance(cell, LentResidency))
+            self._streams = self.engine._supplied.streams
+        assert lender
+        self.lender = lender
 
     def look(self) -> None:
         loans, plan = self.lender.loans, self.engine.plan
@@ -42,17 +50,18 @@ class Witness:
 
     def weight_bytes(self) -> int:
         """The memory under weights, but for tables, of which only some rows are there."""
-        backing = self.engine._loaded.backing
+        loaded = self.engine.loaded if isinstance(self.engine, SliceEngine) else self.engine._loaded
+        backing = loaded.backing
         assert backing is not None
         inside: set[int] = set()
         for span in backing.address_space.spans:
             inside.update(range(span.start, span.stop, _libc.PAGE))
-        for stream in self.engine._supplied.streams:
+        for stream in self._streams:
             for table in getattr(getattr(stream, "_lookups", None), "ranges", ()):
                 inside.difference_update(range(table.start, table.stop, _libc.PAGE))
         least, most, n_pages = min(inside), max(inside), 0
         with ExitStack() as stack:
-            for stream in self.engine._supplied.streams:  # no frame is on its way meanwhile
+            for stream in self._streams:  # no frame is on its way meanwhile
                 weights = stream._weights if isinstance(stream, ExpertStreaming) else stream.weights
                 stack.enter_context(weights._changed)
             maps = Path("/proc/self/maps").read_text()
@@ -65,6 +74,7 @@ class Witness:
         """Whether anything is written where the keys and values of cells that are counted as unused would lie."""
         room = self.lender._cells
         if room is not None:
-            for tensor in room._cells.tensors:
-                for address, length in tensor.unused(room._dirty_cells, _libc.PAGE):
-                    yield bool(np.frombuffer(_libc.view(address, length), np.uint64).any())
+            for stream, n_dirty in zip(room._streams, room._dirty_cells, strict=True):
+                for tensor in stream.tensors:
+                    for address, length in tensor.unused(n_dirty, _libc.PAGE):
+                        yield bool(np.frombuffer(_libc.view(address, length), np.uint64).any())

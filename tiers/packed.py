@@ -19,6 +19,8 @@ from edge_run.tiers.source import SourceFile
 
 Bytes = npt.NDArray[np.uint8]
 
+_NUMBERS, _PLACE = np.dtype("<u2"), np.uint16(256)  # of the last byte in a number
+
 Frame = tuple[memoryview, memoryview]
 
 
@@ -35,9 +37,9 @@ def set_together(last: bytes, first: bytes, target: Bytes) -> None:
     if not first:
         target[:] = np.frombuffer(last, np.uint8)
         return
-    numbers = target[: 2 * len(last)].view("<u2")
-    np.left_shift(np.frombuffer(last, np.uint8), 8, out=numbers, dtype=np.uint16)
-    np.bitwise_or(numbers, np.frombuffer(first, np.uint8, len(last)), out=numbers)
+    numbers = target[: 2 * len(last)].view(_NUMBERS)
+    np.multiply(np.frombuffer(last, np.uint8), _PLACE, out=numbers, dtype=_NUMBERS)  # faster than shifting
+    np.add(numbers, np.frombuffer(first, np.uint8, len(last)), out=numbers)
     if len(first) > len(last):
         target[-1] = first[-1]
 
@@ -51,8 +53,10 @@ class PackedBlocks:
     def __init__(self, packed: PackedFile) -> None:
         """Open the file. Raises PackedFileError for a bad table, ModelFileError, NotSupported without zstandard."""
         self._zstandard = need("zstandard", PACK)
+        self._content_size = self._zstandard.frame_content_size
         self.packed = packed
         self.is_on = True
+        self._is_apart = packed.facts.number_bytes == 2
         self.file = SourceFile(packed.path)
         table = read_table(packed.table)
         self._starts = table["start"].astype(np.int64)
@@ -100,26 +104,25 @@ class PackedBlocks:
         address = self._buffer()
         n_bytes = self.file.read_into(address, round_up(stop, _libc.PAGE) - start, start)
         data = _libc.view(address, READ_BYTES + 2 * _libc.PAGE)
-        frames = []
-        for entry in range(first, first + count):
-            begin, middle, end = (int(at[entry]) - start for at in (self._starts, self._middles, self._ends))
-            frames.append((data[begin:middle], data[middle:end]))
-        return frames, n_bytes
+        places = ((at[first : first + count] - start).tolist() for at in (self._starts, self._middles, self._ends))
+        return [(data[begin:middle], data[middle:end]) for begin, middle, end in zip(*places, strict=True)], n_bytes
 
     def unpack(self, frame: Frame, target: Bytes) -> None:
         """Unpack `frame` into `target`. Raises PackedFileError where the frame is damaged."""
-        is_apart = self.packed.facts.number_bytes == 2
-        length = len(target) // 2 if is_apart else len(target)
-        last = self._content(frame[0], length)
-        set_together(last, self._content(frame[1], len(target) - length) if is_apart else b"", target)
+        if not self._is_apart:
+            set_together(self._content(frame[0], len(target)), b"", target)
+            return
+        length = len(target) // 2
+        set_together(self._content(frame[0], length), self._content(frame[1], len(target) - length), target)
 
     def _content(self, frame: memoryview, length: int) -> bytes:
         try:
-            if self._zstandard.frame_content_size(frame) != length:
+            if self._content_size(frame) != length:
                 raise self._damaged("its length is another")
-            return bytes(self._unpacker().decompress(frame))
+            content: bytes = self._unpacker().decompress(frame)
         except self._zstandard.ZstdError as error:
             raise self._damaged(str(error)) from error
+        return content
 
     def close(self) -> None:
         """Close the file and free the read buffers; no reader may be at work any more. Idempotent."""
@@ -144,9 +147,11 @@ class PackedBlocks:
         return address
 
     def _unpacker(self) -> Any:
-        if not hasattr(self._own, "unpacker"):
+        try:
+            return self._own.unpacker
+        except AttributeError:
             self._own.unpacker = self._zstandard.ZstdDecompressor()
-        return self._own.unpacker
+            return self._own.unpacker
 
 
 class PackedSource:
@@ -197,16 +202,17 @@ class PackedSource:
         """Unpack the parts of `count` blocks, from `entry` on, that lie in [position, stop), to `base` + offset."""
         frames, n_bytes = self._blocks.read(entry, count)
         start = round_down(position, self._block_bytes)
+        stop = min(stop, start + count * self._block_bytes)
+        target = np.frombuffer(_libc.view(base + position, stop - position), np.uint8)
         for frame in frames:
             end = min(start + self._block_bytes, self._plain.size_bytes)
             low, high = max(start, position), min(end, stop)
-            target = np.frombuffer(_libc.view(base + low, high - low), np.uint8)
             if (low, high) == (start, end):
-                self._blocks.unpack(frame, target)
+                self._blocks.unpack(frame, target[low - position : high - position])
             else:
                 whole = np.empty(end - start, np.uint8)
                 self._blocks.unpack(frame, whole)
-                target[:] = whole[low - start : high - start]
+                target[low - position : high - position] = whole[low - start : high - start]
             start += self._block_bytes
         return n_bytes
 

@@ -1,8 +1,11 @@
-"""Packed files: the experts of one model again, compressed without loss, to be read instead of the model's own bytes.
+"""Packed files: weights of one model again, to be read instead of the model's own bytes.
 
 A packed file lies beside its model, which is left as it is. It holds blocks of the model's files; a block begins at a
-multiple of the block size and is compressed by itself, as two zstd frames with checksums. One frame has the last bytes
-of all numbers (sign and exponent), the other the first bytes, which hardly compress. The file begins with a fixed head
+multiple of the block size. Experts are compressed without loss, each block by itself, as two zstd frames with
+checksums. One frame has the last bytes of all numbers (sign and exponent), the other the first bytes, which hardly
+compress. Weights of models without experts are repacked for the kernels of one kind of processors; their blocks are
+pages that are read straight to where they are computed with, padded with zeros after the end of a file, and what else
+lies in a block is as it is in the model. The file begins with a fixed head
 that says where its index is. The index is written last: JSON and a table of blocks, with a digest. The JSON identifies
 the model by a hash of its sizes, its headers, and one page from the middle of every packed tensor.
 """
@@ -17,6 +20,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from edge_run.base.errors import ModelFileError, PackedFileError
 from edge_run.base.units import KIB, MIB
@@ -27,11 +31,12 @@ from edge_run.tiers.packed_index import READ_BYTES, Facts, check_blocks, check_t
 
 SUFFIX = ".packed"
 MAGIC = b"edge-run packed\n"
-VERSION = 1
+VERSION = 2
 HEAD = struct.Struct(f"<{len(MAGIC)}sIQQQ32s")  # magic, version; index: where, JSON's length, table's length; digest
 ENTRY = struct.Struct("<IIQII")  # shard, number of the block in it, where it is packed, lengths of its two frames
 _MIDDLE_BYTES = 4096  # on every machine, whatever its pages are: packed files are copied with their models
 WORK_BYTES = 256 * KIB  # of a reader that unpacks: what zstd keeps
+Block: TypeAlias = "tuple[int, int]"  # the shard, and the number of the block in it
 _MOST_JSON_BYTES, _MOST_TABLE_BYTES = 16 * MIB, 256 * MIB
 
 
@@ -56,7 +61,9 @@ class PackedFile:
         return self.facts.packed_bytes / self.facts.raw_bytes
 
     def memory_bytes(self, n_readers: int) -> int:
-        """Return the memory for reading: the table, and for each reader a read, two blocks, and zstd's state."""
+        """Return the memory for reading: the table, and for each reader of compressed blocks a read and two blocks."""
+        if self.facts.is_repacked:
+            return 2 * len(self.table)
         return 2 * len(self.table) + n_readers * (READ_BYTES + 2 * PAGE + 2 * self.facts.block_bytes + WORK_BYTES)
 
 
@@ -88,6 +95,21 @@ def _middle(tensor: TensorInfo) -> tuple[int, int]:
     """Return the length and the offset of a few bytes in the middle of `tensor`."""
     length = min(_MIDDLE_BYTES, tensor.size_bytes)
     return length, tensor.offset + (tensor.size_bytes - length) // 2
+
+
+def first_block(facts: Facts) -> int:
+    """Return where the first block begins: with a page, where blocks are read straight to memory."""
+    return PAGE if facts.is_repacked else HEAD.size
+
+
+def blocks_of(tensors: Sequence[TensorInfo], block_bytes: int) -> list[Block]:
+    """Return the blocks that hold any byte of `tensors`, in file order."""
+    found = {
+        (tensor.shard, number)
+        for tensor in tensors
+        for number in range(tensor.offset // block_bytes, (tensor.offset + tensor.size_bytes - 1) // block_bytes + 1)
+    }
+    return sorted(found)
 
 
 def write_head(index_start: int, index: bytes, table: bytes) -> bytes:
@@ -129,7 +151,7 @@ def read_packed(path: Path) -> PackedFile:
         raise _damaged(path, "its index is not the one that was written")
     try:
         facts = decode_facts(index)
-        check_table(facts, table, HEAD.size, start)
+        check_table(facts, table, first_block(facts), start)
     except ValueError as error:
         raise _damaged(path, str(error)) from error
     return PackedFile(path, facts, table)

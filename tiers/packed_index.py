@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_run.base.units import KIB, MIB
+from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ _MOST_SHARDS = 99_999  # their names have five digits
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The JSON of an index; see `PackedFile`."""
+    """The JSON of an index; see `PackedFile`.
+
+    layout: how the rows of the weights are interleaved; empty in a file of compressed experts.
+    """
 
     model: str
     block_bytes: int
@@ -36,6 +40,12 @@ class Facts:
     names: tuple[str, ...]
     raw_bytes: int
     packed_bytes: int
+    layout: str = ""
+
+    @property
+    def is_repacked(self) -> bool:
+        """Whether blocks are as they are to be in memory, with repacked weights; else they are compressed."""
+        return bool(self.layout)
 
 
 def decode_facts(text: bytes) -> Facts:
@@ -61,7 +71,10 @@ def decode_facts(text: bytes) -> Facts:
         raise ValueError(f"its blocks cannot be of {block_bytes} bytes")
     if found["number_bytes"] not in (1, 2):
         raise ValueError(f"its numbers cannot be of {found['number_bytes']} bytes")
-    return Facts(found["model"], names=tuple(names), **figures)
+    layout = found["layout"]
+    if not isinstance(layout, str) or (layout and (not _MODEL.fullmatch(layout) or found["number_bytes"] != 1)):
+        raise ValueError("its weights lie in an order that cannot be")
+    return Facts(found["model"], names=tuple(names), layout=layout, **figures)
 
 
 def read_table(table: bytes) -> npt.NDArray[np.void]:
@@ -105,8 +118,11 @@ def check_blocks(facts: Facts, table: bytes, gguf: GgufModel) -> None:
     if not np.array_equal(np.unique(np.concatenate([[], *ranges])), _keys(blocks)):
         raise ValueError("its blocks are not those of its tensors")
     rest = np.array(sizes)[blocks["shard"]] - blocks["number"].astype(np.int64) * size
-    if facts.raw_bytes != int(np.minimum(rest, size).sum()):
+    lengths = np.minimum(rest, size)
+    if facts.raw_bytes != int(lengths.sum()):
         raise ValueError("its blocks have another size unpacked")
+    if facts.is_repacked and not np.array_equal(blocks["first"], -(-lengths // PAGE) * PAGE):
+        raise ValueError("its blocks are not as long as those of its model")
 
 
 def _keys(blocks: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:

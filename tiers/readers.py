@@ -53,6 +53,8 @@ class ReadTotals:
     cached_bytes: int = 0
 
     def __add__(self, more: ReadTotals) -> ReadTotals:
+        if more is NOTHING_READ:
+            return self
         return ReadTotals(
             self.bytes_read + more.bytes_read,
             self.busy_s + more.busy_s,
@@ -64,6 +66,8 @@ class ReadTotals:
 
     def since(self, earlier: ReadTotals) -> ReadTotals:
         """Return the totals of what came after `earlier`."""
+        if self is earlier:
+            return NOTHING_READ
         return ReadTotals(
             self.bytes_read - earlier.bytes_read,
             self.busy_s - earlier.busy_s,
@@ -75,9 +79,14 @@ class ReadTotals:
 
     def part(self, share: float) -> ReadTotals:
         """Return a share of it."""
+        if self is NOTHING_READ:
+            return self
         counts = self.bytes_read, self.copy_bytes, self.repeated_reads, self.cached_bytes
         n_bytes, *others = (round(share * count) for count in counts)
         return ReadTotals(n_bytes, self.busy_s * share, self.cpu_s * share, *others)
+
+
+NOTHING_READ = ReadTotals()  # as in each pass of a model that fits, where these sums would be a part of Python's share
 
 
 class Readers:
@@ -93,7 +102,7 @@ class Readers:
         self._is_closed = False
         self._in_flight = 0
         self._busy_since = 0.0
-        self._totals = ReadTotals()
+        self._totals = NOTHING_READ
         self._threads: list[threading.Thread] = []
         try:
             for i in range(n_threads):
@@ -127,7 +136,9 @@ class Readers:
     def totals(self) -> ReadTotals:
         """The totals so far; a read in flight counts up to now."""
         with self._changed:
-            return self._totals + ReadTotals(busy_s=self._clock() - self._busy_since if self._in_flight else 0.0)
+            if not self._in_flight:
+                return self._totals
+            return self._totals + ReadTotals(busy_s=self._clock() - self._busy_since)
 
     def close(self) -> None:
         """Drop the queued jobs, let reads in flight finish, and join the threads. Idempotent."""

@@ -61,7 +61,7 @@ class SourceFile:
             self._identity = self._identify()
         except OSError as error:
             self.close()
-            raise ModelFileError(f"{path}: cannot be opened ({error.strerror})") from error
+            raise ModelFileError(f"{path}: cannot be opened ({error.strerror}); check its permissions") from error
         self.size_bytes = self._identity[0]
         self.is_doubtful = False
 

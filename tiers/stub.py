@@ -70,7 +70,8 @@ class Stubs(Closing):
         try:
             source = shard.path.open("rb")
         except OSError as error:
-            raise ModelFileError(f"{shard.path}: cannot be opened ({error.strerror})") from error
+            why = error.strerror
+            raise ModelFileError(f"{shard.path}: cannot be opened ({why}); check its permissions") from error
         with source:
             try:
                 if head is None:

@@ -2,8 +2,9 @@
 
 The machine takes every newer list, says its own list to members with an older one, admits devices with an invitation
 where it may, and becomes the founder where the cluster was handed on to its device. After each connection it waits for
-the list that the broker keeps, for a moment at most, before anything else is believed (`is_settled`). So a device that
-was away learns first who was removed.
+the list that the broker keeps before anything else is believed (`is_settled`): until it is there, or something comes
+back that this device said on that connection, as the broker hands on what it keeps before that. So a device that was
+away learns first who was removed.
 
 Lists to be sent are left in `said`; `cluster` is the cluster as it is now. Clocks and chance are passed in.
 """
@@ -20,7 +21,8 @@ from edge_run.devices.members.identity import Identity
 from edge_run.devices.members.keeping import JoinRequest, ListEditor, read_request, take_over
 from edge_run.devices.members.member_list import MemberList, Version, read_list
 
-LEARN_S = 1.0  # how long the list that the broker keeps is waited for
+LEARN_S = 10.0  # how long the list that the broker keeps is waited for, where this device hears nothing at all
+ASK_S = 1.0  # how long a newer list is waited for that a member says there is
 SAY_WITHIN_S = 0.4  # who is behind is told by one of many, at a random moment
 LET_IN_S = 0.5  # after which a leading device lets in whom the founder did not
 BEHIND_PAUSE_S = 30.0  # between two moments in which it is believed that there is a newer list
@@ -43,7 +45,7 @@ class Roster:
         self.said: list[bytes] = []
         self.heard: MemberList | None = None  # the last that came back
         self._settle_s, self._behind_s = float("inf"), float("-inf")
-        self._is_settled = False
+        self._is_settled = self._is_connecting = False
         self._say_s: float | None = None
         self._waiting: OrderedDict[str, tuple[float, JoinRequest]] = OrderedDict()
 
@@ -80,7 +82,12 @@ class Roster:
 
     def connect(self) -> None:
         """The broker is there from now on; what it keeps is about to be heard."""
-        self._settle_s, self._is_settled = self._steady() + LEARN_S, False
+        self._settle_s, self._is_settled, self._is_connecting = self._steady() + LEARN_S, False, True
+
+    def hear_self(self) -> None:
+        """What this device said on this connection came back: the broker has handed on all that it keeps."""
+        if self._is_connecting:
+            self._settle()
 
     def take(self, payload: bytes) -> bool:
         """Take in a list; return whether it is newer, and `cluster` has it. Raises NotTrusted, ProtocolError."""
@@ -104,7 +111,8 @@ class Roster:
             self._say_soon()
         if version <= own or now_s - self._behind_s < BEHIND_PAUSE_S:
             return False
-        self._behind_s, self._settle_s, self._is_settled = now_s, now_s + LEARN_S, False
+        self._behind_s, self._settle_s, self._is_settled = now_s, now_s + ASK_S, False
+        self._is_connecting = False
         return True
 
     def ask(self, payload: bytes) -> None:
@@ -122,8 +130,7 @@ class Roster:
         """Do what is due; return whether the list changed, and why who asked was not let in."""
         now_s, refusals, before = self._steady(), list[EdgeRunError](), self.listed
         if not self._is_settled and now_s >= self._settle_s:
-            self._is_settled = True
-            self._say_soon()  # the broker keeps none
+            self._settle()
         for node, (due_s, request) in list(self._waiting.items()):
             if now_s >= due_s:
                 del self._waiting[node]
@@ -149,6 +156,12 @@ class Roster:
             self._say_soon()
         self.cluster = self.cluster.adopt(listed, self._identity.device)
         self._is_settled = True
+
+    def _settle(self) -> None:
+        """Go by the list that is here."""
+        if not self._is_settled:
+            self._is_settled, self._is_connecting = True, False
+            self._say_soon()  # the broker keeps none
 
     def _say_soon(self) -> None:
         if self._say_s is None and self.listed is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from edge_run.base.mesh import Document
@@ -11,6 +12,8 @@ from edge_run.devices.messages import bodies
 from edge_run.devices.messages.envelope import Writer
 from edge_run.devices.messages.outgoing import Outgoing
 from edge_run.devices.messages.topics import Topic
+
+MOST_SAID = 16
 
 
 class Outbox:
@@ -23,6 +26,7 @@ class Outbox:
         self._node, self._cluster = identity.node, cluster.id
         self._writer = Writer(identity, cluster, wall_clock)
         self._waiting: list[Outgoing] = []
+        self._said: deque[bytes] = deque(maxlen=MOST_SAID)
         self._has_left = False
         self.session = 0
 
@@ -34,6 +38,14 @@ class Outbox:
     def adopt(self, cluster: Cluster) -> None:
         """Seal as `cluster` has it from now on."""
         self._writer.adopt(cluster)
+
+    def connect(self) -> None:
+        """There is a new connection to the broker."""
+        self._said.clear()
+
+    def is_echo(self, payload: bytes) -> bool:
+        """Whether `payload` is of this device's latest, said to all on this connection to the broker."""
+        return payload in self._said
 
     def make_will(self, epoch: int) -> Outgoing:
         """Return what the broker is to say when the next connection breaks."""
@@ -53,6 +65,8 @@ class Outbox:
         topic = self._topic(kind, node if kind == "cmd" else self._node, epoch)
         payload, _ = self._writer.seal(topic, epoch, body)
         self._waiting.append(Outgoing(topic, payload, node, is_direct))
+        if kind in ("status", "caps"):
+            self._said.append(payload)
 
     def send_list(self, payload: bytes, nodes: Iterable[str]) -> None:
         """Have a list of members, which is signed by itself, sent to the broker and straight to `nodes`."""

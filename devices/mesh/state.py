@@ -124,6 +124,9 @@ class MeshState:
                 self.roster.ask(payload)
                 self.is_urgent = True
                 return
+            if not self.roster.is_settled and sender is None and self._outbox.is_echo(payload):
+                self.roster.hear_self()
+                self._settle_down()
             if not self.roster.is_settled:
                 self._early.put(EarlyMessage(text, payload, is_kept, sender))
                 return
@@ -141,6 +144,8 @@ class MeshState:
 
     def connect(self, is_up: bool) -> None:
         """The connection to the broker came, or went."""
+        if is_up:
+            self._outbox.connect()
         self._carry_out(self.membership.handle(events.BrokerChanged(is_up)))
         if is_up:
             self.connections += 1

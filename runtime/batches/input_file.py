@@ -96,4 +96,6 @@ def _opened(path: Path) -> BinaryIO:
             raise ConfigError(f"batch {path}: is no file with an end; write the requests into one")
         return path.open("rb")
     except OSError as error:
-        raise ConfigError(f"batch {path}: cannot be read ({error.strerror or error})") from error
+        raise ConfigError(
+            f"batch {path}: cannot be read ({error.strerror or error}); check the path and its permissions"
+        ) from error

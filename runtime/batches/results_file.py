@@ -33,7 +33,7 @@ class ResultsFile(Closing):
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise ConfigError(f"results {path}: cannot be written ({error.strerror})") from error
+            raise ConfigError(f"results {path}: cannot be written ({error.strerror}); give another one (-o)") from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.done = self._read()

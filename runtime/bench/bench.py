@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_run.base.bench import MMAP, OURS, Bench, Measurement, MemoryBox, compare, same_tokens
+from edge_run.base.bench import BACKEND_NAMES, MMAP, OURS, Bench, Measurement, MemoryBox, compare, same_tokens
 from edge_run.base.closing import Closing
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError, ContextFull
+from edge_run.base.errors import ContextFull
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
-from edge_run.base.units import format_size
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import default_budget_bytes
 from edge_run.devices.host.profile import ProfileStore, utc_now
@@ -28,7 +27,6 @@ from edge_run.runtime.probing.probe import probe
 
 Step = Callable[[str], None]
 
-_NAMES = {OURS: "edge-run", MMAP: "llama.cpp's mmap"}
 _STRIDE = 7919  # a prime: the prompt's tokens are spread over the vocabulary
 
 
@@ -118,18 +116,15 @@ class Bencher(Closing):
                 tick = self._tick(number, backend, plan)
                 try:
                     measurements.append(runs.run(config, prompt, self._task.predict_tokens, tick))
-                except OutOfMemory:
-                    problem = f"the kernel ended it for want of memory inside {format_size(plan.budget_bytes)}"
+                except OutOfMemory as ended:
                     if backend == OURS:
-                        raise BudgetError(
-                            f"{self._path}: edge-run took more than its budget: {problem}; please report this, and "
-                            "give more --memory until it is mended"
-                        ) from None
+                        raise ended.of_ours() from None
+                    problem = str(ended)
         return tuple(measurements), problem
 
     def _tick(self, number: int, backend: str, plan: Plan) -> Callable[[float], None]:
         """Return what tells that a measurement goes on, and how long it may take."""
-        what, about = f"Round {number + 1} of {self._task.rounds}: {_NAMES[backend]}", ""
+        what, about = f"Round {number + 1} of {self._task.rounds}: {BACKEND_NAMES[backend]}", ""
         if (forecast := plan.forecast) is not None and forecast.decode_tokens_per_s and backend == OURS:
             decode_s = (self._task.predict_tokens - 1) / forecast.decode_tokens_per_s
             about = f" of about {forecast.load_s + forecast.first_token_s + decode_s:.0f}"

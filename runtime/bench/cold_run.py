@@ -15,9 +15,9 @@ from pathlib import Path
 
 from edge_run.base.bench import Measurement
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import KernelError
+from edge_run.base.errors import BudgetError, KernelError
 from edge_run.base.results import ExpertUse, Numerics, TuningDecision
-from edge_run.base.units import KIB
+from edge_run.base.units import KIB, format_size
 from edge_run.devices.host.system_files import system_text
 from edge_run.runtime.bench.memory_group import OwnMemoryGroup
 from edge_run.runtime.processes.child_answer import read_answer
@@ -28,7 +28,18 @@ LAST_WORDS = 300
 
 
 class OutOfMemory(Exception):
-    """The kernel ended a measurement: its memory group was full."""
+    """The kernel ended a measurement of the model at `path`: its memory group, of `limit_bytes`, was full."""
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        super().__init__(f"the kernel ended it for want of memory inside {format_size(limit_bytes)}")
+        self.path = path
+
+    def of_ours(self) -> BudgetError:
+        """Return the error that it is where edge-run ran, which keeps its budget."""
+        return BudgetError(
+            f"{self.path}: edge-run took more than its budget: {self}; please report this, and give more --memory "
+            "until it is mended"
+        )
 
 
 class ColdRuns:
@@ -68,7 +79,7 @@ class ColdRuns:
         if code == 0 and (text := read_answer(answer)) is not None:
             return parse_measurement(text)
         if kills:
-            raise OutOfMemory
+            raise OutOfMemory(self._files[0], self.group.limit_bytes)
         raise KernelError(
             f"{self._files[0]}: the process that measured {config.backend} ended with {code}: "
             f"{' '.join(words.split())[-LAST_WORDS:] or 'without a word'}",

@@ -11,7 +11,7 @@ from edge_run.base.errors import Cancelled, ContextFull, KernelError, NotSupport
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime.decoding.batch_limits import Limits
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
-from edge_run.runtime.decoding.padding import padded, padded_passes
+from edge_run.runtime.decoding.padding import LEAST_TOKENS, padded, padded_passes
 from edge_run.runtime.decoding.progress import Timeline
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.llama import _ggml as ggml
@@ -40,9 +40,10 @@ class RowWatcher:
 class LocalDecoder:
     """A `Decoder` on this device. Not thread-safe.
 
-    A batch of any length is run in passes of at most `micro_batch_tokens`. Where the shape is exact, a sequence that
-    has one token in a pass gets a padding token, whose logits are not used: ggml's kernels for one column sum in
-    another order than its kernels for several, and attention multiplies by the columns of each sequence for itself.
+    A batch of any length is run in passes of at most `micro_batch_tokens`. Where sequences have cells of their own,
+    those that share a pass have as many tokens in it, padding tokens among them, whose logits are not used. Where the
+    shape is exact, a sequence that has one token in a pass gets one too: ggml's kernels for one column sum in another
+    order than its kernels for several, and attention multiplies by the columns of each sequence for itself.
 
     It is over 200 lines because a batch is rolled back when one of its passes fails: all that changes the cache has to
     know what the other calls left in it.
@@ -75,13 +76,14 @@ class LocalDecoder:
         self.watcher = RowWatcher()
         has_padding = shape.is_exact and not (model.is_recurrent or shape.pooling)
         self._has_streams, self._has_logits = shape.has_streams, not shape.pooling
+        self._least_tokens = LEAST_TOKENS if shape.is_exact else 1  # of a sequence in a pass that several share
         self._sequence_cells = (
             context.context_tokens // shape.sequences if shape.has_streams else context.context_tokens
         )
         if shape.pooling:  # llama.cpp rounds up, and some encoders have no more positions
             self._sequence_cells = min(self._sequence_cells, shape.context_tokens)
         self.limits = Limits(
-            context_tokens=min(self._sequence_cells, self._count.most_tokens) - has_padding,
+            context_tokens=min(self._sequence_cells, self._count.sequence_tokens) - has_padding,
             vocabulary=model.vocabulary,
             micro_batch_tokens=self._width,
             sequences=shape.sequences,
@@ -99,6 +101,7 @@ class LocalDecoder:
             can_rewind=not model.is_recurrent,
             can_branch=self.limits.can_branch,
             outputs_per_pass=shape.outputs_per_pass,
+            rollback_tokens=context.rollback_tokens,
         )
 
     @system_errors("computing a pass")
@@ -140,6 +143,11 @@ class LocalDecoder:
             position = 0
         self._recount()
         return min(position, L.llama_memory_seq_pos_max(memory, sequence) + 1)
+
+    @property
+    def count(self) -> CellCount:
+        """How many cells of the context are in use."""
+        return self._count
 
     @property
     def why_no_shift(self) -> str:
@@ -197,6 +205,25 @@ class LocalDecoder:
         self._check_code(code, len(batch))
         self.watcher.ran(batch)
 
+    def tail_rows(self, n_rows: int) -> Logits:
+        """Return the logits of a pass of `n_rows` tokens that leaves nothing in the context.
+
+        For programs of layers that look at no cells, and have their input from elsewhere. There must be as many free
+        cells. Raises what `decode` raises.
+        """
+        start = self._lengths()[0]
+        tokens = [BatchToken(0, start + i, wants_logits=True) for i in range(n_rows)]
+        logits = self._rows(n_rows)
+        try:
+            self._plain_pass(tokens, logits, 0)
+        except Cancelled:
+            self._driver.interrupt.reset()
+            raise
+        finally:
+            self.watcher.cut(0, start)
+            L.llama_memory_seq_rm(self._context.memory, 0, start, -1)
+        return logits
+
     def cells_in_use(self) -> int:
         """Return how many tokens sequence 0 has."""
         return self._lengths()[0]
@@ -231,12 +258,8 @@ class LocalDecoder:
         L.llama_memory_seq_rm(self._context.memory, sequence, -1, -1)
 
     def _recount(self) -> None:
-        """Count the cells in use anew; those that several sequences share count for each of them."""
-        lengths = self._lengths()
-        if sum(length > 0 for length in lengths) > 1:
-            self._count.lower(sum(lengths))
-        else:
-            self._count.cut(max(lengths))
+        """Count the cells in use anew."""
+        self._count.note(self._lengths())
 
     def _lengths(self) -> list[int]:
         """Return the tokens of each sequence."""
@@ -281,7 +304,7 @@ class LocalDecoder:
     def _passes_of(self, batch: Sequence[BatchToken]) -> Iterator[Sequence[BatchToken]]:
         """Return the tokens of each pass that runs a part of `batch`."""
         if self._has_streams and batch[0].sequence != batch[-1].sequence:
-            yield from padded_passes(batch, min(self._width, self.limits.outputs_per_pass))
+            yield from padded_passes(batch, min(self._width, self.limits.outputs_per_pass), self._least_tokens)
         else:
             for start in range(0, len(batch), self._width):
                 yield batch[start : start + self._width]
@@ -339,7 +362,7 @@ class LocalDecoder:
 
     def _padded_pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
         """Compute a pass with padding tokens; see `_plain_pass`."""
-        line, cuts = padded(tokens, self._lengths())
+        line, cuts = padded(tokens, self._lengths(), self._least_tokens)
         if max(token.position for token in line) >= self._sequence_cells:
             self.limits.refuse_more()
         wants = any(token.wants_logits for token in tokens)
@@ -361,7 +384,8 @@ class LocalDecoder:
         return filled
 
     def _fill(self, tokens: Sequence[BatchToken]) -> None:
-        """Write the checked tokens of one pass into llama.cpp's arrays."""
+        """Write the checked tokens of one pass, which is next, into llama.cpp's arrays."""
+        self._count.expect(token.sequence for token in tokens)
         batch = self._batch
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):

@@ -1,7 +1,7 @@
-"""Padding tokens: exact passes have at least two tokens of each sequence, and as many of one as of another. Pure.
+"""Padding tokens: passes over sequences with cells of their own have as many tokens of one as of another. Pure.
 
 llama.cpp computes sequences with cells of their own together only where they have as many tokens, and where their
-numbers follow each other. So those between them get padding tokens too.
+numbers follow each other. So those between them get padding tokens too. Exact passes have at least two of each.
 """
 
 from __future__ import annotations
@@ -11,21 +11,24 @@ from itertools import groupby
 
 from edge_run.base.protocols import BatchToken
 
-LEAST_TOKENS = 2  # of a sequence
+LEAST_TOKENS = 2  # of a sequence, in an exact pass
 
 
-def padded_width(lengths: Sequence[int], n_sequences: int) -> int:
+def padded_width(lengths: Sequence[int], n_sequences: int, least: int = LEAST_TOKENS) -> int:
     """Return the tokens of a pass over sequences in a row of which some have tokens of their own, `lengths`."""
-    return n_sequences * max(LEAST_TOKENS, *lengths)
+    return n_sequences * max(least, *lengths)
 
 
-def padded(tokens: Sequence[BatchToken], held: Sequence[int]) -> tuple[list[BatchToken], dict[int, int]]:
+def padded(
+    tokens: Sequence[BatchToken], held: Sequence[int], least: int = LEAST_TOKENS
+) -> tuple[list[BatchToken], dict[int, int]]:
     """Return the tokens of a pass with padding tokens among them, and from where on each padded sequence is cut then.
 
-    tokens: of sequences in their order, those of each in a row. held: how many tokens each sequence has.
+    tokens: of sequences in their order, those of each in a row. held: how many tokens each sequence has. least: of a
+    sequence.
     """
     own = _by_sequence(tokens)
-    length = max(LEAST_TOKENS, *map(len, own.values()))
+    length = max(least, *map(len, own.values()))
     line: list[BatchToken] = []
     cuts: dict[int, int] = {}
     for sequence in range(tokens[0].sequence, tokens[-1].sequence + 1):
@@ -38,7 +41,9 @@ def padded(tokens: Sequence[BatchToken], held: Sequence[int]) -> tuple[list[Batc
     return line, cuts
 
 
-def padded_passes(batch: Sequence[BatchToken], most_tokens: int) -> Iterator[list[BatchToken]]:
+def padded_passes(
+    batch: Sequence[BatchToken], most_tokens: int, least: int = LEAST_TOKENS
+) -> Iterator[list[BatchToken]]:
     """Return the tokens of each pass over some sequences of `batch`, which has `most_tokens` with padding at most."""
     taken: list[BatchToken] = []
     lengths: list[int] = []
@@ -46,7 +51,7 @@ def padded_passes(batch: Sequence[BatchToken], most_tokens: int) -> Iterator[lis
         if taken:
             assert sequence > taken[-1].sequence, "sequences are in their order"
             n_sequences = sequence - taken[0].sequence + 1
-            if padded_width([*lengths, len(mine)], n_sequences) > most_tokens:
+            if padded_width([*lengths, len(mine)], n_sequences, least) > most_tokens:
                 yield taken
                 taken, lengths = [], []
         taken = [*taken, *mine]

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from edge_run.base.units import round_down, round_up
 from edge_run.runtime.llama import _ggml as ggml
@@ -22,7 +22,10 @@ from edge_run.tiers import _libc
 from edge_run.tiers.source import SourceFile
 
 if TYPE_CHECKING:
+    from edge_run.runtime.decoding.repacked_blocks import RepackedBlocks
     from edge_run.tiers.packed import PackedSource
+
+    _Plain: TypeAlias = SourceFile | PackedSource | RepackedBlocks
 
 
 class RepackRooms:
@@ -63,9 +66,7 @@ class _Part:
 class RepackedSource:
     """A shard whose weights are read from `plain` and repacked. Thread-safe."""
 
-    def __init__(
-        self, plain: SourceFile | PackedSource, weights: Sequence[tuple[int, RepackedWeight]], rooms: RepackRooms
-    ) -> None:
+    def __init__(self, plain: _Plain, weights: Sequence[tuple[int, RepackedWeight]], rooms: RepackRooms) -> None:
         """Repack `weights`, each with its first byte in the file, in order."""
         self._plain, self._weights, self._rooms = plain, weights, rooms
         self._starts = [start for start, _ in weights]

@@ -111,6 +111,7 @@ class Loaded:
             kv_keep=f"{config.kv_keep_by} {config.kv_keep}" if config.kv_keep else "",
             rope_factors=rope_factors(self.prepared.gguf, self.context.context_tokens),
             pooling=shape.pooling,
+            rollback_tokens=self.context.rollback_tokens,
         )
 
     @property
@@ -121,7 +122,8 @@ class Loaded:
     def terms(self, holdings: Holdings) -> Terms:
         """Return the terms of a plan, for a process that holds `holdings` besides weights."""
         terms = self.prepared.terms(holdings, self.context.context_tokens, self.shape.micro_batch_tokens)
-        return replace(terms, repacked=self.repacked)
+        is_read = bool(self.backing and self.backing.repacked and self.backing.repacked.packed)
+        return replace(terms, repacked=self.repacked, is_read_repacked=is_read)
 
     def enter_in_ledger(self, plan: Plan, ledger: Ledger, stack: ExitStack) -> None:
         """Enter the memory of `plan` in the ledger of this user's runs. Raises BudgetError when too little is free."""
@@ -212,7 +214,8 @@ class _Loading:
         if not kinds:
             return None
         graph = prepared.known.graph if prepared.known else map_short_pass(model, self._shape(model))
-        repacked = RepackedWeights(model, prepared.gguf, graph, kinds)
+        packed = None if is_whole else prepared.repacked_file  # all is read once, and may be in the page cache
+        repacked = RepackedWeights(model, prepared.gguf, graph, kinds, packed)
         self._stack.callback(repacked.close)
         return repacked
 
@@ -270,7 +273,7 @@ class _Loading:
         self._stack.enter_context(model)
         check_decoder_only(gguf, model.has_encoder, model.has_decoder)
         if self._draft:
-            self._draft.check_vocabulary(model)
+            self._draft.follow_vocabulary(model)
         if self._prepared.config.exact:
             leave_out_tiles(model)
         return model

@@ -41,9 +41,9 @@ from edge_run.runtime.streaming.spilled_cells import SpilledCells
 from edge_run.runtime.streaming.weights import WeightStreaming
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.drives.copied_source import Drives
-from edge_run.tiers.kv.cells import CellCount, Cells
+from edge_run.tiers.kv.cells import CellCount, Cells, StreamCount
 from edge_run.tiers.kv.loans import Loans, idle_bytes
-from edge_run.tiers.readers import Readers, ReadTotals
+from edge_run.tiers.readers import NOTHING_READ, Readers, ReadTotals
 from edge_run.tiers.residency import Residency
 from edge_run.tiers.upload import Upload
 from edge_run.tiers.weights import MAX_READ_CHUNKS
@@ -94,10 +94,12 @@ class Supply:
     @property
     def read_totals(self) -> ReadTotals:
         """What the readers read so far."""
-        totals = self._readers.totals if self._readers else ReadTotals()
-        backing = self._loaded.backing
-        cached = ReadTotals(cached_bytes=sum(source.cached_bytes for source in backing.sources) if backing else 0)
-        return totals + cached + (drives.totals if (drives := self._drives) else ReadTotals())
+        totals = self._readers.totals if self._readers else NOTHING_READ
+        if (backing := self._loaded.backing) is None:
+            return totals
+        if cached_bytes := sum(source.cached_bytes for source in backing.sources):
+            totals += ReadTotals(cached_bytes=cached_bytes)
+        return totals + (backing.drives.totals if backing.drives else NOTHING_READ)
 
     @property
     def wait_s(self) -> float:
@@ -129,6 +131,8 @@ class Supply:
         if self._loaded.backing and (self.plan.mode == "streamed" or self.is_unread):
             for source in self._loaded.backing.sources:
                 source.check_unchanged()
+            if self._loaded.backing.repacked:
+                self._loaded.backing.repacked.check_unchanged()
         if self._upload:
             self._upload.finish()
 
@@ -250,7 +254,7 @@ def _lend(
         borrower = NoBorrower()
     if borrower is None or loaded.prepared.offload:
         return None
-    count = CellCount(terms.context_tokens, terms.verified_tokens) if terms.cells else None
+    count = _count_of(terms) if terms.cells else None
     loans = Loans(terms.pool_bytes, borrower.loan_bytes, borrower.most_loans, borrower.least_loans)
     buffer = IdleBuffer(driver.compute_buffer, terms.idle_bytes, loaded.shape.narrow_tokens)
     cells = CellRoom(terms.cells, spilled.spill if spilled else None) if terms.cells else None
@@ -266,6 +270,12 @@ def _lend(
     return lender
 
 
+def _count_of(terms: Terms) -> CellCount:
+    if terms.cells and terms.cells.n_streams > 1:
+        return StreamCount(terms.context_tokens, terms.cells.n_streams)
+    return CellCount(terms.context_tokens, terms.verified_tokens)
+
+
 def _mapped(loaded: Loaded) -> tuple[NarrowPass, Terms]:
     """Return what passes of one token are like, and the terms of a plan that may lend what passes leave."""
     driver, shape = loaded.driver, loaded.shape
@@ -275,8 +285,7 @@ def _mapped(loaded: Loaded) -> tuple[NarrowPass, Terms]:
     terms = loaded.terms(loaded.holdings)
     if not is_lendable:
         return narrow, terms
-    is_by_cell = loaded.context.untouched_bytes and not shape.has_streams
-    cells = Cells(narrow.flow.cells, PAGE) if is_by_cell else None
+    cells = Cells(narrow.flow.cells, PAGE, shape.n_streams) if loaded.context.untouched_bytes else None
     idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
     draft_cells = loaded.draft.cells if loaded.draft else None
     lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from edge_run.base.profile import DeviceProfile, DiskProfile, GpuProfile
 from edge_run.base.results import Forecast, Plan
-from edge_run.partition.cost import CostModel, GpuWork, MatmulWork, PassWork, SharedCost
+from edge_run.partition.cost import CostModel, GpuWork, MatmulWork, PassWork, SharedCost, overlapped_s
 from edge_run.runtime.forecasting.learned import Learned, learn
 from edge_run.runtime.forecasting.routing import MOST_SHARE, Point
 from edge_run.runtime.graph.nodes import GraphMap, Node, choice_of_outputs
@@ -100,6 +100,17 @@ def _attention_flops(gguf: GgufModel, graph: Sequence[Node]) -> float:
     return 2.0 * elements * heads * n_layers
 
 
+def _repack_byte_s(plan: Plan, work: PassWork, profile: DeviceProfile) -> float:
+    """Return the seconds that a core repacks for each byte that is read: of experts alone where these stream alone."""
+    if plan.read_repacked:
+        return 0.0
+    speeds = {kernel.kind: kernel.repacked_bytes_per_s for kernel in profile.repacked_kernels}
+    read = [matmul for matmul in work.matmuls if matmul.n_experts or not plan.expert_bytes]
+    repacked = [matmul for matmul in read if matmul.kind in plan.repacked and matmul.kind in speeds]
+    all_bytes = sum(matmul.size_bytes for matmul in read)
+    return sum(matmul.size_bytes / speeds[matmul.kind] for matmul in repacked) / all_bytes if all_bytes else 0.0
+
+
 class _Reading(NamedTuple):
     """The reading of a pass: the bytes, how long they take, and how long they keep a core busy."""
 
@@ -136,6 +147,7 @@ class PassTimes:
         gpu: the profile of the GPU, and the work of a pass there.
         """
         self._work = work
+        self._repack_byte_s, self._cores = _repack_byte_s(plan, work, profile), profile.logical_cores
         profile = profile.repacking(plan.repacked)
         self._costs = SharedCost(profile, threads, *gpu) if gpu else CostModel(profile, threads)
         self._shares_cores = threads >= profile.logical_cores
@@ -191,13 +203,18 @@ class PassTimes:
         return missing + (self._touched(0, n_outputs) * (1 - kept_outer / outer) if outer else 0.0)
 
     def _read(self, new_bytes: float, used_bytes: float) -> _Reading:
-        """Return the reading of `new_bytes` into new memory, and of `used_bytes` into memory that was used before."""
+        """Return the reading of `new_bytes` into new memory, and of `used_bytes` into memory that was used before.
+
+        It ends no sooner than all cores together could have repacked what was read.
+        """
         if self._disk is None:
             return _Reading()
+        repack_s = (new_bytes + used_bytes) * self._repack_byte_s
         used_cpu, new_cpu = self._disk.cpu_s_per_byte
         new_byte_s = self._learned.first_use_byte_s or 1 / self._disk.first_use_bytes_per_s
         wall_s = new_bytes * new_byte_s + used_bytes / self._disk.bytes_per_s
-        return _Reading(new_bytes + used_bytes, wall_s, new_bytes * new_cpu + used_bytes * used_cpu * WITH_MOVES)
+        cpu_s = new_bytes * new_cpu + used_bytes * used_cpu * WITH_MOVES + repack_s
+        return _Reading(new_bytes + used_bytes, max(wall_s, repack_s / self._cores), cpu_s)
 
     def compute_s(self, tokens: int, position: int, n_outputs: int = 1) -> float:
         """Return the seconds of computing alone."""
@@ -206,10 +223,9 @@ class PassTimes:
     def pass_s(self, tokens: int, position: int, n_outputs: int, is_first: bool) -> float:
         """Return the seconds of a pass of `tokens` tokens after `position` others.
 
-        Readers that find no idle core take time from the computing threads, which wait for each other. Reading and
-        computing overlap as far as the window reaches, so not entirely where both take the same time. Experts are known
-        only when they are needed; of many experts, one tensor is read while another is computed. A control group limits
-        the mean bandwidth over some time: what was not read while computing is read the faster afterwards.
+        Readers that find no idle core take time from the computing threads, which wait for each other. Experts are
+        known only when they are needed; of many experts, one tensor is read while another is computed. A control group
+        limits the mean bandwidth over some time: what was not read while computing is read the faster afterwards.
         """
         reading = self._reading(tokens, n_outputs, is_first)
         taken_s = min(reading.cpu_s, reading.wall_s) if self._shares_cores else 0.0
@@ -219,7 +235,7 @@ class PassTimes:
         found = self._learned.token if tokens == 1 else self._learned.batch
         busy_s = compute_s + (found.at(reading.n_bytes) if found else taken_s)
         if not self._plan.expert_bytes or (self._disk and self._disk.limit):
-            return math.hypot(reading.wall_s**2, busy_s**2) ** 0.5
+            return overlapped_s(reading.wall_s, busy_s)
         if tokens == 1:
             return busy_s + self.read_s
         is_ahead = self._touched(tokens, 0) >= MOST_SHARE * self._touched(math.inf, 0)

@@ -3,11 +3,13 @@
 `Batch` carries out what the scheduler decides (`runtime/scheduling/scheduler.py`): it brings sequences where they have
 to be, computes a pass, and chooses a token for each request that has come so far, and those that follow as long as they
 were guessed (`runtime/speculation/shared_guesses.py`). A request that fails, as its grammar may, fails alone. An error
-of a pass, as of a drive, leaves all requests as they were before it.
+of a pass, as of a drive, leaves all requests as they were before it. Where the drive is full that keys and values go
+to, the request that was admitted last ends, so that the others have its room there.
 """
 
 from __future__ import annotations
 
+import errno
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +17,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError
+from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError, TierReadError
 from edge_run.base.protocols import Clock
 from edge_run.base.results import Piece, Speculation
 from edge_run.runtime.engine.engine import Engine
@@ -24,15 +26,16 @@ from edge_run.runtime.generation.meter import Interval, Meter
 from edge_run.runtime.generation.pass_costs import pass_costs
 from edge_run.runtime.generation.report import Course, report
 from edge_run.runtime.generation.request import Turn
-from edge_run.runtime.generation.scheduled_passes import ComputedPart, ScheduledPasses
+from edge_run.runtime.generation.scheduled_passes import BegunPass, ComputedPart, ScheduledPasses
 from edge_run.runtime.generation.speculation_setup import open_shared_guesses
-from edge_run.runtime.llama.context_shape import UNIFIED
 from edge_run.runtime.scheduling.scheduler import PassPart, PassRules, PlannedPass, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
 from edge_run.runtime.scheduling.widths import PassWidths
 from edge_run.runtime.speculation.shared_drafters import OpenText
 from edge_run.runtime.speculation.shared_guesses import SharedTree
 from edge_run.runtime.speculation.verification import Verification
+
+_FULL_DRIVE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what only writes are refused for
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +85,16 @@ class Batch(Closing):
         """Serve requests with `engine`, whose sequences are empty, and this batch's until it is closed."""
         self._engine, self._meter, self._clock = engine, meter, clock
         self._decoder = engine.front
-        able, is_exact = self._decoder.capabilities, engine.config.exact
+        able, is_exact, has_streams = self._decoder.capabilities, engine.config.exact, engine.shape.has_streams
         self._n_sequences = most_parallel
         pool = SequencePool(
             self._n_sequences,
-            able.context_tokens * (most_parallel if engine.shape.has_streams else 1),
+            able.context_tokens * (most_parallel if has_streams else 1),
             can_rewind=able.can_rewind,
             can_share=able.can_branch,
-            keeps_ended=not is_exact,
+            keeps_ended=not (is_exact or has_streams),
         )
-        rules = PassRules(able.context_tokens, is_exact or engine.model.is_recurrent, is_exact)
+        rules = PassRules(able.context_tokens, has_streams or is_exact or engine.model.is_recurrent, is_exact)
         costs = pass_costs(engine)
         self._widths = PassWidths(costs, able.micro_batch_tokens)
         self._guesses, self._why_plain = open_shared_guesses(engine, costs)
@@ -157,17 +160,20 @@ class Batch(Closing):
             self._passes.admit()
             self._begin_admitted()
             self._meter.lap()
-            planned = self._passes.plan(self._guesses.most_spare if self._guesses else 0)
-            if planned is None:
+            self._begin_passes()
+            if not self._passes.n_in_flight:
                 return events
-            trees = self._guess(planned)
-            drafting = self._meter.lap()
-            with self._guesses.going_on() if self._guesses else nullcontext():
-                computed = self._passes.compute(planned, trees)
+            begun, computed = self._passes.finish()
+        except TierReadError as error:
+            if error.errno not in _FULL_DRIVE or self.n_running < 2:
+                raise
+            number = self._scheduler.running()[-1]
+            self._forget(number)
+            return [*events, Event(number, error=error)]
         except Cancelled:
             is_for_all = not self._cancelled & self._open.keys()
             return events + [self._end(number, "cancelled") for number in list(self._open) if is_for_all]
-        return events + (list(self._take_in(planned, computed, drafting, self._meter.lap())) if computed else [])
+        return events + list(self._take_in(begun, computed, self._meter.lap()))
 
     def drop(self, number: int) -> None:
         """Forget a request; without effect where it has ended."""
@@ -187,6 +193,7 @@ class Batch(Closing):
         if self._is_closed:
             return
         self._is_closed = True
+        self._passes.abandon()
         self.drop_all()
         for sequence in range(self._decoder.capabilities.sequences if self._guesses else self._n_sequences):
             self._decoder.rewind(sequence, 0)
@@ -216,9 +223,23 @@ class Batch(Closing):
                 if self._guesses:
                     self._guesses.begin(number)
 
+    def _begin_passes(self) -> None:
+        """Begin as many passes as can be in flight."""
+        while self._passes.n_in_flight < self._passes.most_in_flight:
+            began_s = self._clock()
+            planned = self._passes.plan(self._guesses.most_spare if self._guesses else 0)
+            if planned is None:
+                break
+            trees, drafting = self._guess(planned), Interval()
+            if trees:
+                drafting = self._meter.lap()
+            with self._guesses.going_on() if self._guesses else nullcontext():
+                if not self._passes.begin(BegunPass(planned, trees, drafting, began_s)):
+                    break
+
     def _guess(self, planned: PlannedPass) -> Mapping[int, SharedTree]:
-        """Return guesses of what follows the tokens of a pass; none while prompts are read in it."""
-        if not self._guesses or not planned.is_of_answers:
+        """Return guesses of what follows the tokens of a pass; none while prompts are read, or passes in flight."""
+        if not self._guesses or not planned.is_of_answers or self._passes.most_in_flight > 1:
             return {}
         texts, room = {}, self._scheduler.room_tokens
         if self._engine.config.exact:  # all that run have as many tokens in a pass, padding included
@@ -229,20 +250,26 @@ class Batch(Closing):
             texts[part.request] = OpenText(tokens, part.sequence, most_depth)
         return self._guesses.plan(texts, planned.free_cells)
 
-    def _take_in(
-        self, planned: PlannedPass, computed: Sequence[ComputedPart], drafting: Interval, lap: Interval
-    ) -> Iterator[Event]:
+    def _take_in(self, begun: BegunPass, computed: Sequence[ComputedPart], lap: Interval) -> Iterator[Event]:
+        """Choose tokens by what came of a pass. lap: what it cost, after the pass that was finished before it."""
+        planned = begun.planned
+        passed_s = self._clock() - begun.began_s if self._passes.most_in_flight > 1 else None
         trees = {one.part.request: one.tree for one in computed if one.tree}
         widths = [len(one.tree.tree) if one.tree else len(one.part.tokens) for one in computed]
         width = self._guesses.width_of(widths) if self._guesses else sum(widths)
         self._widths.observe(width, lap.wall_s, lap.wait_s, lap.reads.busy_s, lap.reads.bytes_read)
         if self._guesses:
-            numbers = [one.part.request for one in computed if one.found and not self._is_prompt(one.part)]
+            numbers = [
+                number
+                for one in computed
+                if one.found and (number := one.part.request) in self._open and not self._is_prompt(one.part)
+            ]
             self._guesses.passed(trees, numbers, lap.wall_s, has_prompts=not planned.is_of_answers)
         for one, n_tokens in zip(computed, widths, strict=True):
-            request = self._open[one.part.request]
+            if (request := self._open.get(one.part.request)) is None:
+                continue  # it was dropped while the pass was in flight
             note = request.course.prefilled if self._is_prompt(one.part) else request.course.decoded
-            note(drafting + lap, n_tokens / sum(widths))
+            note(begun.drafting + lap, n_tokens / sum(widths), passed_s)
             if one.found:
                 yield from self._choose_all(one.part.request, request, one.found)
                 self._passes.settle(one)
@@ -279,8 +306,9 @@ class Batch(Closing):
         rest = request.answer.finish()
         why = "stop" if request.answer.is_stopped else why
         generation = report(self._engine, self._meter, request.answer, request.course, why, speculation)
-        if self._n_sequences > 1 and not self._engine.shape.has_streams:
-            generation = replace(generation, numerics=replace(generation.numerics, batching=UNIFIED))
+        if self._n_sequences > 1:
+            numerics = replace(generation.numerics, batching=self._engine.shape.batching)
+            generation = replace(generation, numerics=numerics)
         return Event(number, Piece(rest, (), generation))
 
     def _forget(self, number: int) -> _Open:

@@ -13,7 +13,7 @@ from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.mesh import Mesh
 from edge_run.base.mesh_status import MeshUse
 from edge_run.base.profile import DeviceProfile
-from edge_run.base.results import Generation, Plan, Progress, Speculation, Stats
+from edge_run.base.results import Generation, Numerics, Plan, Progress, Speculation, Stats
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.embedding.embedding import embed, embedding_shape
 from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape
@@ -112,6 +112,11 @@ class Model(ModelTexts):
     def plan(self) -> Plan:
         """What goes where, decided when the model was opened."""
         return self._engine.plan
+
+    @property
+    def numerics(self) -> Numerics:
+        """The numerics key: models with equal keys compute equal logits, bit for bit."""
+        return self._engine.numerics
 
     @property
     def trained_context_tokens(self) -> int:
@@ -241,9 +246,9 @@ class Model(ModelTexts):
         max_tokens, sampling, options: for prompts that are no `Request`; see `generate`.
 
         Answers that share passes may differ from an answer alone where the two best tokens are nearly equal
-        (`numerics.batching`). With `exact` they do not; each has an equal part of the context then, prompts are read
-        one after the other, and nothing is guessed (speculation). Raises ConfigError at once; iterating raises what
-        `generate` raises of the drive and of llama.cpp. What is wrong with one request comes as its error.
+        (`numerics.batching`). With `exact` they do not. With `exact` or `kv_spill` each has an equal part of the
+        context, and prompts are read one after the other. Raises ConfigError at once; iterating raises what `generate`
+        raises of the drive and of llama.cpp. What is wrong with one request comes as its error.
         """
         if max_parallel is not None and max_parallel < 1:
             raise ConfigError(f"max parallel {max_parallel}: must be at least 1 answer")

@@ -29,15 +29,18 @@ class Course:
     decode_s: float = 0.0
     shifted_tokens: int = 0
 
-    def prefilled(self, lap: Interval, share: float = 1.0) -> None:
-        """The prompt was computed, or some of it, in a pass that cost `lap`; `share` of the pass was for it."""
-        self.prefill += lap.part(share)
-        self.prefill_s += lap.wall_s
+    def prefilled(self, lap: Interval, share: float = 1.0, passed_s: float | None = None) -> None:
+        """The prompt was computed, or some of it, in a pass that cost `lap`; `share` of the pass was for it.
 
-    def decoded(self, lap: Interval, share: float = 1.0) -> None:
-        """A token was computed, in a pass that cost `lap`; `share` of the pass was for it."""
+        passed_s: how long it took, where others were in flight at the same time; None: as long as what it cost.
+        """
+        self.prefill += lap.part(share)
+        self.prefill_s += lap.wall_s if passed_s is None else passed_s
+
+    def decoded(self, lap: Interval, share: float = 1.0, passed_s: float | None = None) -> None:
+        """A token was computed, in a pass that cost `lap`; `share` of the pass was for it. passed_s: as above."""
         self.decode += lap.part(share)
-        self.decode_s += lap.wall_s
+        self.decode_s += lap.wall_s if passed_s is None else passed_s
 
 
 def report(

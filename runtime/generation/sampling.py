@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,10 +45,15 @@ class CandidateTable:
 
     def __init__(self, vocab: Any, n_vocab: int) -> None:
         """vocab: llama.cpp's vocabulary."""
-        self.n_vocab = n_vocab
+        self.n_vocab, self._vocab = n_vocab, vocab
         self._ids = np.arange(n_vocab, dtype=np.int32)
         self._table = np.zeros(n_vocab, CANDIDATE)
         self._suppressed = np.array(ggml.suppressed_tokens(vocab), dtype=np.int64)
+
+    @cached_property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The tokens by which the model ends an answer."""
+        return tuple(token for token in range(self.n_vocab) if ggml.L.llama_vocab_is_eog(self._vocab, token))
 
     def is_suppressed(self, token: int) -> bool:
         """Return whether the model never says `token`."""
@@ -90,12 +96,13 @@ class Sampler(Closing):
         self._last_n_tokens = _last_n_tokens(config, context_tokens)
         self._table = table or CandidateTable(vocab, n_vocab)
         self._n_top = config.top_logprobs
-        has_effects = self._last_n_tokens or config.logit_bias or grammar_text(config)[0]
-        self._takes_best = config.temperature == 0 and not has_effects
-        self._biased = np.array([*config.logit_bias], np.int64)
-        self._bias = np.array([*config.logit_bias.values()], np.float32)
         if outside := [token for token in config.logit_bias if not 0 <= token < n_vocab]:
             raise ConfigError(f"logit bias: token {outside[0]} is outside the vocabulary of {n_vocab}")
+        banned = dict.fromkeys(self._table.end_tokens, -math.inf) if config.ignore_eos else {}
+        biases = {**config.logit_bias, **banned}
+        self._biased, self._bias = np.array([*biases], np.int64), np.array([*biases.values()], np.float32)
+        has_effects = self._last_n_tokens or biases or grammar_text(config)[0]
+        self._takes_best = config.temperature == 0 and not has_effects
         self._grammar = _open_grammar(vocab, config, n_vocab, room)
         self._chain = _open_chain(config, n_vocab, self._last_n_tokens, self.seed)
         self._is_closed = False

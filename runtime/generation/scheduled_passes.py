@@ -1,12 +1,19 @@
-"""The passes that a scheduler plans, computed by a decoder; what becomes of them is told to the scheduler."""
+"""The passes that a scheduler plans, computed by a decoder; what becomes of them is told to the scheduler.
+
+A decoder that spreads a model over devices can have several passes in flight. What they compute counts as computed from
+when they are begun, as all that follows happens after them; where one fails, all are taken back.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from edge_run.base.errors import ContextFull
-from edge_run.base.protocols import BatchToken, Decoder
+from edge_run.base.protocols import BatchToken, Decoder, Logits
+from edge_run.runtime.decoding.one_at_a_time import pass_queue
+from edge_run.runtime.generation.meter import Interval
 from edge_run.runtime.scheduling.scheduler import PassPart, PlannedPass, Scheduler
 from edge_run.runtime.speculation.drafting import plan_tree
 from edge_run.runtime.speculation.shared_guesses import SharedTree
@@ -28,11 +35,38 @@ class ComputedPart:
     tree: SharedTree | None
 
 
+@dataclass(frozen=True, slots=True)
+class BegunPass:
+    """A pass to be begun.
+
+    planned: what it computes.
+    trees: the guesses of what follows, by requests.
+    drafting: what making them cost.
+    began_s: when that began.
+    """
+
+    planned: PlannedPass
+    trees: Mapping[int, SharedTree]
+    drafting: Interval = field(default_factory=Interval)
+    began_s: float = 0.0
+
+
 class ScheduledPasses:
     """Computes what a scheduler plans. Not thread-safe."""
 
     def __init__(self, scheduler: Scheduler, decoder: Decoder) -> None:
-        self._scheduler, self._decoder = scheduler, decoder
+        self._scheduler, self._decoder, self._queue = scheduler, decoder, pass_queue(decoder)
+        self._in_flight: deque[BegunPass] = deque()
+
+    @property
+    def most_in_flight(self) -> int:
+        """How many passes can be in flight; it may change from one pass to the next."""
+        return self._queue.most_in_flight
+
+    @property
+    def n_in_flight(self) -> int:
+        """The passes that were begun, and are not finished."""
+        return len(self._in_flight)
 
     def admit(self) -> None:
         """Admit the requests that can be, and have their sequences hold what they begin with."""
@@ -45,42 +79,65 @@ class ScheduledPasses:
 
     def plan(self, n_guesses: int = 0) -> PlannedPass | None:
         """Return the next pass, which may have so many guesses; None where no request needs one."""
-        planned = self._scheduler.next_pass(n_guesses)
+        planned = self._scheduler.next_pass(n_guesses, self.most_in_flight)
         if planned is not None:
             self._empty(planned.emptied)
         return planned
 
-    def compute(self, planned: PlannedPass, trees: Mapping[int, SharedTree]) -> list[ComputedPart]:
-        """Compute a pass, with guesses of some requests; return nothing where it had no room and others gave way.
+    def begin(self, begun: BegunPass) -> bool:
+        """Begin a pass; return whether it is in flight.
 
-        Each part has to be `settle`d once tokens were chosen.
+        It is not where it had no room: then others gave way, or there will be room when passes in flight are finished.
 
-        Raises the errors of `Decoder.decode`; then the requests are as they were before, and `plan` may go on.
+        Raises the errors of `Decoder.decode`; then the requests are as they were before all passes in flight, and
+        `plan` may go on.
         """
+        planned, trees = begun.planned, begun.trees
         try:
-            rows = self._decoder.decode([token for part in planned.parts for token in self._batch(part, trees)])
+            self._queue.begin([token for part in planned.parts for token in self._batch(part, trees)])
         except ContextFull:
             self._undo(planned, trees)
             if trees:
-                return self.compute(planned, {})
+                return self.begin(replace(begun, trees={}))
+            if self._in_flight:
+                return False
             emptied = self._scheduler.give_way()
             if emptied is None:
                 raise
             self._empty(emptied)
-            return []
+            return False
         except BaseException:
             self._undo(planned, trees)
+            self.abandon()
             raise
-        self._scheduler.computed(planned)
-        computed, at = [], 0
-        for part in planned.parts:
-            tree, found = trees.get(part.request), None
-            if part.is_last:
-                verified = tree.tree if tree else plan_tree(part.tokens[-1], {}, ())
-                found = Verification(verified, rows[at : at + len(verified)])
-                at += len(verified)
-            computed.append(ComputedPart(part, found, tree))
-        return computed
+        self._scheduler.begun(planned)
+        self._in_flight.append(begun)
+        return True
+
+    def finish(self) -> tuple[BegunPass, list[ComputedPart]]:
+        """Return the pass in flight that was begun first, and what came of it.
+
+        Each part has to be `settle`d once tokens were chosen. Raises as `begin`.
+        """
+        try:
+            rows = self._queue.finish()
+        except BaseException:
+            self.abandon()
+            raise
+        begun = self._in_flight.popleft()
+        return begun, _parts(begun, rows)
+
+    def abandon(self) -> None:
+        """Take back all passes in flight; the requests are as they were before these."""
+        if not self._in_flight:
+            return
+        taken = list(reversed(self._in_flight))
+        self._in_flight.clear()
+        try:
+            self._queue.abandon()
+        finally:
+            for begun in taken:
+                self._undo(begun.planned, begun.trees)
 
     def settle(self, computed: ComputedPart) -> None:
         """Let the sequence of a part hold what its text followed of the guesses, and nothing else of them."""
@@ -115,3 +172,16 @@ class ScheduledPasses:
             BatchToken(token, part.start + i, part.sequence, wants_logits=part.is_last and i == last)
             for i, token in enumerate(part.tokens)
         ]
+
+
+def _parts(begun: BegunPass, rows: Logits) -> list[ComputedPart]:
+    """Return the parts of a pass that has given `rows`."""
+    computed, at = [], 0
+    for part in begun.planned.parts:
+        tree, found = begun.trees.get(part.request), None
+        if part.is_last:
+            verified = tree.tree if tree else plan_tree(part.tokens[-1], {}, ())
+            found = Verification(verified, rows[at : at + len(verified)])
+            at += len(verified)
+        computed.append(ComputedPart(part, found, tree))
+    return computed

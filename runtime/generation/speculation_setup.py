@@ -17,7 +17,7 @@ from edge_run.runtime.speculation.shared_guesses import SharedGuesses
 from edge_run.runtime.speculation.tally import SpeculationTally
 from edge_run.runtime.speculation.width_control import LEAST_GAIN, LEAST_GAIN_BY_EXPERT, WidthControl
 
-_RECURRENT = "the model's recurrent state cannot be cut: it does not speculate"
+_RECURRENT = "the model's recurrent state cannot be cut here: it does not speculate"
 
 
 def open_session(engine: Engine) -> Session:
@@ -28,7 +28,8 @@ def open_session(engine: Engine) -> Session:
         drafters.append(Lookup())
     if not drafters:
         return Session(engine.front, shift=_context_shift(engine))
-    if not engine.front.capabilities.can_rewind:
+    capabilities = engine.front.capabilities
+    if not (capabilities.can_rewind or capabilities.rollback_tokens):
         return Session(engine.front, why_plain=_RECURRENT)
     control = WidthControl(pass_costs(engine), min(config.draft_tokens + 1, _most_tokens(engine)), _least_gain(engine))
     return SpeculativeSession(
@@ -78,7 +79,8 @@ def _mode(engine: Engine) -> str:
 def _most_tokens(engine: Engine) -> int:
     """Return how many tokens a pass may have that verifies guesses."""
     capabilities = engine.front.capabilities
-    return min(capabilities.outputs_per_pass, capabilities.micro_batch_tokens)
+    most = min(capabilities.outputs_per_pass, capabilities.micro_batch_tokens)
+    return most if capabilities.can_rewind else min(most, capabilities.rollback_tokens + 1)
 
 
 def _least_gain(engine: Engine) -> float:
@@ -102,8 +104,13 @@ def _limits(engine: Engine) -> str:
     limits = []
     if engine.model.sliding_window_tokens:
         limits.append("this model's cache cannot branch: guesses are a chain, not a tree")
+    elif engine.front.capabilities.rollback_tokens:
+        n_tokens = engine.front.capabilities.rollback_tokens
+        limits.append(f"recurrent state can be cut by {n_tokens} tokens: guesses are a chain of {n_tokens} at most")
     elif engine.config.spills_kv:
         limits.append("with --kv-spill guesses are a chain, not a tree")
+    if draft and draft.is_translated:
+        limits.append("the draft model's vocabulary is another one: guesses go through text")
     if draft and draft.context_tokens < room:
         limits.append(
             f"the draft model's context has {draft.context_tokens:,} tokens, the model's {room:,}: beyond "

@@ -6,11 +6,17 @@ are in the file. Weights of a kind, a type and a length of rows, are treated ali
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
 from edge_run.base.profile import weight_kind
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from edge_run.tiers.gguf_header import TensorInfo
+
+if TYPE_CHECKING:
+    from edge_run.runtime.llama.repacking import Described
 
 _PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 
@@ -40,3 +46,14 @@ def kind_of(tensor: TensorInfo, *, by_expert: bool) -> str:
 def is_by_expert(kind: str) -> bool:
     """Return whether weights of `kind` are experts."""
     return kind.endswith("/experts")
+
+
+def tensors_of(gguf: GgufModel, names: Collection[str]) -> list[TensorInfo]:
+    """Return the tensors of `gguf` that are called so."""
+    wanted = set(names)
+    return [tensor for tensor in gguf.tensors if tensor.name in wanted]
+
+
+def described(dense: Iterable[TensorInfo]) -> set[Described]:
+    """Return what kernels are chosen by, for weights that every token is multiplied by."""
+    return {(tensor.type_id, tensor.shape, False) for tensor in dense}

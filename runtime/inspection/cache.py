@@ -14,21 +14,24 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
-from edge_run.base.config import ModelConfig
+from edge_run.base.config import KV_SPILL_ON, ModelConfig
 from edge_run.base.files import keep_file
 from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.launcher import ask_child
+from edge_run.runtime.llama.context_shape import wants_streams
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel
 
-FORMAT = 10
+FORMAT = 11
 MOST_REMEMBERED = 200
 SHAPING = (
     "context_tokens",
     "micro_batch_tokens",
     "sequences",
     "branches",
+    "rollback_tokens",
     "outputs_per_pass",
     "kv_type",
     "flash_attention",
@@ -52,11 +55,16 @@ def inspect(gguf: GgufModel, config: ModelConfig, library: str, *, is_tried: boo
             return known
     except (OSError, EOFError, ValueError, TypeError, KeyError):
         pass  # not there, or not ours
-    fields = {field: getattr(config, field) for field in SHAPING}
-    text = ask_child(gguf.shards[0].path, fields, is_tried=is_tried)
+    text = ask_child(gguf.shards[0].path, _shaping(config), is_tried=is_tried)
     inspection = Inspection.from_json(text)
     _remember(place, text)
     return inspection
+
+
+def _shaping(config: ModelConfig) -> dict[str, Any]:
+    """Return the settings that shape a context for `config`."""
+    fields = {field: getattr(config, field) for field in SHAPING}
+    return fields | ({"kv_spill": KV_SPILL_ON} if config.spills_kv and wants_streams(config) else {})
 
 
 def _key(gguf: GgufModel, config: ModelConfig, library: str) -> str:
@@ -65,7 +73,7 @@ def _key(gguf: GgufModel, config: ModelConfig, library: str) -> str:
     And with the size of pages, to which mappings are rounded: kernels for one device differ in it. A file that takes
     another's place has another inode or change time, whatever its size and date.
     """
-    facts: list[object] = [FORMAT, library, PAGE, *(getattr(config, field) for field in SHAPING)]
+    facts: list[object] = [FORMAT, library, PAGE, *_shaping(config).values()]
     for shard in gguf.shards:
         facts += file_facts(shard.path)
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()

@@ -292,14 +292,13 @@ def floats_at(address: int, count: int) -> npt.NDArray[np.float32]:
     """Return the `count` floats at `address`, `(count,)`, without copying: as long as they are there."""
     import numpy as np
 
-    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+    memory: Any = (ctypes.c_float * count).from_address(address)
+    return np.frombuffer(memory, np.float32)
 
 
 def float_rows(pointer: Any, columns: int) -> npt.NDArray[np.float32]:
     """Return one row of `columns` floats at a ctypes pointer, `(columns,)`, without copying."""
-    import numpy as np
-
-    return np.ctypeslib.as_array(pointer, (columns,))
+    return floats_at(ctypes.addressof(pointer.contents), columns)
 
 
 def describing_context(tensors: int, nodes: int) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from edge_run.base.config import WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.units import round_up
 
-UNIFIED = "unified"  # `Numerics.batching` where sequences share passes, and cells if there are any
+# `Numerics.batching` where sequences share passes, and cells if there are any, or have cells of their own.
+UNIFIED, STREAMS = "unified", "streams"
 CELLS_STEP = 256  # to which llama.cpp rounds up the cells of a sequence
 
 
@@ -16,9 +17,11 @@ class ContextShape:
     """What a context is made for; all but outputs_per_pass belongs to the numerics key.
 
     is_exact: logits do not depend on the width of passes.
-    has_streams: each sequence has cells of its own, an equal part of all, so that logits do not depend on the others.
+    has_streams: each sequence has cells of its own, an equal part of all: so that logits do not depend on the others,
+        or so that rows that are in a file lie in the order of a text.
     pooling: how one vector is made of a text, where the context is for embeddings: then all tokens are outputs. Else
         empty.
+    rollback_tokens: by how many tokens recurrent state can be cut back, of a model whose state can be.
     """
 
     context_tokens: int
@@ -32,6 +35,7 @@ class ContextShape:
     is_exact: bool = False
     has_streams: bool = False
     pooling: str = ""
+    rollback_tokens: int = 0
 
     @property
     def narrow_tokens(self) -> int:
@@ -42,6 +46,18 @@ class ContextShape:
     def kept_rows(self) -> int:
         """Rows of logits that are kept of a pass: those asked for, and where passes are padded those of padding."""
         return 1 if self.pooling else self.outputs_per_pass * (1 + self.is_exact)
+
+    @property
+    def batching(self) -> str:
+        """What `Numerics.batching` says of answers that share passes."""
+        if self.sequences == 1 or (self.has_streams and self.is_exact):
+            return ""
+        return STREAMS if self.has_streams else UNIFIED
+
+    @property
+    def n_streams(self) -> int:
+        """How many parts the cells have, each for a sequence of its own."""
+        return self.sequences if self.has_streams else 1
 
     @property
     def verified_tokens(self) -> int:
@@ -73,7 +89,7 @@ class ContextShape:
 
 def wants_streams(config: ModelConfig) -> bool:
     """Return whether each sequence of a context for `config` has cells of its own."""
-    return config.exact and config.sequences > 1
+    return (config.exact or config.spills_kv) and config.sequences > 1
 
 
 def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int) -> ContextShape:
@@ -95,11 +111,14 @@ def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int
         threads=threads,
         micro_batch_tokens=min(config.micro_batch_tokens or WIDEST_MICRO_BATCH, widest),
         sequences=sequences,
-        outputs_per_pass=max(config.outputs_per_pass, sequences * (1 + has_streams), 1 + config.exact),
+        outputs_per_pass=max(
+            config.outputs_per_pass, sequences, (sequences if has_streams else 1) * (1 + config.exact)
+        ),
         kv_type_k=k,
         kv_type_v=v,
         flash_attention=config.flash_attention,
         is_exact=config.exact,
         has_streams=has_streams,
         pooling=config.pooling if config.embeddings else "",
+        rollback_tokens=config.rollback_tokens,
     ).fitted()

@@ -202,6 +202,8 @@ class LlamaContext:
         params.n_ctx, params.n_batch, params.n_ubatch = shape.context_tokens, max(width, shape.sequences), width
         params.n_outputs_max, params.n_outputs_max_per_seq = shape.outputs_per_pass, 0
         params.n_seq_max, params.swa_full = shape.sequences, False
+        if shape.rollback_tokens:
+            params.n_rs_seq = shape.rollback_tokens
         params.kv_unified = shape.sequences > 1 and not shape.has_streams
         params.n_threads = params.n_threads_batch = shape.threads
         params.type_k, params.type_v = ggml.TYPE_IDS[shape.kv_type_k], ggml.TYPE_IDS[shape.kv_type_v]
@@ -237,6 +239,7 @@ class LlamaContext:
         self._threads = shape.threads
         self.memory = L.llama_get_memory(self.handle)
         self.context_tokens: int = L.llama_n_ctx(self.handle)
+        self.rollback_tokens: int = L.llama_n_rs_seq(self.handle) if shape.rollback_tokens else 0
         self.caches = [
             (int(float(size) * MIB), max(1, int(layers or 0)))
             for line in lines.lines
@@ -250,8 +253,9 @@ class LlamaContext:
         gpu = placement.gpu_name if placement else ""
         self.gpu_kv_bytes, _ = lines.sizes(_CACHE_PART, gpu)
         self.gpu_buffer_bytes, self.buffer_bytes = lines.sizes(_BUFFER, gpu)
-        if shape.pooling and self.buffer_bytes:
-            self.buffer_bytes += _outputs_bytes(model, width) - _outputs_bytes(model, shape.sequences)
+        if self.buffer_bytes:  # reported is room for an output of each sequence; a pass that has more makes more
+            size_of, most = (_outputs_bytes, width) if shape.pooling else (_logits_bytes, shape.outputs_per_pass)
+            self.buffer_bytes += max(0, size_of(model, most) - size_of(model, shape.sequences))
         self.kv_bytes = sum(size for size, _ in self.caches) - self.gpu_kv_bytes
         self.untouched_bytes = min(caches.size_bytes, self.kv_bytes)
         self.sparse_caches: Sequence[tuple[int, int]] = caches.ranges
@@ -289,6 +293,11 @@ class LlamaContext:
             self.handle = None
         if self._pool:
             self._pool.close()
+
+
+def _logits_bytes(model: LlamaModel, tokens: int) -> int:
+    """Return what llama.cpp keeps of the logits of a pass in which so many tokens have some."""
+    return 4 * tokens * model.vocabulary
 
 
 def _outputs_bytes(model: LlamaModel, tokens: int) -> int:

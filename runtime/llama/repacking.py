@@ -13,12 +13,16 @@ buffers, as those for AMX: they convert a matrix as a whole, or to another size.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from edge_run.runtime.llama import _ggml as ggml
-from edge_run.runtime.llama.holdings import REPACKED_AT_ONCE_BYTES
+from edge_run.runtime.llama.holdings import REPACKED_AT_ONCE_BYTES, repacking_bytes
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 
@@ -27,6 +31,7 @@ _BUFFERS = "CPU_REPACK"  # whose groups of rows are interleaved independently of
 _TENSORS, _HOLDER_BYTES = 8, 256
 MOST_ROWS_TOGETHER = 64  # where slices of rows begin at multiples of it, no group is torn apart
 _SUITING = 4096  # rows, and elements of a row
+
 
 Described: TypeAlias = "tuple[int, tuple[int, ...], bool]"  # type, shape, and whether by expert
 
@@ -49,7 +54,7 @@ class RepackedWeight:
     """A weight that a repacked kernel computes.
 
     tensor: the address of its struct.
-    address: where it lies.
+    address: where it lies; 0 where it is only described.
     size_bytes: how much it takes.
     group_bytes: the size of the rows that are interleaved with each other. One group after the other, each can be
         repacked on its own; experts follow each other as well.
@@ -78,6 +83,7 @@ class Repacking:
     def __init__(self) -> None:
         self._buffers: dict[int, int] = {}
         self._before: dict[int, tuple[int | None, int | None]] = {}
+        self._descriptions: list[int] = []
 
     def kernel(self, type_id: int, shape: tuple[int, ...], *, by_expert: bool) -> Kernel | None:
         """Return the kernel for a weight of such a type and `shape`, (row elements, rows, experts); None for none.
@@ -99,7 +105,17 @@ class Repacking:
         self._before.setdefault(weight, (tensor.buffer, tensor.extra))
         tensor.buffer, tensor.extra = kernel.buffer, kernel.traits
         size_bytes = tensor.nb[1] * tensor.ne[1] * tensor.ne[2]
-        return RepackedWeight(weight, tensor.data, size_bytes, tensor.nb[1] * kernel.rows_together)
+        return RepackedWeight(weight, tensor.data or 0, size_bytes, tensor.nb[1] * kernel.rows_together)
+
+    def describe(self, type_id: int, shape: tuple[int, ...], *, by_expert: bool) -> RepackedWeight | None:
+        """Return a weight of no model, by which rows of such weights are repacked; None without a kernel for them."""
+        kernel = self.kernel(type_id, shape, by_expert=by_expert)
+        if kernel is None:
+            return None
+        self._descriptions.append(ggml.describing_context(1, 1))
+        row_elements, rows, experts, *_ = (*shape, 1, 1)
+        tensor = ggml.functions().ggml_new_tensor_3d(self._descriptions[-1], type_id, row_elements, rows, experts)
+        return self.mark(tensor, kernel)
 
     def undo(self) -> None:
         """Give all weights the kernels that they had; their rows must not have been repacked."""
@@ -113,6 +129,8 @@ class Repacking:
         for buffer in self._buffers.values():
             ggml.functions().ggml_backend_buffer_free(buffer)
         self._buffers.clear()
+        while self._descriptions:
+            ggml.functions().ggml_free(self._descriptions.pop())
 
     def _buffer(self, kind: int) -> int:
         """Return a buffer of type `kind`, which stands for the type and holds no weights."""
@@ -132,6 +150,28 @@ def groups_of(weights: Iterable[Described]) -> dict[Described, int]:
             for type_id, shape, by_expert in weights
             if (kernel := repacking.kernel(type_id, shape, by_expert=by_expert))
         }
+    finally:
+        repacking.close()
+
+
+def layout_of(weights: Iterable[Described]) -> str:
+    """Return a digest of the order in which numbers of `weights` lie when repacked here.
+
+    It is found by repacking a group of rows of each. So it is equal where repacked weights are, whatever the processor
+    and the version of llama.cpp are called.
+    """
+    repacking, digest = Repacking(), hashlib.blake2b(digest_size=32)
+    try:
+        with ggml.log.listening(lambda line: None):  # a line for each slice that is repacked
+            for type_id, shape, by_expert in sorted(weights):
+                weight = repacking.describe(type_id, shape, by_expert=by_expert)
+                digest.update(repr((type_id, shape, by_expert, weight.group_bytes if weight else 0)).encode())
+                if weight:
+                    rows = np.frombuffer(bytearray(random.Random(1).randbytes(weight.group_bytes)), np.uint8)
+                    copy = np.zeros(repacking_bytes(weight.group_bytes), np.uint8)
+                    weight.repack(rows.ctypes.data, len(rows), copy.ctypes.data)
+                    digest.update(rows.tobytes())
+        return digest.hexdigest()
     finally:
         repacking.close()
 

@@ -11,8 +11,9 @@ from edge_run.base.errors import BudgetError
 from edge_run.base.fields import plain
 from edge_run.base.mesh import Document, JsonValue, Mesh, names_apart
 from edge_run.base.mesh_status import MeshNode
+from edge_run.partition.mesh_pipeline import faster_for_many, plan_pipeline
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
-from edge_run.partition.mesh_ring import plan_ring
+from edge_run.partition.mesh_ring import Hops, plan_ring
 from edge_run.runtime.decoding.driver import PassShape
 from edge_run.runtime.fetch.fingerprint import fingerprint
 from edge_run.runtime.mesh.failover import Refused
@@ -60,6 +61,7 @@ class LayerCoordinator:
     specs: of the devices that were asked, and of this one.
     links: what was measured between them.
     plan: the latest plan.
+    most_in_flight: the passes that may be in flight, one of each group of sequences.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class LayerCoordinator:
             "settings": shared_settings(engine),
         }
         self.works = unit_works(engine)
+        self.most_in_flight = engine.most_in_flight if engine.most_in_flight > 1 and engine.maps.can_split_tail() else 1
         self.fetch = MeshFetch(mesh, len(self.works), say, engine.interrupt.check)
         self.specs: dict[str, DeviceSpec] = {}
         self.links = MeasuredLinks(
@@ -163,7 +166,8 @@ class LayerCoordinator:
     def _fastest(self, specs: Mapping[str, DeviceSpec]) -> MeshPlan | None:
         first = specs[self._mesh.node]
         others = [specs[node] for node in sorted(specs) if node != first.node]
-        plan = plan_ring(self.works, [first, *others], self.links.hop)
+        sequences = self._engine.config.sequences if self.most_in_flight > 1 else 1
+        plan = _plan_over(self.works, [first, *others], self.links.hop, sequences)
         apart = self.links.apart(plan.owners) if plan else None
         if apart is None:
             return plan
@@ -193,6 +197,7 @@ class LayerCoordinator:
             "epoch": epoch,
             "owners": list(plan.owners),
             "layout": layout_hash(self._engine.layout),
+            "is_split": plan.most_in_flight > 1,
         }
         refusal = self.fetch.run(plan, order, lambda orders: self.orders.give(orders, FETCH_TIMEOUT_S))
         if refusal is not None:
@@ -228,8 +233,7 @@ class LayerCoordinator:
     def plan_text(self) -> str:
         """Return the plan in words."""
         parts = [f"{part.name} computes {_layers(part.blocks)}" for part in self.describe()]
-        per_s = f"; {self.plan.tokens_per_s:.1f} tokens/s expected" if self.plan.token_s else ""
-        return ", ".join(parts) + per_s
+        return ", ".join(parts) + _speed(self.plan)
 
     def _check(self, node: str, answer: Document) -> None:
         """Leave out a device that would compute something else. Raises Failed."""
@@ -245,6 +249,19 @@ class LayerCoordinator:
         if others:
             name = names_apart(self._mesh.members()).get(node, node)
             self._say(f"{name} computes with other numerics ({', '.join(others)}): tokens may differ from one device's")
+
+
+def _plan_over(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hops, sequences: int) -> MeshPlan | None:
+    """Return the fastest plan for as many answers at once."""
+    ring = plan_ring(works, specs, hops)
+    return faster_for_many(ring, plan_pipeline(works, specs, hops, sequences), sequences) if sequences > 1 else ring
+
+
+def _speed(plan: MeshPlan) -> str:
+    """Return the speed of a plan in words."""
+    alone = f"; {plan.tokens_per_s:.1f} tokens/s expected" if plan.token_s else ""
+    n_groups = plan.most_in_flight
+    return f"{alone} of one answer, {n_groups} groups of answers are computed at once" if n_groups > 1 else alone
 
 
 def reading_s(plan: MeshPlan, works: Sequence[UnitWork], specs: Mapping[str, DeviceSpec]) -> float:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from edge_run.base.mesh import Mesh
 from edge_run.base.mesh_status import MeshUse
@@ -17,29 +20,37 @@ from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh.blame import FAULTS
-from edge_run.runtime.mesh.messages import Decode, Operate
+from edge_run.runtime.mesh.messages import Operate
 from edge_run.runtime.mesh.run import MeshRun
 
 REPORT_EVERY_S = 1.0
 
 
 class MeshDecoder:
-    """Decodes with all devices of a run. Not thread-safe."""
+    """Decodes with all devices of a run; it is a `PassQueue` too. Not thread-safe.
 
-    def __init__(self, mesh: Mesh, local: LocalDecoder, run: MeshRun) -> None:
-        """local: decodes this device's part. run: all devices; it is closed with the decoder."""
+    capabilities: what it can do. Where passes may be in flight, so many cells stay free as their tails take.
+    """
+
+    def __init__(self, mesh: Mesh, local: LocalDecoder, run: MeshRun, tail_cells: int) -> None:
+        """local: decodes this device's part. run: all devices; it is closed with the decoder.
+
+        tail_cells: what the tail of a pass takes of the context, for a moment.
+        """
         self._mesh, self._local, self._run = mesh, local, run
+        able = local.capabilities
+        self.capabilities: Capabilities = replace(able, context_tokens=able.context_tokens - tail_cells)
         self._reported_s = 0.0
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What this decoder can do."""
-        return self._local.capabilities
 
     @property
     def use(self) -> MeshUse:
         """Who computes what, and what that took so far."""
         return self._run.use
+
+    @property
+    def most_in_flight(self) -> int:
+        """How many batches in flight are of use, under the plan in force."""
+        return self._run.in_flight.most
 
     def close(self) -> None:
         """Let the other devices go. Idempotent."""
@@ -47,25 +58,60 @@ class MeshDecoder:
 
     def decode(self, batch: Sequence[BatchToken]) -> Logits:
         """Run a batch; see `Decoder.decode`. Devices that are lost meanwhile are done without."""
+        assert not len(self._run.in_flight), "what is in flight comes first"
+        self._local.limits.check_batch(batch)
+        width = self.capabilities.micro_batch_tokens if self.most_in_flight > 1 else len(batch)
+        found = []
+        for start in range(0, len(batch), width):
+            part = batch[start : start + width]
+            self.begin(part)
+            try:
+                found.append(self.finish())
+            except BaseException:
+                for sequence, position in _beginnings(part).items():
+                    self.rewind(sequence, position)
+                raise
+            if width < len(batch):
+                found[-1] = found[-1].copy()
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def begin(self, batch: Sequence[BatchToken]) -> None:
+        """Begin a batch; see `PassQueue.begin`. Where no others are of use in flight, it is computed at once."""
         self._local.limits.check_batch(batch)
         self._run.look_around()
-        command = Decode(tuple(batch))
-        while True:
-            started_s = time.monotonic()
-            try:
-                rows = self._run.perform(command)
-            except (*FAULTS, GraphChanged) as error:
-                self._run.recover(error, batch)
-                continue
-            except BaseException:
-                self._stop(batch)
-                raise
-            assert rows is not None, "a batch has logits, or none of its tokens wants any"
-            seconds = time.monotonic() - started_s
-            self._run.log.add(command, seconds)
-            self._run.note(len(batch), seconds)
-            self._report()
-            return rows
+        try:
+            self._run.in_flight.begin(batch)
+            return
+        except (*FAULTS, GraphChanged) as error:
+            fault = error
+        except BaseException:
+            self._run.in_flight.forget_last()
+            self._stop(batch)
+            raise
+        try:
+            self._run.recover(fault)
+        except BaseException:
+            self._run.in_flight.forget_last()
+            raise
+
+    def finish(self) -> Logits:
+        """Return the rows of the batch that was begun first; see `PassQueue.finish`."""
+        try:
+            while True:
+                try:
+                    rows = self._run.in_flight.finish()
+                except (*FAULTS, GraphChanged) as error:
+                    self._run.recover(error)
+                else:
+                    self._report()
+                    return rows
+        except BaseException:
+            self._run.in_flight.forget_all()
+            raise
+
+    def abandon(self) -> None:
+        """Forget all batches in flight; what the caller says next tells the other devices that they are over."""
+        self._run.in_flight.forget_all()
 
     def rewind(self, sequence: int, position: int) -> int:
         """Forget `sequence` from `position` on; return where it ends now."""
@@ -97,7 +143,14 @@ class MeshDecoder:
 
     def _stop(self, batch: Sequence[BatchToken]) -> None:
         """The batch was taken back here: have the others take it back too."""
-        for sequence in {token.sequence for token in batch}:
-            first = min(token.position for token in batch if token.sequence == sequence)
+        for sequence, first in _beginnings(batch).items():
             self._run.log.rewind(sequence, first, first if self.capabilities.can_rewind else 0)
         self._run.stop()
+
+
+def _beginnings(batch: Sequence[BatchToken]) -> dict[int, int]:
+    """Return where each sequence of a batch ended before it."""
+    found: dict[int, int] = {}
+    for token in batch:
+        found[token.sequence] = min(token.position, found.get(token.sequence, token.position))
+    return found

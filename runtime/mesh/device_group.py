@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from edge_run.base.errors import DeviceLost
+from edge_run.base.errors import DeviceLost, EdgeRunError
 from edge_run.base.mesh import Document, Mesh
-from edge_run.base.protocols import Logits
+from edge_run.base.protocols import BatchToken, Logits
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.mesh.activation_coding import ActivationCoder
 from edge_run.runtime.mesh.commands import carry_out
 from edge_run.runtime.mesh.messages import Command, Decode, command_header, command_parts
 from edge_run.runtime.mesh.offers import most_waiting_bytes
 from edge_run.runtime.mesh.run_events import RunEvents
-from edge_run.runtime.mesh.transport import SEND_TIMEOUT_S, LinkTransport
+from edge_run.runtime.mesh.transport import SEND_TIMEOUT_S, LinkTransport, PassFailed
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.slices.slice import NotNumbers, Share
 
@@ -43,6 +45,9 @@ class Attempt:
 class DeviceGroup:
     """The devices of one attempt; the commands to them are numbered. Not thread-safe.
 
+    Under a plan with several passes in flight, a pass ends here after the units that this device has at its beginning;
+    its tail is another one, when the activation has been around. Between the two, others are begun.
+
     others: the devices of its plan besides this one.
     number: that of the latest command.
     """
@@ -59,9 +64,21 @@ class DeviceGroup:
         self._mesh, self._engine, self._events, self._attempt = mesh, engine, events, attempt
         self.others = [node for node in attempt.plan.nodes if node != mesh.node]
         self.number = 0
-        self._share = Share(attempt.plan.owners, mesh.node)
+        self._in_flight: deque[tuple[int, Decode]] = deque()  # with their numbers
+        self._latest: Sequence[BatchToken] = ()
+        self._share = Share(attempt.plan.owners, mesh.node, self.is_split)
         room_bytes = most_waiting_bytes(engine)
         self._transport = LinkTransport(mesh.link, attempt.epoch, self._share, coder, self._check, room_bytes)
+
+    @property
+    def most_in_flight(self) -> int:
+        """How many passes in flight are of use."""
+        return self._attempt.plan.most_in_flight
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the tail of a pass is computed apart, so that several can be in flight."""
+        return self.most_in_flight > 1
 
     @property
     def spent(self) -> dict[str, float]:
@@ -88,20 +105,67 @@ class DeviceGroup:
         self.tell(command)
         n_tokens = len(command.batch) if isinstance(command, Decode) else 0
         deadline_s = self._deadline_s(n_tokens, token_s) if n_tokens and self.others else None
-        self._transport.expect(self.number, deadline_s)
+        self._transport.expect(self.number, deadline_s, self._oldest)
         if not isinstance(command, Decode):
             carry_out(self._engine, command)
             return None
+        self._latest = command.batch
         rows = self._engine.decoder.decode(command.batch)
         self._transport.finish()
+        self._check_rows(rows)
+        return rows
+
+    def begin(self, command: Decode) -> None:
+        """Have all devices carry out `command`, but its tail, which `finish` computes; only where that `is_split`."""
+        self._transport.hear()
+        self.tell(command)
+        self._transport.expect(self.number, oldest=self._oldest)
+        self._latest = command.batch
+        self._engine.decoder.follow(command.batch)
+        self._transport.finish()
+        self._in_flight.append((self.number, command))
+
+    def finish(self, token_s: float, *, wants_rows: bool = True) -> Logits:
+        """Return the logits of the pass that was begun first, of those in flight; none unless it `wants_rows`.
+
+        token_s: as of `perform`.
+        """
+        number, command = self._in_flight[0]
+        tokens = sum(len(waiting.batch) for _, waiting in self._in_flight)
+        self._transport.expect(number, self._deadline_s(tokens, token_s))
+        self._latest = [token for token in command.batch if token.wants_logits and wants_rows]
+        if self._latest:
+            rows = self._engine.tail_rows(len(self._latest))
+        else:
+            rows = np.empty((0, self._engine.decoder.capabilities.vocabulary), np.float32)
+            self._transport.await_tail()
+        self._transport.finish()
+        self._check_rows(rows)
+        self._in_flight.popleft()
+        return rows
+
+    def give_up(self) -> None:
+        """Forget the passes in flight; the next command tells the other devices that these are over."""
+        self._in_flight.clear()
+
+    def batch_of(self, error: EdgeRunError) -> Sequence[BatchToken]:
+        """Return the tokens of the pass that `error` is about."""
+        number = error.number if isinstance(error, PassFailed) else None
+        return next((command.batch for one, command in self._in_flight if one == number), self._latest)
+
+    @property
+    def _oldest(self) -> int:
+        return self._in_flight[0][0] if self._in_flight else self.number
+
+    def _check_rows(self, rows: Logits) -> None:
         if self.others and len(rows) and not np.isfinite(rows.max(axis=1)).all():
             raise NotNumbers("the last layers gave logits that are no numbers", node=self._mesh.node, after=self._last)
-        return rows
 
     def tell(self, command: Command) -> None:
         """Have the other devices carry out `command`. Raises DeviceLost."""
         self.number += 1
-        header, parts = command_header(command, self._attempt.epoch, self.number), command_parts(command)
+        header = command_header(command, self._attempt.epoch, self.number, self._oldest)
+        parts = command_parts(command)
         for node in self.others:
             self._mesh.link.send(node, header, parts, timeout_s=SEND_TIMEOUT_S)
 

@@ -92,7 +92,8 @@ def open_mesh_engine(
         stack.callback(exchange.close)
         exchange.offer(coordinator.fingerprint, [shard.path for shard in slices.gguf.shards])
         exchange.start()
-        decoder = MeshDecoder(mesh, slices.decoder, MeshRun(mesh, slices, coordinator, options.say))
+        tail_cells = slices.config.sequences if coordinator.most_in_flight > 1 else 0
+        decoder = MeshDecoder(mesh, slices.decoder, MeshRun(mesh, slices, coordinator, options.say), tail_cells)
         stack.callback(decoder.close)
         return Engine(slices.loaded, slices, slices.passes, stack, started_s, decoder)
 

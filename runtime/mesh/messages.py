@@ -1,9 +1,10 @@
 """The messages of a run over the data link: headers, batches as integers, and the checks of both.
 
 Every message names the epoch of its plan, and messages of other epochs are ignored. The coordinator numbers its
-commands within an epoch, and devices carry them out in order. Sizes are checked before anything is read, and batches
-against the limits of the open context (`runtime/decoding/batch_limits.py`). Other checks are made where a value is
-used.
+commands within an epoch, and devices carry them out in order. A command names the oldest batch in flight, so that
+batches before it, which the coordinator gave up, are known to be over. Sizes are checked before anything is read, and
+batches against the limits of the open context (`runtime/decoding/batch_limits.py`). Other checks are made where a value
+is used.
 """
 
 from __future__ import annotations
@@ -48,10 +49,11 @@ class Operate:
 Command: TypeAlias = "Decode | Operate"
 
 
-def command_header(command: Command, epoch: int, number: int) -> Document:
-    """Return the header of a command."""
+def command_header(command: Command, epoch: int, number: int, oldest: int | None = None) -> Document:
+    """Return the header of a command. oldest: the number of the oldest batch in flight, None for no other than this."""
     what = "decode" if isinstance(command, Decode) else command.what
-    return {"kind": "command", "epoch": epoch, "number": number, "what": what}
+    oldest = number if oldest is None else oldest
+    return {"kind": "command", "epoch": epoch, "number": number, "oldest": oldest, "what": what}
 
 
 def command_parts(command: Command) -> list[memoryview]:

@@ -13,6 +13,7 @@ from edge_run.base.fields import MOST_BYTES, MOST_RATE, Fields
 from edge_run.base.mesh import Document, JsonValue
 from edge_run.devices.host.profile import disk_of
 from edge_run.partition.cost import CostModel
+from edge_run.partition.mesh_pipeline import MOST_IN_FLIGHT
 from edge_run.partition.mesh_plan import DeviceSpec
 from edge_run.partition.plan import LOOKAHEAD_CHUNKS
 from edge_run.runtime.decoding.driver import PassShape
@@ -26,6 +27,7 @@ from edge_run.runtime.slices.engine import SliceEngine
 _WHOLE = ("context_tokens", "threads", "micro_batch_tokens", "sequences", "outputs_per_pass")
 # What decides the logits, and the size of what is sent: the coordinator's settings hold on all devices of a run.
 SHARED_FIELDS = (*_WHOLE, "kv_type", "flash_attention", "exact", "mesh_activations")
+IN_FLIGHT = "in_flight"  # passes of a run at a time: it decides what memory is kept for activations
 PASSES_AHEAD = 16  # of a device that is quicker than the one after it
 GUESSED_COMPUTE_BYTES_PER_S = 5e9  # where nobody has measured; live rates replace it
 GUESSED_DISK_BYTES_PER_S = 500e6
@@ -47,27 +49,30 @@ def shared_settings(engine: SliceEngine) -> Document:
         "threads": shape.threads,
         "context_tokens": shape.context_tokens,
         "sequences": shape.sequences,
+        IN_FLIGHT: engine.most_in_flight,
     }
 
 
 def read_settings(order: Fields) -> dict[str, JsonValue]:
     """Return the coordinator's settings, each of which can be. Raises ProtocolError for others than are shared."""
     fields = Fields(order.table("settings"), f"{order.what}, in settings,", order.node)
-    if set(fields.document) != set(SHARED_FIELDS):
+    if set(fields.document) != {*SHARED_FIELDS, IN_FLIGHT}:
         raise ProtocolError("the settings of a run: not those that devices share; they have different versions")
     wholes = {name: fields.integer(name, 1, MOST_CONTEXT_TOKENS) for name in _WHOLE}
     texts = {name: fields.name(name) for name in ("kv_type", "flash_attention", "mesh_activations")}
     # No pass asks for more, and what was asked for takes memory.
     most_outputs = max(2, wholes["micro_batch_tokens"], wholes["sequences"])
     wholes["outputs_per_pass"] = min(wholes["outputs_per_pass"], most_outputs)
-    return {**wholes, **texts, "exact": fields.flag("exact")}
+    in_flight = fields.integer(IN_FLIGHT, 1, MOST_IN_FLIGHT)
+    return {**wholes, **texts, "exact": fields.flag("exact"), IN_FLIGHT: in_flight}
 
 
 def config_from(settings: Document, own: ModelConfig) -> ModelConfig:
     """Return `own` with the coordinator's settings. Raises ConfigError for those that cannot be."""
     values: dict[str, Any] = {field.name: getattr(own, field.name) for field in dataclasses.fields(own)}
+    shared = {name: value for name, value in settings.items() if name != IN_FLIGHT}
     try:
-        return make_config(ModelConfig, {**values, **settings})
+        return make_config(ModelConfig, {**values, **shared})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the settings of a run: {error}") from error
 

@@ -21,10 +21,11 @@ class MeshRates:
         self._spent: dict[str, deque[float]] = {}
         self._wide_token_s = 0.0
         self._since_check = 0
+        self._shared_s: float | None = None
 
     @property
     def token_s(self) -> float:
-        """Seconds of a token, the median of late; 0 before there was one."""
+        """Seconds of a token, the median of late, all answers together; 0 before there was one."""
         return statistics.median(self._seconds) if self._seconds else 0.0
 
     @property
@@ -47,6 +48,12 @@ class MeshRates:
             self._spent.setdefault(node, deque(maxlen=WINDOW_TOKENS)).append(at_work)
         if hops:
             self._hops.append(max(0.0, seconds - sum(spent.values())) / hops)
+
+    def note_shared(self, n_tokens: int, now_s: float) -> None:
+        """A pass is finished that has said `n_tokens` tokens, while others are in flight."""
+        if n_tokens and self._shared_s is not None:
+            self._seconds.append((now_s - self._shared_s) / n_tokens)
+        self._shared_s = now_s
 
     def why_replan(self, coordinator: LayerCoordinator, tokens: int) -> str:
         """Return why another plan is worth computing `tokens` tokens again, an empty string when none is."""

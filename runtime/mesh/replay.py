@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from edge_run.base.errors import EdgeRunError, NotSupported
-from edge_run.base.protocols import BatchToken, Logits
+from edge_run.base.protocols import BatchToken
 from edge_run.runtime.decoding.driver import GraphChanged, PassShape
 from edge_run.runtime.mesh.log import MeshLog
 from edge_run.runtime.mesh.messages import Command, Decode, Operate
 from edge_run.runtime.mesh.transport import GRAPH_CHANGED, PassFailed
 from edge_run.runtime.slices.maps import SliceMaps
 
-Perform = Callable[[Command], "Logits | None"]  # has all devices carry out a command
+Perform = Callable[[Command], None]  # has all devices carry out a command
 
 
 @dataclass(frozen=True, slots=True)

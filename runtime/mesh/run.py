@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError
 from edge_run.base.mesh import Joined, Lost, Mesh, is_worker
 from edge_run.base.mesh_status import MeshUse
-from edge_run.base.protocols import BatchToken, Logits
 from edge_run.partition.mesh_plan import MeshPlan
+from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh import failover
 from edge_run.runtime.mesh.activation_coding import ActivationCoder, SentActivations
 from edge_run.runtime.mesh.blame import FAULTS, Blame
 from edge_run.runtime.mesh.coordinator import FETCH_TOKENS, PAYS_BACK_TOKENS, LayerCoordinator, reading_s
 from edge_run.runtime.mesh.device_group import Attempt, DeviceGroup
+from edge_run.runtime.mesh.in_flight import BatchesInFlight
 from edge_run.runtime.mesh.log import MeshLog
 from edge_run.runtime.mesh.messages import Command
 from edge_run.runtime.mesh.orders import Failed
@@ -37,8 +38,8 @@ LEAD_TIMEOUT_S = 10.0
 class MeshRun:
     """Carries out what the failover of a run decides, and tells it what came of that. Not thread-safe.
 
-    log: what was decoded, by whoever has the run.
-    rates: what passes took, by whoever has the run.
+    log, rates: what was decoded, and what passes took.
+    in_flight: the batches that whoever has the run has begun.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class MeshRun:
         self._events, self._sent = RunEvents(mesh), SentActivations()
         self._lease = 0
         self._group = self._make_group(coordinator.plan, 0)
+        self.in_flight = BatchesInFlight(self.log, self.rates, self._group)
         self._replay = LogReplay(self.log, engine.maps, say)
         self._blame = Blame(mesh.node, coordinator.orders.who_is_stuck)
         self._incarnations: dict[str, str] = {}  # of devices when they were asked
@@ -67,11 +69,12 @@ class MeshRun:
     @property
     def use(self) -> MeshUse:
         """Who computes what, and what that took so far."""
-        plan, names = self._coordinator.plan, self._events.names
+        plan = self._coordinator.plan
         return MeshUse(
             epoch=self._failover.epoch,
             nodes=self._coordinator.describe(),
             rounds=plan.rounds,
+            groups=self.in_flight.most,
             predicted_token_s=plan.token_s,
             token_s=self.rates.token_s,
             hop_s=self.rates.hop_s,
@@ -79,7 +82,7 @@ class MeshRun:
             plain_bytes=self._sent.plain_bytes,
             activations=dict(self._sent.activations),
             recoveries=self._failover.recoveries,
-            left_out={node: _why(one, names) for node, one in tuple(self._failover.left_out.items())},
+            left_out={node: _why(one, self._events.names) for node, one in tuple(self._failover.left_out.items())},
         )
 
     def close(self) -> None:
@@ -94,35 +97,33 @@ class MeshRun:
                 with contextlib.suppress(MeshError):  # it ends soon
                     self._mesh.resign()
 
-    def perform(self, command: Command) -> Logits | None:
-        """Have all devices carry out `command`; return the logits of a batch. Raises what `recover` takes."""
-        return self._group.perform(command, self.rates.token_s)
-
     def tell(self, command: Command) -> None:
         """Have the other devices do what was done here, and logged."""
         try:
             self._group.tell(command)
         except DeviceLost as error:
-            self.recover(error, ())
+            self.recover(error)
 
     def stop(self) -> None:
         """Have the other devices take back the batch that was taken back here."""
         if self._failover.nodes:
             self._group.stop()
 
-    def note(self, n_tokens: int, seconds: float) -> None:
-        """A pass of `n_tokens` has taken so long."""
-        self.rates.note(n_tokens, seconds, self._group.spent, self._group.hops)
+    def recover(self, error: EdgeRunError) -> None:
+        """Make it possible to go on after `error`, which a pass ended with, or raise it.
 
-    def recover(self, error: EdgeRunError, batch: Sequence[BatchToken]) -> None:
-        """Make it possible to go on after `error`, which a pass of `batch` ended with, or raise it."""
-        logger.info("epoch %d, command %d: %s", self._failover.epoch, self._group.number, error)
-        shape = self._replay.unknown_shape(error, batch)
-        if shape is not None and not (isinstance(error, PassFailed) and self._replay.is_learned(shape)):
+        Batches in flight are then begun again.
+        """
+        while True:
+            logger.info("epoch %d, command %d: %s", self._failover.epoch, self._group.number, error)
+            shape = self._replay.unknown_shape(error, self._group.batch_of(error))
+            self.in_flight.give_up()
+            if shape is None or (isinstance(error, PassFailed) and self._replay.is_learned(shape)):
+                break
             try:
-                self._replay.learn(shape, error, self.perform)
+                self._replay.learn(shape, error, self.in_flight.perform)
                 return
-            except FAULTS as found:
+            except (*FAULTS, GraphChanged) as found:
                 error = found
         self._react(self._blame.event_of(error, self._group.others))
 
@@ -139,8 +140,7 @@ class MeshRun:
                 self._react(failover.Deposed(LED_BY_ANOTHER))
         for member in self._mesh.members():
             if is_worker(member) and self._incarnations.get(member.node, member.incarnation) != member.incarnation:
-                # Another start than that which was asked, and lost.
-                self._failover.handle(failover.Appeared(member.node))
+                self._failover.handle(failover.Appeared(member.node))  # another start than was asked, and lost
         if self._failover.wants_more and not len(self.log):
             self._react(failover.Better("a device joined"))
         elif why := self.rates.why_replan(self._coordinator, self.log.tokens):
@@ -186,7 +186,7 @@ class MeshRun:
             elif isinstance(instruction, failover.Open):
                 return self._open(instruction)
             elif isinstance(instruction, failover.ReplayLog):
-                self._replay.run(self.perform, len(self._failover.nodes))
+                self._replay.run(self.in_flight.perform, len(self._failover.nodes))
                 return failover.Replayed(instruction.epoch)
         except Failed as failed:
             if not self._is_alone and self._events.take_end_of_lease(self._lease):
@@ -217,6 +217,7 @@ class MeshRun:
         if set(plan.nodes) != set(instruction.nodes):
             plan = self._coordinator.alone()
         self._group = self._make_group(plan, instruction.epoch)
+        self.in_flight.use(self._group)
         self._replay.forget_shapes()
         self._coordinator.open(plan, instruction.epoch)
         try:

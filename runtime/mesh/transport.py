@@ -1,7 +1,8 @@
 """Carries activations between the devices of a run over the data link: sends, waits and checks.
 
-One thread of each device computes and receives. Messages for a later pass are kept until then; messages of another
-epoch are dropped.
+One thread of each device computes and receives. Several passes of a run may be in flight: then a device that waits for
+the activation of one is told of the next ones meanwhile, and computes them in their order. Messages for a later pass
+are kept until then; messages of another epoch, or of a pass that is over, are dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from edge_run.base.mesh import Document, Link, Message
 from edge_run.base.protocols import Clock
 from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh.activation_coding import ActivationCoder, decode
-from edge_run.runtime.slices.slice import Share
+from edge_run.runtime.slices.slice import TAIL, Share
 
 POLL_S = 0.1
 MOST_WAITING, MOST_WAITING_BYTES = 256, 64 << 20  # messages for later; bytes, where a run's activations are not larger
@@ -46,11 +47,13 @@ class PassFailed(KernelError):
     """Another device (`node`) could not do its part of a pass.
 
     code: of what it met (`code_of`).
+    number: of the command.
     teller: who says so, where that is another device's doing.
     """
 
     node: str
     code: int
+    number: int
     teller: str = ""
 
 
@@ -85,7 +88,7 @@ class LinkTransport:
         self._check, self._most_waiting_bytes = check, most_waiting_bytes
         self._waiting: deque[Message] = deque()
         self._deadline_s: float | None = None
-        self.number = 0
+        self.number = self.oldest = 0
         self.spent: dict[str, float] = {}
         self.place = "idle"
         self._round = 0
@@ -96,14 +99,16 @@ class LinkTransport:
         """How often an activation is handed on in a pass."""
         return sum(a != b for a, b in zip(self._owners, self._owners[1:], strict=False))
 
-    def expect(self, number: int, deadline_s: float | None = None) -> None:
-        """Command `number` begins; activations of earlier ones are nobody's from now on.
+    def expect(self, number: int, deadline_s: float | None = None, oldest: int | None = None) -> None:
+        """Command `number` begins, or the tail of its pass; activations of those before `oldest` are nobody's now.
 
         deadline_s: of each wait for an activation, None for no other than the link's own.
+        oldest: the oldest pass in flight, None for that of `number`.
         """
         self.number, self._round, self._deadline_s, self.spent = number, 0, deadline_s, {}
+        self.oldest = max(self.oldest, number if oldest is None else oldest)
         self._since = self._clock() if self._owners[0] == self.node else None
-        self._waiting = deque(m for m in self._waiting if _is_at_least(m, number))
+        self._waiting = deque(m for m in self._waiting if _is_at_least(m, self.oldest))
 
     def hear(self) -> None:
         """Take in what has come already. Raises DeviceLost for a device of this run that is known to be gone."""
@@ -127,6 +132,15 @@ class LinkTransport:
 
         Raises DeviceLost, PassFailed, Cancelled, or ProtocolError, which names who sent what cannot be.
         """
+        return _decoded(self._wait_for(unit), sizes)
+
+    def await_tail(self) -> None:
+        """Wait until the pass that is expected has come to its tail, of which nothing is wanted; as `receive`."""
+        self._round = 1
+        self._wait_for(len(self._owners) - 1)
+
+    def _wait_for(self, unit: int) -> Message:
+        """Return the activation at the start of `unit`, as it came."""
         self._leave()
         self.place = f"waiting for the activation before unit {unit}"
         started = self._clock()
@@ -136,7 +150,7 @@ class LinkTransport:
                 self._note(_fields(message))
                 self._since = self._clock()
                 self.place = f"computing from unit {unit}"
-                return _decoded(message, sizes)
+                return message
             if message is not None:
                 self._keep(message)
                 continue
@@ -147,6 +161,7 @@ class LinkTransport:
     def send(self, unit: int, node: str, parts: Sequence[memoryview]) -> None:
         """Hand an activation over. Raises DeviceLost when it cannot be."""
         self._leave()
+        node = self._owners[-1] if node == TAIL else node
         codes, coded = self.coder.encode(node, parts)
         header: Document = {
             "kind": "activation",
@@ -222,13 +237,10 @@ class LinkTransport:
         if kind == "failed":
             if self.node != self._owners[0]:
                 raise ProtocolError("says here that it failed: that is for the coordinator", node=message.node)
-            if number == self.number:
-                raise self._failure(message.node, fields)
+            if number >= self.oldest:
+                raise _failure(self._owners, message.node, fields)
             return
-        if kind in ("stop", "command") and message.node == self._owners[0] and number >= self.number:
-            self._waiting.append(message)
-            raise Cancelled("the pass is over: its coordinator stopped it, or goes on with another")
-        if kind != "activation" or number < self.number:
+        if number < self.oldest or not (kind == "activation" or message.node == self._owners[0]):
             return
         waiting_bytes = sum(part.nbytes for one in (message, *self._waiting) for part in one.parts)
         if len(self._waiting) >= MOST_WAITING or waiting_bytes > self._most_waiting_bytes:
@@ -237,21 +249,26 @@ class LinkTransport:
                 node=message.node,
             )
         self._waiting.append(message)
-
-    def _failure(self, teller: str, fields: Fields) -> DeviceLost | PassFailed:
-        """Return what a device says that it failed over: its own doing, or that of another one."""
-        why, others = fields.words("why"), {*self._owners} - {self._owners[0]}
-        lost, blamed = (fields.name(name) if fields.has(name) else "" for name in ("lost", "blames"))
-        if lost in others and lost != teller:
-            return Unreached(why, node=lost, teller=teller)
-        code = fields.integer("code")
-        if blamed in others and blamed != teller:
-            return PassFailed(why, node=blamed, code=code, teller=teller)
-        return PassFailed(why, node=teller, code=code)
+        if kind == "command":
+            self.oldest = max(self.oldest, fields.integer("oldest", most=number))
+        if self.oldest > self.number or (kind == "stop" and number == self.number):
+            raise Cancelled("the pass is over: its coordinator stopped it, or goes on with another")
 
 
 def _fields(message: Message) -> Fields:
     return Fields(message.header, "a message", message.node)
+
+
+def _failure(owners: Sequence[str], teller: str, fields: Fields) -> DeviceLost | PassFailed:
+    """Return what a device says that it failed over: its own doing, or that of another one."""
+    why, number, others = fields.words("why"), fields.integer("number"), {*owners} - {owners[0]}
+    lost, blamed = (fields.name(name) if fields.has(name) else "" for name in ("lost", "blames"))
+    if lost in others and lost != teller:
+        return Unreached(why, node=lost, teller=teller)
+    code = fields.integer("code")
+    if blamed in others and blamed != teller:
+        return PassFailed(why, node=blamed, code=code, number=number, teller=teller)
+    return PassFailed(why, node=teller, code=code, number=number)
 
 
 def _decoded(message: Message, sizes: Sequence[int]) -> list[memoryview]:

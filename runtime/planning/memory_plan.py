@@ -99,8 +99,8 @@ def plan_streamed(
         return plan_streamed(shorter, address_space, segments, ranges, visits)
     per_batch = residency.streamed_uses
     if residency.n_frames:
-        n_lent = terms.lent_bytes // chunk_bytes
-        by_visits = plan_stage_visits(residency, segments, visits, address_space.ragged, n_lent)
+        n_lent, n_always = terms.lent_bytes // chunk_bytes, terms.idle_bytes // chunk_bytes
+        by_visits = plan_stage_visits(residency, segments, visits, address_space.ragged, n_always, n_lent)
         residency = by_visits or with_lent(residency, segments, n_lent)
     pinned = address_space.total_bytes(residency.pinned)
     steps = terms.context_steps if residency.lent or terms.away_bytes else []
@@ -173,6 +173,7 @@ def make_plan(terms: Terms, **parts: Any) -> Plan:
         readers=0,
         gpu=terms.gpu,
         repacked=terms.repacked,
+        read_repacked=terms.is_read_repacked,
         spilled_kv_bytes=terms.away_bytes,
         kv_type_reason=terms.kv_type_reason,
     )

@@ -36,6 +36,7 @@ from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
 from edge_run.tiers.drives.copied_source import buffer_bytes
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES
 from edge_run.tiers.kv.loans import idle_bytes
+from edge_run.tiers.packed_file import PackedFile
 from edge_run.tiers.rows import RowRange
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches, also those that take none yet, in no time
@@ -105,15 +106,19 @@ class Planner:
         shape = context_shape(self.config, known.trained_context_tokens, self.threads)
         output_bytes = 4 * known.vocabulary * shape.outputs_per_pass
         idle = 0 if shape.pooling else idle_bytes(known.buffer_bytes - output_bytes, known.narrow_bytes)
-        cells = known.cells if known.cell_bytes >= LEAST_SPARSE_BYTES and not shape.has_streams else None
+        is_by_cell = known.cell_bytes >= LEAST_SPARSE_BYTES
+        cells = replace(known.cells, n_streams=shape.n_streams) if is_by_cell else None
         draft_cells = self._prepared.draft.cells if self._prepared.draft else None
         lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle)
         lent = replace(lent, verified_tokens=shape.verified_tokens)
         lent = lent.with_row_slices(self._address_space.chunk_bytes, shape.narrow_tokens)
         return with_spill(lent, known.cell_uses, self.config)
 
-    def _repacking(self, terms: Terms, wanted: Collection[str]) -> Terms:
-        """Return `terms` of a run that repacks those of the `wanted` kinds of weights that have a kernel for it."""
+    def _repacking(self, terms: Terms, wanted: Collection[str], file: PackedFile | None = None) -> Terms:
+        """Return `terms` of a run that repacks those of the `wanted` kinds of weights that have a kernel for it.
+
+        file: holds some of them repacked, and is read where all of these are wanted.
+        """
         if not wanted:
             return terms
         from edge_run.runtime.llama.repacking import groups_of  # and with it llama.cpp, which takes long to load
@@ -122,8 +127,12 @@ class Planner:
         weights = {(t.type_id, t.shape, is_by_expert(kind)): kind for kind, tensors in found.items() for t in tensors}
         groups = groups_of(weights)
         room_bytes = self.config.readers * repacking_bytes(max(groups.values(), default=0))
+        kinds = {weights[weight] for weight in groups}
+        names = {tensor.name for kind in kinds for tensor in found[kind]}
+        if file and names.issuperset(file.facts.names):
+            terms, room_bytes = replace(terms, is_read_repacked=True), room_bytes + file.memory_bytes(0)
         holdings = replace(terms.holdings, repacking_bytes=room_bytes)
-        return replace(terms, holdings=holdings, repacked=tuple(sorted({weights[weight] for weight in groups})))
+        return replace(terms, holdings=holdings, repacked=tuple(sorted(kinds)))
 
     @functools.cached_property
     def _ranges(self) -> list[RowRange]:
@@ -155,7 +164,7 @@ class Planner:
     @functools.cached_property
     def _streamed_terms(self) -> Terms:
         """The terms of a run whose weights stream."""
-        return self._repacking(self._terms, self._prepared.repacked_streamed)
+        return self._repacking(self._terms, self._prepared.repacked_streamed, self._prepared.repacked_file)
 
     @functools.cached_property
     def _resident_terms(self) -> Terms:

@@ -16,6 +16,7 @@ from edge_run.base.units import round_down
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import Promised, available_bytes, charges_reserved, default_budget_bytes
 from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL
+from edge_run.runtime.graph.repackable import kind_of, tensors_of
 from edge_run.runtime.inspection.cache import inspect
 from edge_run.runtime.inspection.draft_file import DraftFile
 from edge_run.runtime.inspection.embedding_shape import embedding_config
@@ -28,7 +29,7 @@ from edge_run.runtime.llama.context_shape import wants_streams
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.planning.kv_type_choice import choose_kv_type
 from edge_run.runtime.planning.micro_batch import choose
-from edge_run.runtime.planning.packed_choice import choose_packed
+from edge_run.runtime.planning.packed_choice import choose_packed, choose_repacked_file
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.repack_choice import choose_kinds
@@ -79,7 +80,10 @@ def prepare(
     if is_slice and config.embeddings:
         raise NotSupported("embeddings: devices of a mesh make text; leave out --mesh")
     if is_slice and config.spills_kv:
-        raise NotSupported("kv spill: devices of a mesh keep keys and values in memory; leave out --kv-spill or --mesh")
+        raise NotSupported(
+            "kv spill: a device of a mesh keeps the keys and values of its layers in memory; leave out --kv-spill, and "
+            "where they have no room shorten the context (-c), or leave out --mesh"
+        )
     if is_slice and config.kv_keep:
         raise NotSupported("kv keep: devices of a mesh look at the whole context; leave out --kv-keep or --mesh")
     if is_slice and config.context_shift:
@@ -87,8 +91,11 @@ def prepare(
     prepared = _shaped(opening, config)
     if is_slice or prepared.offload or prepared.why_plain:
         return prepared
-    whole, streamed = (choose_kinds(gguf, prepared.config, is_streamed=streams) for streams in (False, True))
-    return replace(prepared, repacked=whole, repacked_streamed=streamed)
+    file = choose_repacked_file(gguf, prepared.config) if prepared.config.repack != "off" else None
+    packed = {kind_of(tensor, by_expert=False) for tensor in tensors_of(gguf, file.facts.names)} if file else set[str]()
+    whole = choose_kinds(gguf, prepared.config)
+    streamed = choose_kinds(gguf, prepared.config, streamed_in=prepared.budget_bytes, packed=packed)
+    return replace(prepared, repacked=whole, repacked_streamed=streamed, repacked_file=file)
 
 
 def _shaped(opening: _Opening, config: ModelConfig) -> Prepared:

@@ -36,6 +36,7 @@ class Prepared:
     kv_type_reason: the type of keys and values, and what was weighed, where that was left open; else empty.
     repacked: the kinds of weights that are to be repacked where all weights fit.
     repacked_streamed: the same where weights stream, and are repacked as often as they are read.
+    repacked_file: holds weights repacked, to be read so where they stream.
     wanted_context_tokens: the context that was asked for, where the budget has room for a shorter one; else 0.
     """
 
@@ -52,6 +53,7 @@ class Prepared:
     wanted_context_tokens: int = 0
     repacked: frozenset[str] = frozenset()
     repacked_streamed: frozenset[str] = frozenset()
+    repacked_file: PackedFile | None = None
     kv_type_reason: str = ""
 
     def terms(self, holdings: Holdings, context_tokens: int, micro_batch_tokens: int) -> Terms:

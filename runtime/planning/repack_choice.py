@@ -7,41 +7,57 @@ on it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.files import keep_file
 from edge_run.base.profile import KernelSpeed
 from edge_run.base.strict_json import parse
-from edge_run.partition.kernel_choice import is_repacking_worth_it
+from edge_run.partition.kernel_choice import Streaming, is_repacking_worth_it
 from edge_run.runtime.graph.repackable import is_by_expert, kind_of
 from edge_run.tiers.gguf import GgufModel
 
 _FOLDER = "repacked"
 
+Speed = TypeVar("Speed", bound=KernelSpeed)
 
-def choose_kinds(gguf: GgufModel, config: ModelConfig, *, is_streamed: bool = False) -> frozenset[str]:
+
+def choose_kinds(
+    gguf: GgufModel, config: ModelConfig, *, streamed_in: int | None = None, packed: Collection[str] = ()
+) -> frozenset[str]:
     """Return the kinds of weights of `gguf` that are to be repacked, where they have a kernel for it here.
 
-    is_streamed: whether weights stream, so that a pass may have to wait until they are repacked.
+    streamed_in: the budget that they stream in; None where all have room. Each pass then waits for the drive, and may
+        wait until what it brought is repacked.
+    packed: the kinds that are read repacked then.
     """
-    from edge_run.runtime.probing.probe import recall_kernels
+    from edge_run.runtime.probing.probe import recall_drive, recall_kernels
 
     matrices = (tensor for tensor in gguf.tensors if len(tensor.shape) in (2, 3))
     kinds = {kind_of(tensor, by_expert=len(tensor.shape) == 3) for tensor in matrices}
     if config.repack != "auto":
         return frozenset(kinds) if config.repack == "on" else frozenset()
     plain, repacked = recall_kernels(config)
-    speeds = [kernel.streamed() if is_streamed else kernel for kernel in repacked]
-    kept = _decisions(config)
-    widths = _widths(config)
-    names = {kind: f"{kind} {widths}{' streamed' * is_streamed}" for kind in kinds}
+    kept, widths, streaming = _decisions(config), _widths(config), None
     if not repacked and not kept:
         return frozenset()
+    if streamed_in is not None:
+        streaming = Streaming.under(streamed_in, gguf.data_bytes, recall_drive(gguf, config))
+    how = f" streamed {streaming.share:.0%}" if streaming else ""
+    names = {kind: f"{kind} {widths}{how}{' packed' * (kind in packed)}" for kind in kinds}
     decided: dict[str, bool] = {}
     for kind, name in names.items():
-        decision = is_repacking_worth_it(_like(kind, plain), _like(kind, speeds), widths, kept.get(name))
+        before, ready = _like(kind, plain), _like(kind, repacked)
+        if kind in packed:
+            ready = [replace(kernel, repacked_bytes_per_s=math.inf) for kernel in ready]
+        after: Sequence[KernelSpeed] = ready
+        if streaming:
+            before, after = ([streaming.speed(kernel) for kernel in some] for some in (before, ready))
+        decision = is_repacking_worth_it(before, after, widths, kept.get(name))
         if decision is not None:
             decided[name] = decision
     if any(kept.get(name) != decision for name, decision in decided.items()):
@@ -55,7 +71,7 @@ def _widths(config: ModelConfig) -> list[int]:
     return sorted({1, config.micro_batch_tokens or 1} | narrow)
 
 
-def _like(kind: str, kernels: Sequence[KernelSpeed]) -> list[KernelSpeed]:
+def _like(kind: str, kernels: Sequence[Speed]) -> list[Speed]:
     """Return the speeds of weights like those of `kind`: of its type, and of the nearest length of rows."""
     type_name, row_elements, *_ = kind.split("/")
     alike = [k for k in kernels if k.type_name == type_name and k.by_expert == is_by_expert(kind)]

@@ -19,10 +19,10 @@ def with_spill(terms: Terms, uses: Sequence[Sequence[int]], config: ModelConfig)
     """Return `terms` with keys and values that may be away, where `config` wants that and there is anything to send.
 
     uses: of `terms.cells`, what each attention reads that lies as rows. A sliding window's ring, which has fewer cells
-    than the context, stays in memory.
+    than the context, stays in memory, and without flash attention values do, which lie in columns.
     """
     cells = terms.cells
-    if not config.spills_kv or cells is None or _in_columns(cells):
+    if not config.spills_kv or cells is None:
         return terms
     whole = {number for number, tensor in enumerate(cells.tensors) if tensor.n_cells >= terms.context_tokens}
     kept = (tuple(number for number in use if number in whole) for use in uses)
@@ -32,13 +32,14 @@ def with_spill(terms: Terms, uses: Sequence[Sequence[int]], config: ModelConfig)
 
 
 def check_spill(config: ModelConfig, cells: Cells | None, path: Path) -> None:
-    """Raise NotSupported where keys and values of the model at `path` have no room, and cannot be away."""
-    if config.spills_kv and cells is not None and _in_columns(cells):
-        raise NotSupported(
-            f"{path}: --kv-spill needs flash attention, which llama.cpp does not use for this model: the values of a "
-            "token lie in as many places as they have numbers; give a shorter context (-c) or more --memory"
+    """Raise NotSupported where keys and values of the model at `path` have no room, and not all can be away."""
+    if config.spills_kv and cells is not None and any(tensor.n_rows > 1 for tensor in cells.tensors):
+        why = (
+            "which --exact and -fa off leave out"
+            if config.flash_attention == "off"
+            else "which this model goes without"
         )
-
-
-def _in_columns(cells: Cells) -> bool:
-    return any(tensor.n_rows > 1 for tensor in cells.tensors)
+        raise NotSupported(
+            f"{path}: without flash attention, {why}, --kv-spill keeps values in memory, as those of a token lie in as "
+            "many places as they have numbers, and they have no room; give a shorter context (-c) or more --memory"
+        )

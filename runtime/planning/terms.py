@@ -44,11 +44,13 @@ class Terms:
     idle_bytes: the part of the buffers that passes of few tokens do not touch.
     verified_tokens: the guesses in a pass at most, each of which takes a cell.
     wanted_context_tokens: the context that was asked for; the budget may have room for fewer tokens.
+    is_shared: other devices compute layers for the same context, so this one cannot make it shorter.
     has_row_slices: whether products with large matrices are computed in slices of rows.
     narrow_tokens: the tokens of a pass, at most, that makes a token or verifies guesses; 0 where work is not lent.
     work_token_bytes: of work, what a token of a pass takes, and ggml keeps for as many as its widest pass had.
     sliced_token_bytes: the same of products in row slices, whose work is freed after each wide pass.
     repacked: the kinds of weights that are repacked.
+    is_read_repacked: whether those that a packed file holds are read repacked.
     spill: what of keys and values may be away in a file; None where all stay in memory.
     away_bytes: what of them is away when the context is full.
     kv_type_reason: their type, and what was weighed, where that was left open.
@@ -70,11 +72,13 @@ class Terms:
     idle_bytes: int = 0
     verified_tokens: int = 0
     wanted_context_tokens: int = 0
+    is_shared: bool = False
     has_row_slices: bool = False
     narrow_tokens: int = 0
     work_token_bytes: int = 0
     sliced_token_bytes: int = 0
     repacked: tuple[str, ...] = ()
+    is_read_repacked: bool = False
     spill: SpillShape | None = None
     away_bytes: int = 0
     kv_type_reason: str = ""
@@ -162,7 +166,7 @@ class Terms:
         if self.spill:
             return self._spilled(self.spill, lacking_bytes)
         longest = self.context_tokens
-        if not (self.cells or self.draft_cells) or longest <= LEAST_CONTEXT_TOKENS:
+        if self.is_shared or not (self.cells or self.draft_cells) or longest <= LEAST_CONTEXT_TOKENS:
             return None
         full_bytes = self.cell_bytes(longest)
         fitting = bisect_right(range(1, longest), full_bytes - lacking_bytes, key=self.cell_bytes)

@@ -129,6 +129,18 @@ def recall_kernels(config: ModelConfig) -> tuple[Sequence[KernelSpeed], Sequence
     return plain, [figure.speed for figure in known.repacked if figure.is_there and counts(figure)]
 
 
+def recall_drive(gguf: GgufModel, config: ModelConfig) -> float:
+    """Return the seconds that the drives of a model are known to take for a byte; 0 where one is not known. Quick.
+
+    Only what was measured while no other programs were at work, as `recall_kernels` does.
+    """
+    session = _Session(ProfileStore(config.cache), lambda text: None)
+    session.recall()
+    found = [session.known_disk(target, config.readers) for target in _targets([], gguf, config.also)]
+    known = [figure.disk.bytes_per_s for figure in found if figure and not figure.is_disturbed]
+    return 1 / sum(known) if known and len(known) == len(found) else 0.0
+
+
 def this_setup() -> MeasuredSetup:
     """Return what the figures of this device depend on."""
     return MeasuredSetup(cpu_name(), platform.machine(), len(usable_cpus()), library_version())

@@ -6,6 +6,10 @@ free: those that come true are appended as tokens that are computed already, and
 the cells of a context run out, the request that was admitted last waits again, and is computed again later, so that
 those before it can end. Requests that ended earlier are not told of here: what they left in the context is the pool's.
 
+Several passes may be in flight, where different devices compute at the same time. What a pass computes counts as held
+once it is begun, since all that follows happens after it; a request of which nothing is left to begin waits for its
+token. A pass then has a group of the requests only, so that there are as many groups as passes in flight.
+
 Whose turn it is: first by priority, which rises while a request waits, so that none waits for ever; then the key that
 had the fewest tokens so far (Sheng et al., Fairness in Serving Large Language Models, 2024), or else whose last turn
 was longest ago; then the request that came first.
@@ -95,6 +99,7 @@ class _Request:
     sequence: where its tokens are; None while it waits.
     n_held: how many tokens the sequence holds.
     turn: how many were admitted before it.
+    last_pass: the number of the last pass that it was in, 0 before there was one.
     """
 
     number: int
@@ -107,6 +112,7 @@ class _Request:
     sequence: int | None = None
     n_held: int = 0
     turn: int = 0
+    last_pass: int = 0
 
     @property
     def n_left(self) -> int:
@@ -151,6 +157,7 @@ class Scheduler:
         self._numbers, self._turns = itertools.count(), itertools.count()
         self._service = _Service()
         self._reads_prompt_next = True
+        self._n_passes = 0
 
     @property
     def is_idle(self) -> bool:
@@ -215,23 +222,24 @@ class Scheduler:
             if request.sequence == sequence:
                 request.n_held = min(request.n_held, n_tokens)
 
-    def next_pass(self, n_guesses: int = 0) -> PlannedPass | None:
-        """Return what to compute next; None where no request has a sequence.
+    def next_pass(self, n_guesses: int = 0, n_groups: int = 1) -> PlannedPass | None:
+        """Return what to compute next; None where no request has anything to compute.
 
         n_guesses: that may be verified with it. What ended requests left gives way to them, nobody else does.
+        n_groups: into which the requests that run are divided, each of which has a pass in flight.
 
         Where cells run out, prompts wait for answers to end, and answers for those that were admitted before them.
         """
         emptied: list[int] = []
-        while running := self._running():
-            parts = self._choose(running)
+        while ready := self._ready(n_groups):
+            parts = self._choose(ready)
             width = sum(len(part.tokens) for part in parts)
             emptied += self._pool.make_room(width + n_guesses)
             free = self._pool.n_cells - self._pool.used_cells
             fitting = _cut(parts, free)
             if fitting and _n_answers(fitting) == _n_answers(parts):
                 return PlannedPass(tuple(emptied), tuple(fitting), max(0, free - width))
-            assert len(running) > 1, "a request that is alone has room, or is full"
+            assert self.n_running > 1, "a request that is alone has room, or is full"
             self._preempt()
         return None
 
@@ -246,12 +254,14 @@ class Scheduler:
             emptied = self._pool.make_room(self._pool.n_cells)
         return emptied or None
 
-    def computed(self, planned: PlannedPass) -> None:
-        """`planned` was computed."""
+    def begun(self, planned: PlannedPass) -> None:
+        """`planned` was begun. Where it fails, its sequences have to be `placed`."""
+        self._n_passes += 1
         for part in planned.parts:
             request = self._requests[part.request]
             self._pool.extend(part.sequence, part.tokens)
             request.n_held += len(part.tokens)
+            request.last_pass = self._n_passes
             self._service.tokens[request.key] += len(part.tokens)
 
     def append(self, number: int, token: int, *, is_computed: bool = False) -> None:
@@ -278,6 +288,13 @@ class Scheduler:
     def _running(self) -> list[_Request]:
         running = [request for request in self._requests.values() if request.sequence is not None]
         return sorted(running, key=lambda request: request.turn)
+
+    def _ready(self, n_groups: int) -> list[_Request]:
+        """Return the requests that the next pass is for: of those that have something to compute, a group."""
+        running = self._running()
+        ready = [request for request in running if request.n_left]
+        group = sorted(ready, key=lambda request: request.last_pass)[: -(-len(running) // n_groups)]
+        return sorted(group, key=lambda request: request.turn)
 
     def _rank(self, request: _Request) -> tuple[float, int, int, int]:
         aged, key, served = (

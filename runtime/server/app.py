@@ -19,9 +19,9 @@ from edge_run.runtime.server.access import Access, digest, given_key
 from edge_run.runtime.server.answers import WHOSE, json_response
 from edge_run.runtime.server.apis import anthropic_messages, embeddings, llama_server, ollama
 from edge_run.runtime.server.apis.models import models, one_model
-from edge_run.runtime.server.apis.openai_chat import chat_completions
+from edge_run.runtime.server.apis.openai_chat import chat_completions, count_chat
 from edge_run.runtime.server.apis.openai_completions import completions
-from edge_run.runtime.server.apis.responses import responses
+from edge_run.runtime.server.apis.responses import count_response, responses
 from edge_run.runtime.server.page_files import page_handlers
 from edge_run.runtime.server.refusals import Refusal, refusal_of
 from edge_run.runtime.server.service import Service
@@ -45,14 +45,17 @@ logger = logging.getLogger(__name__)
 def make_app(service: Service, access: Access, has_metrics: bool = False) -> Guard:
     """Return the application that serves models to those who may ask."""
     posts: dict[str, Handler] = {
-        "/v1/chat/completions": chat_completions,
+        **_with_and_without_v1("/chat/completions", chat_completions),
+        **_with_and_without_v1("/chat/completions/input_tokens", count_chat),
         "/v1/completions": completions,
-        "/v1/responses": responses,
+        **_with_and_without_v1("/responses", responses),
+        **_with_and_without_v1("/responses/input_tokens", count_response),
         "/v1/messages": anthropic_messages.messages,
         "/v1/messages/count_tokens": anthropic_messages.count_tokens,
         "/api/chat": ollama.ollama_chat,
         "/api/generate": ollama.ollama_generate,
         "/completion": llama_server.completion,
+        "/completions": llama_server.completion,
         "/apply-template": llama_server.apply_template,
         "/v1/embeddings": embeddings.embeddings,
         "/api/embed": embeddings.ollama_embed,
@@ -72,7 +75,7 @@ def make_app(service: Service, access: Access, has_metrics: bool = False) -> Gua
         "/api/version": ollama.version,
         "/props": llama_server.props,
         "/slots": llama_server.slots,
-        "/v1/models": models,
+        **_with_and_without_v1("/models", models),
         "/v1/models/{model:path}": one_model,
     }
     if has_metrics:
@@ -86,6 +89,11 @@ def make_app(service: Service, access: Access, has_metrics: bool = False) -> Gua
     ]
     routes += [Route(path, handler, methods=["GET"]) for path, handler in page_handlers().items()]
     return Guard(Router(routes), access)
+
+
+def _with_and_without_v1(path: str, handler: Handler) -> dict[str, Handler]:
+    """Return a path as OpenAI has it, and as llama-server has it too."""
+    return {f"/v1{path}": handler, path: handler}
 
 
 class Guard:

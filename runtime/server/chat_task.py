@@ -38,6 +38,10 @@ class ChatTask:
         text, _ = await self._prompt(served, format_of(served.model.chat_template))
         return text
 
+    async def count(self, served: ServedModel) -> int:
+        """Return how many tokens that text has. Raises what `prompt` raises, and ContextFull."""
+        return len(await served.prompt_tokens(await self.prompt(served)))
+
     async def job(self, served: ServedModel, sampling: SamplingConfig, max_tokens: int | None, choices: int = 1) -> Job:
         """Return what is to be generated. Raises Refusal, and what `Model.chat_prompt` raises."""
         toolbox, known = self.toolbox, format_of(served.model.chat_template)

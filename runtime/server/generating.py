@@ -37,12 +37,14 @@ class Delta:
 
     call: a tool that is called, complete.
     logprobs: how likely the tokens were that have come since the one before, where that was asked for.
+    tokens: these tokens.
     """
 
     content: str = ""
     reasoning: str = ""
     call: ToolCall | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    tokens: tuple[int, ...] = ()
 
 
 class OutputParser(Protocol):
@@ -159,11 +161,12 @@ async def _answer(model: AsyncModel, job: Job, number: int, take: Take, count: C
     if sampling.seed is not None and choice:
         sampling = dataclasses.replace(sampling, seed=(sampling.seed + choice) % _SEEDS)
     parser, deltas, generation = job.parser(), list[Delta](), None
-    logprobs: list[TokenLogprobs] = []  # of tokens whose text is held back
+    tokens, logprobs = list[int](), list[TokenLogprobs]()  # of text that is held back
 
     def tell(delta: Delta) -> None:
-        told = dataclasses.replace(delta, logprobs=tuple(logprobs))
+        told = dataclasses.replace(delta, logprobs=tuple(logprobs), tokens=tuple(tokens))
         logprobs.clear()
+        tokens.clear()
         deltas.append(told)
         take(number, told)
 
@@ -178,6 +181,7 @@ async def _answer(model: AsyncModel, job: Job, number: int, take: Take, count: C
     async with aclosing(stream) as pieces:
         async for piece in pieces:
             count(len(piece.token_ids))
+            tokens += piece.token_ids
             if piece.logprobs:
                 logprobs.append(piece.logprobs)
             for delta in parser.push(piece.text):

@@ -43,6 +43,18 @@ def text_logprobs(found: Sequence[TokenLogprobs], spell: Spell, offset: int = 0)
     }
 
 
+def native_probabilities(found: Sequence[TokenLogprobs], spell: Spell) -> dict[str, Any]:
+    """Return what llama-server says of tokens; nothing where nothing was asked for. spell: as above."""
+    if not found:
+        return {}
+
+    def token(identity: int, value: float) -> dict[str, Any]:
+        return {"id": identity, **_token(identity, value, spell)}
+
+    told = [{**token(*one[0]), "top_logprobs": [token(*other) for other in one[1:]]} for one in found]
+    return {"completion_probabilities": told}
+
+
 def _token(token: int, value: float, spell: Spell) -> dict[str, Any]:
     return {"token": _text(token, spell), "logprob": _finite(value), "bytes": list(spell(token))}
 

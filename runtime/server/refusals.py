@@ -30,6 +30,7 @@ class Refusal(Exception):
 
     status: of HTTP. param: which part of the request is wrong. code: a word for programs.
     retry_after_s: when it may be asked again. closes: the connection ends with this answer, its request unread.
+    kind: what llama-server calls its type; empty: what OpenAI calls those of its status. figures: what it says besides.
     """
 
     def __init__(
@@ -41,10 +42,13 @@ class Refusal(Exception):
         code: str | None = None,
         retry_after_s: float | None = None,
         closes: bool = False,
+        kind: str = "",
+        figures: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.retry_after_s, self.closes = retry_after_s, closes
+        self.kind, self.figures = kind, figures or {}
 
     def headers(self) -> dict[str, str]:
         """Return the headers that belong to it; SDKs of OpenAI and Anthropic obey `x-should-retry`."""
@@ -69,9 +73,9 @@ class Refusal(Exception):
 def openai_error(refusal: Refusal) -> dict[str, Any]:
     """Return the error as OpenAI says it."""
     by_class = "server_error" if refusal.status >= 500 else "invalid_request_error"
-    kind = OPENAI_TYPES.get(refusal.status, by_class)
+    kind = refusal.kind or OPENAI_TYPES.get(refusal.status, by_class)
     error = {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}
-    return {"error": error}
+    return {"error": {**error, **refusal.figures}}
 
 
 def anthropic_error(refusal: Refusal) -> dict[str, Any]:
@@ -86,7 +90,14 @@ def refusal_of(error: EdgeRunError) -> Refusal:
     """Return what an error of ours means to a client."""
     message = str(error)
     if isinstance(error, ContextFull):
-        return Refusal(400, message, param="messages", code="context_length_exceeded")
+        return Refusal(
+            400,
+            message,
+            param="messages",
+            code="context_length_exceeded",
+            kind="exceed_context_size_error",
+            figures={"n_prompt_tokens": error.prompt_tokens, "n_ctx": error.context_tokens},
+        )
     if isinstance(error, ConfigError):
         return Refusal(400, message)
     if isinstance(error, NotSupported):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -27,7 +28,12 @@ Temperature = Annotated[float, Meta(ge=0, le=1000)]
 Penalty = Annotated[float, Meta(gt=0, le=1000)]
 TokenPenalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenId = Annotated[str, Meta(pattern="^[0-9]{1,9}$")]
-Biases = Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+MOST_BIASES = 1024
+Biases = (
+    Annotated[dict[TokenId, Bias | bool], Meta(max_length=MOST_BIASES)]
+    | Annotated[list[tuple[Annotated[int, Meta(ge=0, le=10**9)], Bias | bool]], Meta(max_length=MOST_BIASES)]
+)  # of OpenAI, and of llama-server, where false bans a token
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Stop = Annotated[str, Meta(max_length=MOST_STOP_LETTERS)]
@@ -78,6 +84,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     presence_penalty: TokenPenalty | None = None
     logit_bias: Biases | None = None
     grammar: Annotated[str, Meta(max_length=MOST_SCHEMA_LETTERS)] | None = None
+    ignore_eos: bool | None = None
 
     def sampling(
         self, defaults: SamplingConfig, json_schema: str | None = None, top_logprobs: int | None = None
@@ -100,11 +107,20 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             stop=self.stop,
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
-            logit_bias={int(token): bias for token, bias in (self.logit_bias or {}).items()} or None,
+            logit_bias=_biases(self.logit_bias or {}) or None,
             grammar=self.grammar,
+            ignore_eos=self.ignore_eos,
             json_schema=json_schema,
             top_logprobs=top_logprobs,
         )
+
+
+def _biases(given: Biases) -> dict[int, float]:
+    """Return what is added to the logits of tokens; false bans one. Raises Refusal."""
+    pairs = [*given.items()] if isinstance(given, dict) else given
+    if any(bias is True for _, bias in pairs):
+        raise Refusal(400, "logit_bias: must be a number, or false", param="logit_bias")
+    return {int(token): -math.inf if bias is False else float(bias) for token, bias in pairs}
 
 
 def sampling_of(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape, compile_program
+import contextlib
+from collections.abc import Iterator
+
+from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape, Program, compile_program
 from edge_run.runtime.engine.supply import Supply
 from edge_run.runtime.slices.maps import SliceMaps
 from edge_run.runtime.slices.slice import Share, Slice, Transport, own_part
-from edge_run.runtime.streaming.experts import ExpertStreaming
-from edge_run.runtime.streaming.lent_residency import IdleBuffer, LentResidency
+from edge_run.runtime.streaming.lent_residency import LentResidency
 from edge_run.runtime.streaming.weights import StageVisits, WeightStreaming
-from edge_run.tiers.kv.loans import Loans
 
 
 class Assignment:
@@ -18,9 +19,20 @@ class Assignment:
     lent_residency: lends memory to the weights that stream; None where none is lent.
     """
 
-    def __init__(self, share: Share, transport: Transport, maps: SliceMaps, supply: Supply, driver: Driver) -> None:
+    def __init__(
+        self,
+        share: Share,
+        transport: Transport,
+        maps: SliceMaps,
+        supply: Supply,
+        driver: Driver,
+        lent_residency: LentResidency | None,
+    ) -> None:
         self.share, self._transport, self._maps, self._supply, self._driver = share, transport, maps, supply, driver
-        self.lent_residency = self._lend()
+        self._tail_programs: dict[PassShape, Program] = {}
+        self.lent_residency, self._has_buffer = lent_residency, bool(lent_residency and not lent_residency.is_over)
+        if lent_residency:
+            lent_residency.on_end = self._compile_all
         driver.features[:] = supply.streams
         driver.before_pass = self._before_pass
         self._compile_all()
@@ -28,11 +40,27 @@ class Assignment:
     def compile(self, shape: PassShape, like: PassShape | None = None) -> None:
         """Compile the program of `shape`, from its own graph or from that of the shape `like`."""
         graph, layout = self._maps[like or shape]
-        is_lent = shape.tokens == 1 and not (self.lent_residency and self.lent_residency.is_over)
+        has_lost_buffer = self._has_buffer and self.lent_residency and self.lent_residency.is_over
+        is_lent = shape.tokens == 1 and not has_lost_buffer
         streams = self._supply.streams
         features = [StageVisits(one) if is_lent and isinstance(one, WeightStreaming) else one for one in streams]
-        parts = [Slice(self.share, self._transport, layout), *features]
-        self._driver.programs[shape] = compile_program(own_part(graph, layout, self.share), parts)
+
+        def program(share: Share) -> Program:
+            return compile_program(own_part(graph, layout, share), [Slice(share, self._transport, layout), *features])
+
+        self._driver.programs[shape] = program(self.share.body)
+        if self.share.tail:
+            self._tail_programs[shape] = program(self.share.tail)
+
+    @contextlib.contextmanager
+    def computing_tail(self) -> Iterator[None]:
+        """Have passes in this block compute the tail, and nothing else."""
+        driver, programs = self._driver, self._driver.programs
+        driver.programs = self._tail_programs
+        try:
+            yield
+        finally:
+            driver.programs = programs
 
     def end(self) -> None:
         """Make the driver compute nothing."""
@@ -50,11 +78,3 @@ class Assignment:
     def _before_pass(self, shape: PassShape) -> None:
         if self.lent_residency:
             self.lent_residency.before_pass(shape.tokens)
-
-    def _lend(self) -> LentResidency | None:
-        """Return the lent residency of the weights that stream, if there is memory to lend."""
-        stream, lent_bytes, driver = self._supply.streams[0], self._supply.plan.lent_bytes, self._driver
-        if not lent_bytes or isinstance(stream, ExpertStreaming):
-            return None
-        loans = Loans(lent_bytes, lent_bytes // len(stream.lent), len(stream.lent))
-        return LentResidency(loans, stream, IdleBuffer(driver.compute_buffer, lent_bytes), on_end=self._compile_all)

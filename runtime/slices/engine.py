@@ -14,9 +14,11 @@ from pathlib import Path
 from edge_run.base.config import PACKED_OFF, ModelConfig
 from edge_run.base.errors import NotSupported, system_errors
 from edge_run.base.interrupt import Interrupt
+from edge_run.base.protocols import Logits
 from edge_run.base.results import ExpertUse, KvSpill, Plan
 from edge_run.base.units import round_down, round_up
 from edge_run.devices.host.ledger import Ledger
+from edge_run.partition.mesh_pipeline import MOST_IN_FLIGHT
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
 from edge_run.runtime.decoding.narrow_pass import touched_bytes
 from edge_run.runtime.engine.engine import garbage_collection_paused, one_opening
@@ -27,14 +29,16 @@ from edge_run.runtime.graph.units import Layout
 from edge_run.runtime.llama.holdings import COORDINATOR_RESERVE_BYTES, WORKER_RESERVE_BYTES
 from edge_run.runtime.planning.memory_plan import make_plan
 from edge_run.runtime.planning.prepare import prepare
-from edge_run.runtime.planning.terms import used_experts
+from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.slices.assignment import Assignment
 from edge_run.runtime.slices.maps import SliceMaps
 from edge_run.runtime.slices.slice import Share, Transport, own_part
-from edge_run.runtime.streaming.assemble import WeightMemory, open_streams
+from edge_run.runtime.streaming.assemble import Streams, WeightMemory, open_streams
+from edge_run.runtime.streaming.lent_residency import Borrower, CellRoom, IdleBuffer, LentResidency
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel, read_gguf
-from edge_run.tiers.kv.loans import idle_bytes
+from edge_run.tiers.kv.cells import Cells
+from edge_run.tiers.kv.loans import Loans, idle_bytes
 from edge_run.tiers.partial import PartialModel
 from edge_run.tiers.readers import Readers, ReadTotals
 
@@ -43,11 +47,18 @@ class SliceEngine:
     """An open model of which this device computes a share. Until `assign` it computes nothing.
 
     loaded: what llama.cpp has of it. maps: its graphs. holdings: what the process held when the model was open, and
-    nothing was assigned. lendable_bytes: of the buffers, what passes of one token leave to weights.
+    nothing was assigned. lendable_bytes: of the buffers, what passes of one token leave to weights. most_in_flight: the
+    passes that a run may have here at a time, all but one of which wait.
     """
 
     def __init__(
-        self, loaded: Loaded, backing: WeightBacking, ledger: Ledger, stack: contextlib.ExitStack, least_bytes: int
+        self,
+        loaded: Loaded,
+        backing: WeightBacking,
+        ledger: Ledger,
+        stack: contextlib.ExitStack,
+        least_bytes: int,
+        most_in_flight: int = 0,
     ) -> None:
         """Map the graph; `SliceEngine.open` opens one. stack: frees all of it. least_bytes: to keep for later."""
         self.loaded, self._backing, self._ledger = loaded, backing, ledger
@@ -66,11 +77,15 @@ class SliceEngine:
         stack.callback(self.decoder.close)
         loaded.context.keep_cores()
         self.maps = SliceMaps(self.decoder, loaded.driver, backing.address_space)
-        # Besides the least, for activations on their way, in and out, twice each.
-        state_bytes = max(unit.entry_bytes for unit in self.layout.units)
-        reserve_bytes = min(COORDINATOR_RESERVE_BYTES, least_bytes + 4 * self.width * state_bytes)
+        # Groups of sequences may have passes at the same time, where these look at all cells of the context.
+        in_flight = most_in_flight or min(MOST_IN_FLIGHT, self.config.sequences)
+        self.most_in_flight = in_flight if self.decoder.capabilities.can_branch else 1
+        # Besides the least, for activations on their way, in and out, twice each, and for those of passes that wait.
+        state_bytes = self.width * max(unit.entry_bytes for unit in self.layout.units)
+        reserve_bytes = min(COORDINATOR_RESERVE_BYTES, least_bytes + 4 * state_bytes)
+        reserve_bytes += (self.most_in_flight - 1) * state_bytes
         self.holdings = replace(loaded.holdings, reserve_bytes=reserve_bytes)
-        is_narrow = loaded.shape.sequences == 1 and not self.config.exact and used_experts(self.gguf) == 1
+        is_narrow = loaded.shape.sequences == 1 and not self.config.exact
         buffer = loaded.driver.compute_buffer
         idle = idle_bytes(buffer.size_bytes, touched_bytes(buffer, self.layout.flow))
         self.lendable_bytes = idle if is_narrow else 0
@@ -86,11 +101,13 @@ class SliceEngine:
         *,
         gguf: GgufModel | None = None,
         least_reserve_bytes: int = WORKER_RESERVE_BYTES,
+        most_in_flight: int = 0,
         interrupt: Interrupt | None = None,
     ) -> SliceEngine:
         """Open the model at `path` and map its graph; no weight is read. Raises as `Engine.open` does.
 
         partial: of this model only some pieces are there; those that it needs must be before they are assigned.
+        most_in_flight: passes of a run at a time; 0: as many as the sequences of `config` have a use for.
         interrupt: as of `Engine.open`. Nothing of it goes to a GPU, and experts are read from the model itself.
         """
         ledger = Ledger()
@@ -103,7 +120,7 @@ class SliceEngine:
             driver = Driver(interrupt, is_partial=True)
             loaded = load(prepared, driver, stack, partial=partial, may_be_whole=False)
             assert loaded.backing is not None
-            return cls(loaded, loaded.backing, ledger, stack, least_reserve_bytes)
+            return cls(loaded, loaded.backing, ledger, stack, least_reserve_bytes, most_in_flight)
 
     @property
     def plan(self) -> Plan:
@@ -154,8 +171,7 @@ class SliceEngine:
         self.release()
         graph, layout = self.maps[ONE_TOKEN]
         backing, driver = self._backing, self.loaded.driver
-        holdings = replace(self.holdings, kv_bytes=self._drop_foreign(share))
-        terms = replace(self.loaded.terms(holdings), idle_bytes=self.lendable_bytes)
+        terms = self._terms(share)
         readers = Readers(self.config.readers)
         self._assigned.callback(readers.close)
         try:
@@ -164,7 +180,8 @@ class SliceEngine:
             plan, streams = open_streams(own_part(graph, layout, share), terms, memory, grant)
             self._supply = Supply(self.loaded, plan, readers, streams)
             self._assigned.callback(self._supply.close)
-            self._assignment = Assignment(share, transport, self.maps, self._supply, driver)
+            lender = self._lend(terms, streams)
+            self._assignment = Assignment(share, transport, self.maps, self._supply, driver, lender)
         except BaseException:
             self.release()
             raise
@@ -192,9 +209,40 @@ class SliceEngine:
             assignment.compile(shape)
             self._drop_foreign(assignment.share)
 
+    def tail_rows(self, n_rows: int) -> Logits:
+        """Compute the tail of a pass, where it is split off and is this device's; return its rows of logits."""
+        assert self._assignment is not None
+        with self._assignment.computing_tail():
+            return self.decoder.tail_rows(n_rows)
+
     def close(self) -> None:
         """Stop the readers and free everything. Idempotent."""
         self._stack.close()
+
+    def _terms(self, share: Share) -> Terms:
+        """Return the terms of a plan for `share`: what is kept for its units is its own, and is lent until written."""
+        kept_bytes, loaded = self._drop_foreign(share), self.loaded
+        own = [kept for kept in self.layout.kept if share.owners[kept[2]] == share.node]
+        is_by_cell = loaded.context.untouched_bytes and not self.shape.has_streams
+        tensors = self.layout.flow.cells if is_by_cell else ()
+        cells = [t for t in tensors if any(start <= t.address < start + size for start, size, _ in own)]
+        return replace(
+            loaded.terms(replace(self.holdings, kv_bytes=kept_bytes)),
+            idle_bytes=self.lendable_bytes,
+            cells=Cells(cells, _libc.PAGE) if cells else None,
+            verified_tokens=self.shape.verified_tokens,
+            is_shared=True,
+        )
+
+    def _lend(self, terms: Terms, streams: Streams) -> LentResidency | None:
+        """Return what lends weights the room that passes leave; None where they have no use for it."""
+        borrower: Borrower | None = next((stream for stream in streams if stream.most_loans), None)
+        if borrower is None:
+            return None
+        loans = Loans(terms.pool_bytes, borrower.loan_bytes, borrower.most_loans)
+        buffer = IdleBuffer(self.loaded.driver.compute_buffer, terms.idle_bytes)
+        cells = CellRoom(terms.cells) if terms.cells else None
+        return LentResidency(loans, borrower, buffer, cells, self.decoder.count)
 
     def _drop_foreign(self, share: Share) -> int:
         """Give back the memory of what other units keep between passes; return the bytes that are left."""

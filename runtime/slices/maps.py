@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -39,6 +40,16 @@ class SliceMaps:
 
     def __getitem__(self, shape: PassShape) -> tuple[GraphMap, Layout]:
         return self._maps[shape]
+
+    def can_split_tail(self) -> bool:
+        """Return whether the tail can have a pass of its own: it keeps nothing, and has the rows of logits only."""
+        unit, shape = self.layout.units[-1], PassShape(2, 1)
+        if unit.blocks or unit.kept_bytes or self._width < shape.tokens:
+            return False
+        if shape not in self._maps:
+            with contextlib.suppress(NotSupported):
+                self.learn(shape)
+        return shape in self._maps and self._maps[shape][1].units[-1].entry_bytes == unit.entry_bytes
 
     @property
     def pair_chunks(self) -> int:

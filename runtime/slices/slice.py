@@ -24,6 +24,8 @@ from edge_run.runtime.graph.units import Layout
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers import _libc
 
+TAIL = "the tail's pass"  # what owns the last unit, where it is split off; no node has such an id
+
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class NotNumbers(KernelError):
@@ -48,16 +50,37 @@ class Transport(Protocol):
         ...
 
     def send(self, unit: int, node: str, parts: Sequence[memoryview]) -> None:
-        """Hand the tensors over to `node`, which computes `unit`. The parts may change after this returns."""
+        """Hand the tensors over to `node`, which computes `unit`; for `TAIL`, to the node that has the tail.
+
+        The parts may change after this returns.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Who computes which unit: `owners`, a node's id for each, of which `node` is this one."""
+    """Who computes which unit.
+
+    owners: a node's id for each unit.
+    node: this node.
+    is_split: whether the last unit, the tail, is computed in a pass of its own, after other passes maybe. So what it
+        needs is handed on whole, as to a node that has computed nothing before.
+    """
 
     owners: tuple[str, ...]
     node: str
+    is_split: bool = False
+
+    @property
+    def body(self) -> Share:
+        """What this node computes in a pass of all units but the tail, where that is split off."""
+        return Share((*self.owners[:-1], TAIL), self.node) if self.is_split else self
+
+    @property
+    def tail(self) -> Share | None:
+        """What this node computes in a pass of the tail; None where it has none."""
+        has_tail = self.is_split and self.owners[-1] == self.node
+        return Share((*self.owners[:-1], TAIL), TAIL) if has_tail else None
 
     @property
     def ranges(self) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """A small model that guesses for a larger one: opened beside it, in memory of its own, inside the same budget.
 
-It is read whole, by llama.cpp, into memory that stays. Its tokens must be the target's.
+It is read whole, by llama.cpp, into memory that stays. Where its tokens are not the target's, guesses go through text.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.speculation.draft_texts import DraftTexts
 from edge_run.runtime.speculation.draft_trees import DraftTrees
 from edge_run.runtime.speculation.drafting import Acceptance, Guesses
+from edge_run.runtime.speculation.translation import Translation
 
 MOST_TOKENS_MISSING = 128  # llama.cpp's own tolerance: vocabularies are padded to different lengths
 
@@ -92,31 +93,36 @@ class DraftModel(Closing):
             self._texts = DraftTexts(self._decoder, file.most_texts, self.context_tokens)
             branches = range(file.most_texts, file.config.sequences) if self._decoder.capabilities.can_branch else ()
             self._trees = DraftTrees(self._decoder, branches, BEAM, self.model.vocabulary)
+            self._translation: Translation | None = None
             self._stack = stack.pop_all()
         self.resident_bytes = max(0, process_memory().resident_bytes - before.resident_bytes)
         all_bytes = self.resident_bytes + self._context.untouched_bytes
         self.held_bytes = max(all_bytes, file.host_bytes(offload.moved_bytes if offload else 0))
 
-    def check_vocabulary(self, target: LlamaModel) -> None:
-        """Raise NotSupported unless a token means the same in `target`."""
+    def follow_vocabulary(self, target: LlamaModel) -> None:
+        """Guess in the tokens of `target`, through text where they are others.
+
+        Raises NotSupported where one of the two has no text.
+        """
         ours, theirs = self.model.vocabulary, target.vocabulary
         n_common = min(ours, theirs)
-        why = f"{ours:,} tokens against {theirs:,}" if abs(ours - theirs) > MOST_TOKENS_MISSING else ""
-        if not why and L.llama_vocab_type(self.model.vocab) != L.llama_vocab_type(target.vocab):
-            why = "another kind of tokenizer"
-        if not why:
-            texts = (ggml.token_texts(model.vocab, n_common) for model in (self.model, target))
-            differing = (token for token, (a, b) in enumerate(zip(*texts, strict=True)) if a != b)
-            if (token := next(differing, None)) is not None:
-                why = f"token {token} is another one"
-        if why:
+        if abs(ours - theirs) <= MOST_TOKENS_MISSING and _has_same_tokens(self.model, target, n_common):
+            self._trees.n_usable = n_common
+            return
+        self._translation = Translation(self.model, target)
+        if not self._translation.is_possible:
             raise NotSupported(
-                f"draft model {self.path}: its vocabulary is not that of {target.path} ({why}); give a draft model of "
-                "the same family, or leave out -md (--speculate ngram needs none)",
+                f"draft model {self.path}: its vocabulary is not that of {target.path} ({ours:,} tokens against "
+                f"{theirs:,}), and one of the two has no text to go by; give a draft of the same family, or leave "
+                "out -md (--speculate ngram needs none)",
                 found=ours,
                 needed=theirs,
             )
-        self._trees.n_usable = n_common
+
+    @property
+    def is_translated(self) -> bool:
+        """Whether its tokens are others than the target's."""
+        return self._translation is not None
 
     def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
         """Return a tree of likely continuations, level by level; see `Drafter.draft`. Empty where its context is full.
@@ -134,9 +140,10 @@ class DraftModel(Closing):
         The passes for them are shared. Numbers are below `most_texts`; a text that has the number of an earlier one
         goes on where that one was alike. There is none of a text that has no room.
         """
-        if not (followed := self._prepare(texts, most_depth)):
+        ours = self._ours(texts)
+        if not (followed := self._prepare(ours, most_depth)):
             return {}
-        return self._grow({number: texts[number] for number in followed}, most_depth, most_guesses, acceptance)
+        return self._grow({number: ours[number] for number in followed}, most_depth, most_guesses, acceptance)
 
     def limit(self, n_cells: int) -> None:
         """Have texts and guesses take at most `n_cells` cells, as many as have room."""
@@ -144,14 +151,21 @@ class DraftModel(Closing):
 
     def n_unread(self, number: int, text: Sequence[int]) -> int:
         """Return how many tokens of a text would have to be read before anything of it is guessed."""
-        return self._texts.n_unread(number, text)
+        return sum(self._texts.n_unread(number, ours) for ours in self._ours({number: text}).values())
 
     def prepare(self, history: Sequence[int], most_depth: int, number: int = 0) -> bool:
         """Have room for `history` and guesses of what follows it; return whether there is. Between passes only.
 
         Of the text that was followed so far, what `history` begins with stays.
         """
-        return bool(self._prepare({number: history}, most_depth))
+        return bool(self._prepare(self._ours({number: history}), most_depth))
+
+    def _ours(self, texts: Mapping[int, Sequence[int]]) -> Mapping[int, Sequence[int]]:
+        """Return texts in its own tokens; those are left out that it cannot follow now."""
+        if self._translation is None:
+            return texts
+        translated = {number: self._translation.text(text) for number, text in texts.items()}
+        return {number: text for number, text in translated.items() if text}
 
     def _prepare(self, texts: Mapping[int, Sequence[int]], most_depth: int) -> tuple[int, ...]:
         self._decoder.keep(0, 0, 0, self._trees.branches)
@@ -164,7 +178,8 @@ class DraftModel(Closing):
         rows = self._texts.read(texts)
         lengths = {number: len(text) for number, text in texts.items()}
         n_cells = self._texts.most_cells - self._texts.n_held
-        return self._trees.grow(lengths, rows, most_depth, most_guesses, n_cells, acceptance)
+        guesses = self._trees.grow(lengths, rows, most_depth, most_guesses, n_cells, acceptance)
+        return self._translation.guesses(guesses, most_depth) if self._translation else guesses
 
     def draft_aside(
         self,
@@ -182,7 +197,7 @@ class DraftModel(Closing):
         self._trees.end = end
         self._context.use_threads(1)
         try:
-            return _alone(self._grow({number: history}, most_depth, most_guesses, acceptance))
+            return _alone(self._grow(self._ours({number: history}), most_depth, most_guesses, acceptance))
         finally:
             self._context.use_threads(self._threads)
             self._trees.end = None
@@ -190,6 +205,13 @@ class DraftModel(Closing):
     def close(self) -> None:
         """Free it. Idempotent."""
         self._stack.close()
+
+
+def _has_same_tokens(one: LlamaModel, other: LlamaModel, n_common: int) -> bool:
+    """Return whether the first `n_common` tokens of two models are the same."""
+    if L.llama_vocab_type(one.vocab) != L.llama_vocab_type(other.vocab):
+        return False
+    return ggml.token_texts(one.vocab, n_common) == ggml.token_texts(other.vocab, n_common)
 
 
 def _alone(guesses: Guesses) -> Guesses:

@@ -95,7 +95,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read ({error.strerror})") from error
+        raise ModelFileError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
 
 
 def image_paths(folder: Path, flag: str) -> list[Path]:

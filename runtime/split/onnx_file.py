@@ -78,7 +78,8 @@ def read_onnx(path: Path) -> OnnxModel:
         proto = onnx.load(str(path))
         onnx.checker.check_model(proto)
     except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read ({error.strerror or error})") from error
+        why = error.strerror or error
+        raise ModelFileError(f"{path}: cannot be read ({why}); check the path and its permissions") from error
     except NotSupported:
         raise
     except Exception as error:  # protobuf and the checker have no common ancestor

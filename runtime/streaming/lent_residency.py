@@ -13,7 +13,7 @@ where it is not, buffers are lent no more.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from edge_run.base.errors import Cancelled
@@ -109,33 +109,36 @@ class CellRoom:
     """The memory of a context's keys and values, as far as they are written."""
 
     def __init__(self, cells: Cells, spill: Spill | None = None) -> None:
-        """spill: of a context of one sequence, where what has no room goes."""
-        self._cells, self._spill = cells, spill
-        self._dirty_cells = max((tensor.n_cells for tensor in cells.tensors), default=0)  # llama.cpp cleared all
+        """spill: of a context of one sequence, or of streams, where what has no room goes."""
+        self._streams, self._spill = cells.streams, spill
+        all_cells = max((tensor.n_cells for tensor in self._streams[0].tensors), default=0)
+        self._dirty_cells = [all_cells] * len(self._streams)  # llama.cpp cleared all
 
-    def needed_bytes(self, kept_cells: int, n_cells: int) -> int:
-        """Return what the first `n_cells` cells take; give back what was written and is not in the first `kept_cells`.
+    def needed_bytes(self, kept_cells: Sequence[int], n_cells: Sequence[int]) -> int:
+        """Return what the first `n_cells` cells of each stream take; give back what is not in the first `kept_cells`.
 
         No others may be in use. What has no room in memory is sent away; raises TierReadError where the drive refuses
         that.
         """
+        cut = [number for number, dirty in enumerate(self._dirty_cells) if kept_cells[number] < dirty]
         if self._spill:
-            self._spill.cut(kept_cells)
-        is_cut = kept_cells < self._dirty_cells
-        if is_cut:
-            self._drop_from(kept_cells)
-        self._dirty_cells = n_cells
-        full_bytes = self._cells.bytes_for(n_cells)
+            for number, n_rows in enumerate(kept_cells):
+                self._spill.cut(number, n_rows)
+        for number in cut:
+            self._drop_from(number, kept_cells[number])
+        self._dirty_cells = list(n_cells)
+        full_bytes = sum(stream.bytes_for(n) for stream, n in zip(self._streams, n_cells, strict=True))
         if self._spill is None:
             return full_bytes
         held_bytes = self._spill.settle(kept_cells, full_bytes)
-        if is_cut:
-            self._drop_from(kept_cells)  # what was cut came back with the rest of its piece
+        for number in cut:
+            self._drop_from(number, kept_cells[number])  # what was cut came back with the rest of its piece
         return held_bytes
 
-    def _drop_from(self, n_cells: int) -> None:
-        for tensor in self._cells.tensors:
-            for address, length in tensor.unused(n_cells, self._cells.page_bytes):
+    def _drop_from(self, number: int, n_cells: int) -> None:
+        stream = self._streams[number]
+        for tensor in stream.tensors:
+            for address, length in tensor.unused(n_cells, stream.page_bytes):
                 _libc.drop_pages(address, length)
 
 
@@ -170,6 +173,7 @@ class LentResidency:
     loans: how much is lent.
     count: of the context's cells in use.
     lacking_bytes: returns how much less than its budget the process may hold now.
+    on_end: runs when the buffer is idle no more.
     say: is told, once, that this is more than weights can give up.
     """
 
@@ -182,16 +186,15 @@ class LentResidency:
         count: CellCount | None = None,
         draft_cells: CellRoom | None = None,
         work: WorkRoom | None = None,
-        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         """Lend to `borrower`, to whom nothing was lent yet.
 
         cells: of the context; None where they keep all their memory. count: tells up to which of them anything is
-        written. draft_cells: those of the draft model's context. work: None where it keeps all its memory. on_end: runs
-        when the buffer is idle no more.
+        written. draft_cells: those of the draft model's context. work: None where it keeps all its memory.
         """
         self.loans, self._borrower, self._buffer = loans, borrower, buffer
-        self._cells, self.count, self._draft_cells, self._work, self._on_end = cells, count, draft_cells, work, on_end
+        self._cells, self.count, self._draft_cells, self._work = cells, count, draft_cells, work
+        self.on_end: Callable[[], None] = lambda: None
         self._has_told_end = buffer.is_over
         self._own_bytes, self._draft_bytes = loans.pool_bytes, 0
         self.lacking_bytes: Callable[[], int] = lambda: 0
@@ -207,15 +210,15 @@ class LentResidency:
         """Divide the room for a pass of `n_tokens` tokens, which must be the next one."""
         own_bytes = self._buffer.needed_bytes(n_tokens) + (self._work.needed_bytes(n_tokens) if self._work else 0)
         if self._cells and self.count:
-            kept_cells = self.count.top
+            kept_cells = self.count.tops
             self.count.add(n_tokens)
-            own_bytes += self._cells.needed_bytes(kept_cells, self.count.top)
+            own_bytes += self._cells.needed_bytes(kept_cells, self.count.tops)
         self._own_bytes = own_bytes
         self._divide(self._own_bytes + self._draft_bytes)
         self._tell_lack()
         if self.is_over and not self._has_told_end:
             self._has_told_end = True
-            self._on_end()
+            self.on_end()
 
     def before_drafting(self, kept_tokens: int, most_tokens: int) -> bool:
         """Divide the room for passes of the draft model; return whether there is room, which a stop prevents.
@@ -224,7 +227,7 @@ class LentResidency:
         most_tokens: as many may be there until this is called again.
         """
         if self._draft_cells:
-            self._draft_bytes = self._draft_cells.needed_bytes(kept_tokens, most_tokens)
+            self._draft_bytes = self._draft_cells.needed_bytes([kept_tokens], [most_tokens])
             try:
                 self._divide(self._own_bytes + self._draft_bytes)
             except Cancelled:  # as the next pass will be

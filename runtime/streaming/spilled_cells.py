@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from edge_run.base.errors import KernelError
 from edge_run.base.results import KvSpill
 from edge_run.runtime.decoding.driver import Step, Steps
@@ -91,10 +93,15 @@ class SpilledCells:
         return lambda _: self.spill.end(following, self._chosen_last)
 
     def _check_rows(self, address: int) -> None:
-        """Raise KernelError where llama.cpp would write to rows that may be away."""
+        """Note whose rows the pass reads. Raise KernelError where it would write to rows that may be away."""
         written = ggml.rows_written(address)
-        if written and len(written[1]) and int(written[1].min()) < self.spill.n_rows:
+        if written is None or not len(written[1]):
+            return
+        texts, rows = np.divmod(written[1], self.spill.text_cells(written[0]))
+        taken = rows < np.array([states.n_rows for states in self.spill.texts])[texts]
+        if taken.any():
             raise KernelError(
-                f"llama.cpp puts a token into cell {written[1].min()} of a context of {self.spill.n_rows}; "
-                "--kv-spill off does without; please report this model"
+                f"llama.cpp puts a token into cell {written[1][taken][0]}, which has one; --kv-spill off does without; "
+                "please report this model"
             )
+        self.spill.read_of(range(int(texts.min()), int(texts.max()) + 1))  # llama.cpp takes all streams in between

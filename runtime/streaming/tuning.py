@@ -13,8 +13,8 @@ from edge_run.prefetch.controller import Controller, Tunable
 class Tuning:
     """Times passes of one token each, and sets tunables before them. Not thread-safe.
 
-    tunables: for each, by name, its settings, the first of which is tried first, and the function that sets it.
-    found: the settings that an earlier run found best, which are tried first.
+    tunables: for each, by name, its settings, each a step further than the one before, and the function that sets it.
+    found: the settings that an earlier run found best, which are begun with; else it is the first one.
     """
 
     def __init__(
@@ -25,7 +25,10 @@ class Tuning:
     ) -> None:
         self._set = {name: set_tunable for name, (_, set_tunable) in tunables.items()}
         self._controller = Controller(
-            [Tunable(name, _with_first(settings, found.get(name))) for name, (settings, _) in tunables.items()]
+            [
+                Tunable(name, settings, found[name] if found.get(name) in settings else "")
+                for name, (settings, _) in tunables.items()
+            ]
         )
         self._in_force: dict[str, str] = {}
         self._clock = clock
@@ -66,7 +69,3 @@ class Tuning:
             if self._in_force.get(name) != setting:
                 self._in_force[name] = setting
                 self._set[name](setting)
-
-
-def _with_first(settings: Sequence[str], best: str | None) -> list[str]:
-    return sorted(settings, key=lambda setting: setting != best)

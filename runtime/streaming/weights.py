@@ -30,8 +30,8 @@ class WeightStreaming:
     held.
 
     lent: the chunks that stay while they have lent memory.
-    holds_stage_visits: whether all chunks of a stage visit are held from its start in passes in which the lent chunks
-        stay (`StageVisits`).
+    holds_stage_visits: whether all chunks of a stage visit are held from its start in passes in which those stay that
+        are always lent (`StageVisits`).
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class WeightStreaming:
         """
         self.weights, self._address_space, self._lookups = weights, address_space, lookups or Lookups(())
         self.lent, self.holds_stage_visits = residency.lent, residency.by_stage_visits
+        self._always_lent = residency.lent[: residency.n_always_lent]
         self._pinned, spare = frozenset(residency.pinned), residency.spare
         self._fixed, self._in_turn = self._pinned.difference(spare), (*reversed(spare), *self.lent)
         self._n_spare, self._n_borrowed, self._part, self._products = len(spare), 0, part, products
@@ -126,7 +127,7 @@ class WeightStreaming:
 
     def _last_need(self, visit: Segment, segments: Sequence[Segment]) -> int:
         """Return the last node of the last segment in `visit` that needs a chunk that does not stay."""
-        staying = self._pinned.union(self.lent)
+        staying = self._pinned.union(self._always_lent)
         parts = (one for one in segments if visit.first <= one.first and not staying.issuperset(one.needs))
         return max((part.last for part in parts if part.last <= visit.last), default=visit.last)
 
@@ -252,7 +253,7 @@ class WeightStreaming:
 
 @dataclass(frozen=True, slots=True)
 class StageVisits:
-    """The steps of `streaming` for passes in which the lent chunks stay."""
+    """The steps of `streaming` for passes in which the chunks stay that are always lent."""
 
     streaming: WeightStreaming
 

@@ -1,4 +1,7 @@
-"""Makes a packed file (`tiers/packed_file.py`) of the experts of a model, where they become smaller by it."""
+"""Makes a packed file (`tiers/packed_file.py`) of a model: of experts, where they become smaller by it.
+
+A model without experts has its weights repacked instead (`runtime/tools/pack_repacked.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,15 @@ from edge_run.base.errors import ConfigError, NotSupported, system_errors
 from edge_run.base.extras import PACK, need
 from edge_run.base.units import format_size
 from edge_run.devices.host.machine import usable_cpus
+from edge_run.runtime.graph.repackable import kind_of
 from edge_run.runtime.planning.experts import CHUNKS_PER_PIECE
+from edge_run.runtime.tools.pack_repacked import worth_repacking, write_repacked
 from edge_run.runtime.tools.target import check_room, check_target, read_at, written
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from edge_run.tiers.gguf_header import TensorInfo
 from edge_run.tiers.packed import set_apart
-from edge_run.tiers.packed_file import ENTRY, HEAD, model_key, packed_path, write_head, write_index
+from edge_run.tiers.packed_file import ENTRY, HEAD, Block, blocks_of, model_key, packed_path, write_head, write_index
 from edge_run.tiers.packed_index import LARGEST_BLOCK_BYTES, SMALLEST_BLOCK_BYTES, Facts
 
 MOST_SHARE = 0.95  # of its size that a tensor must come down to: less gained is not worth unpacking it
@@ -30,7 +35,6 @@ _SPARE_SHARE = 1.02  # of the size that samples predict
 
 Compress = Callable[[bytes], bytes]
 Frames = tuple[bytes, bytes]
-Block = tuple[int, int]  # the shard, and the number of the block in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Packed:
     packed_bytes: int
     tensors: int
     left_out: dict[str, float]
+    repacked: tuple[str, ...] = ()
 
     @property
     def share(self) -> float:
@@ -65,18 +70,20 @@ def pack(
     """Write the packed file of the model at `model` to `target`, by default beside it, where runs look for it.
 
     target: appears whole or not at all. is_replacing: also where it exists. progress: called with the bytes packed and
-    the bytes in all. Raises NotSupported for a model without experts, or whose experts do not become smaller, or
-    without zstandard; ConfigError, ModelFileError; TierReadError when the disk is too small or fails. Any exception,
-    also one that `progress` raises and Ctrl-C, leaves no file behind.
+    the bytes in all. Raises NotSupported for a model whose experts do not become smaller, for one without experts and
+    without weights that are worth repacking here, and for experts without zstandard; ConfigError, ModelFileError;
+    TierReadError when the disk is too small or fails. Any exception, also one that `progress` raises and Ctrl-C, leaves
+    no file behind.
     """
-    gguf, compress = read_gguf(Path(model)), _compressor()
+    gguf = read_gguf(Path(model))
     target = Path(target) if target else packed_path(gguf.shards[0].path)
     check_target(target, [shard.path for shard in gguf.shards], "the model itself")
     if target.exists() and not is_replacing:
         raise ConfigError(f"{target}: exists; choose another name, or replace it with --force")
     tensors = _expert_tensors(gguf)
     if not tensors:
-        raise NotSupported(f"{model}: has no experts, and only experts are packed; run it as it is")
+        return _pack_repacked(gguf, target, progress)
+    compress = _compressor()
     block_bytes = _block_bytes(tensors)
     shares = {tensor: _sampled_share(gguf, tensor, block_bytes, compress) for tensor in tensors}
     chosen = _alike([tensor for tensor in tensors if shares[tensor] <= MOST_SHARE])
@@ -93,6 +100,17 @@ def pack(
         raw_bytes, packed_bytes = _write(draft, gguf, chosen, block_bytes, compress, progress)
         size_bytes = draft.stat().st_size
     return Packed(target, size_bytes, raw_bytes, packed_bytes, len(chosen), left_out)
+
+
+def _pack_repacked(gguf: GgufModel, target: Path, progress: Callable[[int, int], None] | None) -> Packed:
+    tensors = worth_repacking(gguf)
+    needed_bytes = sum(tensor.size_bytes + 2 * LARGEST_BLOCK_BYTES for tensor in tensors)
+    check_room(target, needed_bytes, "another folder with -o")
+    with written(target, needed_bytes, f"some {format_size(needed_bytes)}") as draft:
+        raw_bytes = write_repacked(draft, gguf, tensors, blocks_of(tensors, LARGEST_BLOCK_BYTES), progress)
+        size_bytes = draft.stat().st_size
+    kinds = sorted({kind_of(tensor, by_expert=False) for tensor in tensors})
+    return Packed(target, size_bytes, raw_bytes, raw_bytes, len(tensors), {}, tuple(kinds))
 
 
 def _compressor() -> Compress:
@@ -163,7 +181,7 @@ def _write(
 ) -> tuple[int, int]:
     """Write a packed file of `tensors`; return the bytes of its blocks before and after."""
     number_bytes = _number_bytes(tensors)
-    blocks = _blocks(tensors, block_bytes)
+    blocks = blocks_of(tensors, block_bytes)
     all_bytes, raw_bytes, table = len(blocks) * block_bytes, 0, bytearray()
     with ThreadPoolExecutor(len(usable_cpus())) as workers, draft.open("wb") as file:
         file.write(bytes(HEAD.size))
@@ -191,16 +209,6 @@ def _frames(block: bytes, number_bytes: int, compress: Compress) -> Frames:
     """Return the two frames of a block, of which the second may be empty."""
     last, first = set_apart(block, number_bytes)
     return compress(last), compress(first) if number_bytes == 2 else b""
-
-
-def _blocks(tensors: Sequence[TensorInfo], block_bytes: int) -> list[Block]:
-    """Return the blocks that hold any byte of `tensors`, in file order."""
-    found = {
-        (tensor.shard, number)
-        for tensor in tensors
-        for number in range(tensor.offset // block_bytes, (tensor.offset + tensor.size_bytes - 1) // block_bytes + 1)
-    }
-    return sorted(found)
 
 
 def _read_blocks(

@@ -130,7 +130,10 @@ class RunThread:
             self._undo(run, number)
         elif kind == "command":
             try:
-                self._last = read_command(message, run.engine.decoder.limits)
+                command = read_command(message, run.engine.decoder.limits)
+                if isinstance(command, Decode) and number < run.transport.oldest:
+                    return  # its coordinator gave it up while this device waited in a pass before it
+                self._last = command
                 run.engine.interrupt.reset()
                 run.begin(number)
                 carry_out(run.engine, self._last)

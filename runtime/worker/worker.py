@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import MeshError, ProtocolError
@@ -21,7 +22,14 @@ from edge_run.devices.host.memory import default_budget_bytes
 from edge_run.runtime.mesh.activation_coding import ActivationCoder
 from edge_run.runtime.mesh.failover import ATTEMPT_BITS, MOST_ATTEMPT
 from edge_run.runtime.mesh.links import MEASURE_TIMEOUT_S, measure_links, measured_document
-from edge_run.runtime.mesh.offers import config_from, layout_hash, most_waiting_bytes, read_settings, room_document
+from edge_run.runtime.mesh.offers import (
+    IN_FLIGHT,
+    config_from,
+    layout_hash,
+    most_waiting_bytes,
+    read_settings,
+    room_document,
+)
 from edge_run.runtime.mesh.transport import LinkTransport
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.slices.slice import Share
@@ -112,7 +120,7 @@ class Worker:
         if self._opened != (asked.model, settings) or self._engine is None or _are_gone(self._engine):
             self._close_engine()
             path, partial = self._files.open(coordinator, asked)
-            self._engine = SliceEngine.open(path, config, partial)
+            self._engine = SliceEngine.open(path, config, partial, most_in_flight=cast("int", settings[IN_FLIGHT]))
             self._opened = asked.model, settings
         else:
             self._engine.release()
@@ -135,7 +143,7 @@ class Worker:
         if order.name("layout") != layout_hash(engine.layout):
             raise MeshError("the model is cut in other places here; the devices have different versions")
         n_units = len(engine.layout.units)
-        return engine, Share(order.names("owners", n_units, n_units), self._mesh.node)
+        return engine, Share(order.names("owners", n_units, n_units), self._mesh.node, order.flag("is_split"))
 
     def _assign(self, coordinator: str, epoch: int, order: Fields) -> Document:
         """Compute the units that `order` says, under a new epoch."""

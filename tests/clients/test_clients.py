@@ -1,13 +1,17 @@
 """What people use: each client's own first examples, against the server. Those that are not installed are skipped.
 
-`make test-clients` installs all of them. The model is the bundled one, whose words mean little: what counts is that a
-client understands the answers, and that forms which must be followed are.
+`make test-clients` installs all of them, those for Node from npm where that is there. The model is the bundled one,
+whose words mean little: what counts is that a client understands the answers, and that forms that must be followed are.
 """
 
 from __future__ import annotations
 
 import importlib
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,8 @@ import pytest
 from kit_models import KIT
 from served import TEMPLATE, Served, served
 
+NODE_CLIENTS = {"openai": "openai", "anthropic": "@anthropic-ai/sdk", "ollama": "ollama"}
+NODE_FOLDER = Path(sys.prefix, "npm")  # where the Makefile has npm put them
 QUESTION = "Tell me of the fox."
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # those of clients are not ours
@@ -22,15 +28,15 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """asyncio: what clients use."""
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     with served(KIT, "-c", 8192, "-t", 1, "--chat-template", TEMPLATE, "-n", 200) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def vectors() -> Iterator[Served]:
+    with served(KIT, "-c", 512, "-t", 1, "--embeddings") as server:
         yield server
 
 
@@ -127,6 +133,52 @@ async def test_openai_agents(base: str, api: str) -> None:
         streamed = agents.Runner.run_streamed(agent, QUESTION)
         assert "raw_response_event" in [event.type async for event in streamed.stream_events()]
         assert isinstance(streamed.final_output.red, bool)
+
+
+@pytest.mark.parametrize("name", NODE_CLIENTS)
+def test_of_npm(server: Served, vectors: Served, name: str) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("there is no node")
+    if not (NODE_FOLDER / "node_modules" / NODE_CLIENTS[name]).is_dir():
+        pytest.skip(f"{NODE_CLIENTS[name]} is not in {NODE_FOLDER}: make test-clients")
+    script = Path(__file__).with_name("clients.mjs")
+    command = ["node", str(script), str(NODE_FOLDER), name, server.url, vectors.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_openai_embeddings_errors_and_timeouts(server: Served, vectors: Served) -> None:
+    openai = need("openai")
+    of_vectors = openai.OpenAI(base_url=f"{vectors.url}/v1", api_key="none", max_retries=0)
+    assert len(of_vectors.embeddings.create(model="kit", input=["fox", "hen"]).data) == 2
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    asked = {"model": "kit", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+    whole = client.chat.completions.create(**asked, max_tokens=8).choices[0].message.content
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**{**asked, "temperature": -1})
+    assert refused.value.param == "temperature"
+    with pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=0.01).chat.completions.create(**asked, max_tokens=200)
+    assert client.chat.completions.create(**asked, max_tokens=8).choices[0].message.content == whole
+
+
+def test_anthropic_tools_errors_and_timeouts(server: Served) -> None:
+    anthropic = need("anthropic")
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    asked = {"model": "kit", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 200}
+    form = {"type": "object", "properties": {"red": {"type": "boolean"}}, "required": ["red"]}
+    tools = [{"name": "paint", "description": "Paints.", "input_schema": form}]
+    found = client.messages.create(**asked, tools=tools, tool_choice={"type": "any"})
+    assert isinstance(found.content[-1].input["red"], bool)
+    with pytest.raises(anthropic.BadRequestError):
+        client.messages.create(**asked, extra_body={"temperature": -1})
+    with pytest.raises(anthropic.APITimeoutError):
+        client.with_options(timeout=0.01).messages.create(**asked)
+
+
+def test_ollama_embeddings(vectors: Served) -> None:
+    client = need("ollama").Client(host=vectors.url)
+    assert len(client.embed(model="kit", input=["fox", "hen"]).embeddings) == 2
 
 
 async def test_at_once(base: str) -> None:

@@ -1,15 +1,24 @@
-"""What the integration tests share: the bundled model, and a grown copy that does not fit its budget."""
+"""What the integration tests share: models, and the command line as somebody has it who configured nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
-from edge_run import inflate
+from edge_run import Model, inflate
 from edge_run.base.units import MIB
 from kit_models import KIT
+from program import Result, fresh_environment, run_anew, run_program
+from screens import Screen
+from served import EXACTLY, TEMPLATE, Served, served
 from tiny_models import make_model
+
+if TYPE_CHECKING:
+    import openai
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +43,67 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llama(folder: Path) -> Path:
     """A tiny model of random weights."""
     return make_model("llama", folder)
+
+
+@pytest.fixture(scope="session")
+def server(kit: Path) -> Iterator[Served]:
+    """A server of the bundled model, whose texts are those of `model`."""
+    with served(kit, *EXACTLY, "--chat-template", TEMPLATE) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def model(kit: Path) -> Iterator[Model]:
+    """The bundled model, with the options that `server` has."""
+    with Model(kit, context_tokens=512, threads=1, exact=True, chat_template=TEMPLATE) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    """A client of OpenAI's that asks `server`."""
+    import openai
+
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none needed", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def http(server: Served) -> Iterator[httpx.Client]:
+    """A client that asks `server`."""
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        yield http
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """An environment without settings of the user's, and with a home of its own."""
+    home = tmp_path / "home"
+    home.mkdir()
+    return fresh_environment(home, TERM="dumb")
+
+
+@pytest.fixture
+def run(environment: dict[str, str], tmp_path: Path) -> Callable[..., Result]:
+    """Run the command line in a folder of its own."""
+
+    def run(*arguments: object, stdin: str = "", is_begun: bool = True, **settings: str) -> Result:
+        """is_begun: in a process that has been started already, and has no settings of Python's."""
+        run = run_program if is_begun else run_anew
+        return run(*arguments, text=stdin, environment={**environment, **settings}, folder=tmp_path)
+
+    return run
+
+
+@pytest.fixture
+def screen(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Screen]]:
+    """Run the command line at a terminal of its own, which ends with the test."""
+    screens: list[Screen] = []
+
+    def begin(*arguments: object, **settings: str) -> Screen:
+        screens.append(Screen({**environment, **settings}, *arguments, folder=tmp_path))
+        return screens[-1]
+
+    yield begin
+    for one in screens:
+        one.close()

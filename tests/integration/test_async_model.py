@@ -14,12 +14,6 @@ PROMPT = "Once upon a time"
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """asyncio: what comes with Python."""
-    return "asyncio"
-
-
 async def test_streams_the_text_of_model(grown: Path) -> None:
     with Model(grown, **streamed()) as model:
         wanted = model.generate(PROMPT, max_tokens=8, temperature=0).result().text

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kit_models import KIT
-from program import run_program
+from program import WAIT_S, run_program
 
 pytest.importorskip("starlette")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -118,13 +118,13 @@ def test_ctrl_c_ends_it_at_once_and_what_is_done_stays(tmp_path: Path) -> None:
     process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True)
     wait_for_lines(tmp_path / "out", process, 1)
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+    assert process.wait(WAIT_S) == 130
     assert "Traceback" not in process.communicate()[1]
     assert 1 <= len(results_of(tmp_path / "out")) < 200
 
 
 def wait_for_lines(path: Path, process: subprocess.Popen[Any], n_lines: int) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + WAIT_S
     while not path.exists() or path.read_bytes().count(b"\n") < n_lines:
         assert process.poll() is None
         assert time.monotonic() < end
@@ -134,9 +134,12 @@ def wait_for_lines(path: Path, process: subprocess.Popen[Any], n_lines: int) -> 
 def test_what_cannot_be_is_said_before_anything_is_opened(tmp_path: Path) -> None:
     source = write(tmp_path / "in", [line("a", prompt="x", max_tokens=1)])
     for words, message in [
-        ((tmp_path / "none", "-m", KIT, "-o", tmp_path / "out"), "cannot be read"),
+        ((tmp_path / "none", "-m", KIT, "-o", tmp_path / "out"), "check the path and its permissions"),
         ((source, "-m", KIT, "-o", source), "is the file of the requests"),
-        ((source, "-m", KIT, "-o", tmp_path / "none" / "out"), "cannot be written"),
+        (
+            (source, "-m", KIT, "-o", tmp_path / "none" / "out"),
+            "give another one (-o)",
+        ),
         ((source, "-m", KIT), "--output"),
         ((source, "-o", tmp_path / "out"), "--model"),
         ((source, "-m", KIT, "-o", tmp_path / "out", "--parallel", "0"), "parallel"),

@@ -120,7 +120,7 @@ def test_mmap_that_has_too_little_memory_is_left_out(
 
     def killing(self: object, config: ModelConfig, *given: object) -> Measurement:
         if config.backend in killed:
-            raise OutOfMemory
+            raise OutOfMemory(kit, BUDGET_BYTES)
         return samples.measurement(config.backend)
 
     monkeypatch.setattr(ColdRuns, "run", killing)

@@ -208,3 +208,19 @@ def test_a_context_that_is_larger_than_memory_opens(llama: Path) -> None:
     new = {"memory.max": limit, "memory.swap.max": "0"}
     with control_group(new, "memory", {"memory.limit_in_bytes": limit, "memory.swappiness": "0"}) as group:
         _more_than_memory(path=llama, group=group)
+
+
+@in_child
+def test_logits_of_as_many_tokens_as_may_have_some_are_in_the_buffers() -> None:
+    """llama.cpp reports room for one token's at first, and makes more in the first pass that has more."""
+    n_outputs = 1024  # 16 MiB of logits, twice: as the graph computes them, and as they are kept
+    with decoder_of(
+        KIT, is_sparse=False, context_tokens=n_outputs, micro_batch_tokens=n_outputs, outputs_per_pass=n_outputs
+    ) as decoder:
+        context = decoder._context
+        held, before = context.buffer_bytes + context.kv_bytes, process_memory().resident_bytes
+        decoder.follow([BatchToken(5, position, 0, True) for position in range(n_outputs)])
+        grown = process_memory().resident_bytes - before
+        logits_bytes = 4 * n_outputs * decoder._model.vocabulary
+        assert logits_bytes == 16 * MIB
+        assert 2 * logits_bytes < grown <= held

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from program import WAIT_S, Result, fresh_environment, run_program, run_source
 from served import TEMPLATE, Served, served
 from vision_models import make_bundle, make_images
 
@@ -22,6 +24,8 @@ KIT = ROOT / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MOST_TOKENS = 48
 SERVER = "http://localhost:8080"
+TYPED = "Once upon a time\n"
+_OURS = re.compile(r"""(?:echo "(?P<text>[^"]*)" \| )?edge-run (?P<words>[^|&;<>$`*?(#]*)(?:#.*)?""")
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -73,39 +77,50 @@ def on_its_port(source: str, request: pytest.FixtureRequest) -> str:
     return source.replace(SERVER, server.url)
 
 
-def run(command: list[str], folder: Path, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run a command in `folder` as if nobody had ever configured anything, with this Python's programs first.
+@pytest.fixture
+def environment(folder: Path) -> dict[str, str]:
+    """The environment of somebody who never configured anything, with this Python's programs first.
 
     Only the length of an answer is set, for examples that do not say it: the bundled model would fill its context.
     """
-    environment = dict(
-        {name: value for name, value in os.environ.items() if not name.startswith(("EDGE_RUN_", "XDG_"))},
-        HOME=str(folder),
+    return fresh_environment(
+        folder,
         EDGE_RUN_PREDICT=str(MOST_TOKENS),
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         OMP_WAIT_POLICY="passive",
     )
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False, **options
-    )
+
+
+def run_line(line: str, folder: Path, environment: dict[str, str]) -> Result:
+    """Run a line as a shell does; a command of ours, alone or after an `echo`, without a shell and begun already."""
+    ours = _OURS.fullmatch(line)
+    if ours is None:
+        return subprocess.run(
+            ["sh", "-c", line], input=TYPED, cwd=folder, env=environment, capture_output=True, text=True,
+            timeout=WAIT_S, check=False,
+        )  # fmt: skip
+    text = TYPED if ours["text"] is None else f"{ours['text']}\n"
+    return run_program(*shlex.split(ours["words"]), environment=environment, folder=folder, text=text)
 
 
 @pytest.mark.parametrize("source", blocks("python"))
-def test_python_example(source: str, folder: Path, request: pytest.FixtureRequest) -> None:
-    done = run([sys.executable, "-c", on_its_port(source, request)], folder)
+def test_python_example(source: str, folder: Path, environment: dict[str, str], request: pytest.FixtureRequest) -> None:
+    done = run_source(on_its_port(source, request), environment=environment, folder=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
 
 @pytest.mark.parametrize("source", blocks("console"))
-def test_console_example(source: str, folder: Path, request: pytest.FixtureRequest) -> None:
+def test_console_example(
+    source: str, folder: Path, environment: dict[str, str], request: pytest.FixtureRequest
+) -> None:
     lines = [line[2:] for line in source.splitlines() if line.startswith("$ ")]
     assert lines
     for line in lines:
         if line.startswith("make "):
             continue  # the two commands that set up what this test runs in
         wanted = re.search(r"exit code (\d+)", line)
-        done = run(["sh", "-c", on_its_port(line, request)], folder, input="Once upon a time\n")
+        done = run_line(on_its_port(line, request), folder, environment)
         code = int(wanted[1]) if wanted else 0
         if "edge-run doctor" in line:  # it finds what there is, and its code says whether that is a problem
             found = re.findall(r"^(\d+) problems?, \d+ notes?$", done.stdout, re.MULTILINE)

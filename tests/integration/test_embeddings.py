@@ -14,9 +14,10 @@ from edge_run.base.errors import ConfigError, ContextFull, NotSupported
 from edge_run.runtime.embedding.embedding import normalized, shared
 from edge_run.runtime.embedding.results import EmbeddingShape
 from edge_run.runtime.engine.engine import Engine
+from llama_tensors import silence_llama_logs
 from small_engines import open_engine, streaming_engine
 from stock_embeddings import stock_vectors
-from tiny_models import N_VOCAB, make_model, silence_llama_logs
+from tiny_models import N_VOCAB, make_model
 
 WIDTH = 64
 TEXTS = [np.random.default_rng(n).integers(1, N_VOCAB, n).tolist() for n in (1, 40, 7, WIDTH, 40)]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import pty
 import re
-import select
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -22,43 +18,26 @@ from gguf import GGUFWriter
 from edge_run.base.mesh_status import MeshLink, MeshMember, MeshStatus
 from edge_run.cli.mesh.status import describe
 from edge_run.cli.shared.terminal import Terminal
+from kit_models import KIT
+from program import WAIT_S, fresh_environment
 from routes import write_trace
+from screens import Screen
 from vision_models import residual_network
 
-KIT = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 NASTY = "\x1b]0;PWNED\x07\x1b[2J\x9b31m\rfake"
 OURS = re.compile(r"\r\x1b\[2K|\x1b\[[0-9;]*m")  # a line of progress erased, and colours
-WAIT_S = 60
 
 
 def on_terminal(folder: Path, *words: object, typed: str = "") -> str:
     """What a command wrote to a terminal until its end, less what is ours; `typed` is typed after its first `> `."""
-    master, slave = pty.openpty()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDGE_RUN_", "XDG_", "NO_COLOR"))}
-    environment = {**kept, "HOME": str(folder), "TERM": "xterm", "COLUMNS": "300"}
-    command = [sys.executable, "-m", "edge_run", *map(str, words)]
-    text, deadline = "", time.monotonic() + WAIT_S
-    with subprocess.Popen(
-        command, stdin=slave, stdout=slave, stderr=slave, env=environment, cwd=folder, start_new_session=True
-    ) as process:
-        os.close(slave)
-        while time.monotonic() < deadline:
-            ready, _, _ = select.select([master], [], [], 1.0)
-            try:
-                data = os.read(master, 1 << 16) if ready else b"-"
-            except OSError:  # the other end is closed
-                data = b""
-            if not data:
-                break
-            text += data.decode("utf-8", "replace") if ready else ""
-            if typed and "> " in text:
-                os.write(master, typed.encode())
-                typed = ""
-        else:
-            process.send_signal(signal.SIGKILL)
-            pytest.fail(f"no end: {text!r}")
-    os.close(master)
-    return OURS.sub("", text).replace("\r\n", "\n")
+    screen = Screen(fresh_environment(folder, TERM="xterm", COLUMNS="300"), *words, folder=folder)
+    with contextlib.closing(screen):
+        shown = ""
+        if typed:
+            shown = screen.wait_for("> ")
+            screen.type(typed)
+        screen.end()
+    return OURS.sub("", shown + screen.text)
 
 
 def assert_harmless(text: str, shown: str = "PWNED") -> None:

@@ -28,7 +28,8 @@ from edge_run.runtime.tools.inflate_source import SUPPORTED_TYPES, read_source
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from kit_models import KIT
-from tiny_models import ARCHITECTURES, make_model, silence_llama_logs
+from llama_tensors import silence_llama_logs
+from tiny_models import ARCHITECTURES, make_model
 
 PROMPT = b"It was a dark evening, and the old man at the door"
 N_GREEDY_TOKENS = 20

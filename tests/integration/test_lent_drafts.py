@@ -91,7 +91,7 @@ class Witness:
         loans.check()
         self.draft_bytes.append(held_bytes(self.caches))
         self.counts.append(loans.n_loans)
-        assert self.draft_bytes[-1] <= self.cells.bytes_for(room._dirty_cells)
+        assert self.draft_bytes[-1] <= self.cells.bytes_for(room._dirty_cells[0])
 
 
 def held_bytes(caches: Sequence[tuple[int, int]]) -> int:
@@ -159,7 +159,7 @@ def test_what_a_draft_model_has_not_written_holds_weights(name: str, quantisatio
         assert engine.memory_use.peak_bytes <= engine.budget_bytes
         assert talk.session.speculation().accepted > 0
         assert witness.lender._cells
-        own_bytes = witness.lender._cells._cells.bytes_for(engine.plan.context_tokens)
+        own_bytes = witness.lender._cells._streams[0].bytes_for(engine.plan.context_tokens)
         assert engine.plan.lent_bytes > 1.3 * own_bytes, "the model's own keys and values are not all"
         longest = max(witness.draft_bytes[:24])
         assert min(witness.draft_bytes[-20:]) < longest / 2, "given back"

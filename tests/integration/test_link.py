@@ -20,6 +20,7 @@ from edge_run.devices.link import inbox as link_inbox
 from edge_run.devices.link.connection import Candidate, Keys, Peer
 from edge_run.devices.link.data_link import DataLink
 from edge_run.devices.link.frames import MOST_HEADER_BYTES, MOST_PARTS, FrameKind, Head, pack
+from slow_relay import relay
 
 
 def peer(node: str, link: DataLink, *others: str, incarnation: str = "1") -> Peer:
@@ -81,50 +82,20 @@ def test_of_several_addresses_one_that_works_is_taken() -> None:
         assert rate.bytes_per_s > 1e6
 
 
-def relay(target: int, delay_s: float) -> tuple[int, Callable[[], None]]:
-    """Pass bytes on to a port, later: a slower network card. Return its port, and what ends it."""
-    listener, ends = socket.create_server(("127.0.0.1", 0)), []
-
-    def pass_on(source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                time.sleep(delay_s)
-                sink.sendall(data)
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near = listener.accept()[0]
-                far = socket.create_connection(("127.0.0.1", target))
-                ends.extend((near, far))
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=pass_on, args=pair, daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-
-    def end() -> None:
-        for one in (listener, *ends):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-    return listener.getsockname()[1], end
-
-
 def test_of_two_connections_that_work_the_faster_is_taken() -> None:
-    with contextlib.closing(DataLink()) as a, contextlib.closing(DataLink()) as b:
-        slow, end = relay(b.port, 0.02)
-        try:
-            a.set_peers({"b": peer("b", b, f"tcp://127.0.0.1:{slow}")})
-            b.set_peers({"a": peer("a", a)})
-            a.send("b", {}, timeout_s=5)
-            get(b)
-            assert a.rates()["b"].place == f"tcp://127.0.0.1:{b.port}"
-            a.set_peers({"b": Peer("b", "2", b.key, (f"tcp://127.0.0.1:{slow}",))})
-            a.send("b", {"slow": 1}, timeout_s=5)
-            assert a.rates()["b"].round_trip_s > 0.02
-        finally:
-            end()
+    with (
+        contextlib.closing(DataLink()) as a,
+        contextlib.closing(DataLink()) as b,
+        relay(b.port, delay_s=0.02) as slow,
+    ):
+        a.set_peers({"b": peer("b", b, f"tcp://127.0.0.1:{slow}")})
+        b.set_peers({"a": peer("a", a)})
+        a.send("b", {}, timeout_s=5)
+        get(b)
+        assert a.rates()["b"].place == f"tcp://127.0.0.1:{b.port}"
+        a.set_peers({"b": Peer("b", "2", b.key, (f"tcp://127.0.0.1:{slow}",))})
+        a.send("b", {"slow": 1}, timeout_s=5)
+        assert a.rates()["b"].round_trip_s > 0.02
 
 
 def test_who_is_no_member_is_refused_and_a_later_announcement_lets_him_in() -> None:

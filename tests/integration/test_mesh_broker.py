@@ -74,7 +74,7 @@ def place() -> Iterator[Place]:
         yield Place(cluster, broker, port)
 
 
-def until(is_so: Callable[[], bool], limit_s: float = 5.0) -> float:
+def until(is_so: Callable[[], bool], limit_s: float = 20.0) -> float:
     start_s = time.monotonic()
     while not is_so():
         assert time.monotonic() - start_s < limit_s

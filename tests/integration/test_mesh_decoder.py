@@ -165,6 +165,7 @@ def test_a_link_between_two_workers_that_breaks_costs_no_more_than_a_device_that
     """Both are there, and the one that hands nothing on says so: else the coordinator would wait, a long time."""
     path = make_model("llama", folder)
     wanted = alone(path)
+    device_group.LEAST_DEADLINE_S = 60.0
     with running(path) as run:
 
         def cut(source: str, target: str, header: Document) -> None:
@@ -173,7 +174,7 @@ def test_a_link_between_two_workers_that_breaks_costs_no_more_than_a_device_that
 
         started = time.monotonic()
         assert greedy(run.engine, at=lambda i: setattr(run.hub, "on_send", cut) if i == 5 else None) == wanted
-        assert time.monotonic() - started < 9, "less than the least deadline of a pass"
+        assert time.monotonic() - started < 50, "less than the least deadline of a pass"
         use = run.engine.mesh_use
         assert use is not None
         assert len(use.nodes) == 2
@@ -224,12 +225,12 @@ def test_a_worker_that_hangs_is_done_without(folder: Path) -> None:
             if i == 4:
                 assert stuck._engine is not None
                 send = stuck._runs.run.transport.send  # type: ignore[union-attr]
-                stuck._runs.run.transport.send = lambda *a: (freed.wait(20), send(*a))[1]  # type: ignore[union-attr]
+                stuck._runs.run.transport.send = lambda *a: (freed.wait(80), send(*a))[1]  # type: ignore[union-attr]
                 stuck._runs.run.transport.place = "computing for ever"  # type: ignore[union-attr]
 
         started = time.monotonic()
         assert greedy(run.engine, at=hang) == wanted
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 60
         assert any("in time" in line for line in run.said)
         freed.set()
 

@@ -69,7 +69,7 @@ class Table:
     @staticmethod
     def _end(process: subprocess.Popen[str]) -> None:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def table(tmp_path: Path, cluster: Cluster) -> Iterator[Table]:
         yield one
 
 
-def until(is_so: Callable[[], object], seconds: float = 10.0) -> float:
+def until(is_so: Callable[[], object], seconds: float = 30.0) -> float:
     """Wait until something is so; return how long it took."""
     started = time.monotonic()
     while not is_so():
@@ -212,7 +212,7 @@ def test_a_worker_that_was_killed_comes_back_in_a_new_incarnation(table: Table) 
     a.lead(timeout_s=5)
     a.link.send(node, {}, timeout_s=5)
     process.kill()
-    process.wait(10)
+    process.wait(60)
     event_of(a, Lost)
     _, again = table.start("worker")
     assert again == node

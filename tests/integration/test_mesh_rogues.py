@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import mesh_rogue
 from edge_run.base.config import ModelConfig
+from edge_run.base.mesh_status import MeshUse
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator, device_group
 from edge_run.runtime.mesh.engine import open_mesh_engine
@@ -39,14 +41,16 @@ def test_a_worker_that_hands_over_nan_is_left_out_and_one_that_was_sent_4000_bra
         rogue.wait_ready()
         here = mesh.join()
         mesh.wait_for(here, 2)
-        engine = open_mesh_engine(path, dataclasses.replace(config, chunk_bytes=16384), here)
-        try:
-            said, _ = greedy(engine, 20)
-            use = engine.mesh_use
-        finally:
-            engine.close()
-        assert said == wanted
-        assert use is not None
+
+        def said_over_the_mesh() -> MeshUse:
+            """Return how what is wanted was said."""
+            with closing(open_mesh_engine(path, dataclasses.replace(config, chunk_bytes=16384), here)) as engine:
+                said, _ = greedy(engine, 20)
+                assert said == wanted
+                assert engine.mesh_use is not None
+                return engine.mesh_use
+
+        use = said_over_the_mesh()
         assert list(use.left_out) == [rogue.node]
         assert mesh.workers["b"].node in [node.node for node in use.nodes]
         rogue.end()
@@ -55,14 +59,7 @@ def test_a_worker_that_hands_over_nan_is_left_out_and_one_that_was_sent_4000_bra
         device_group.command_parts = lambda command: (
             [memoryview(wild)] if isinstance(command, Decode) else command_parts(command)
         )
-        engine = open_mesh_engine(path, dataclasses.replace(config, chunk_bytes=16384), here)
-        try:
-            said, _ = greedy(engine, 20)
-            use = engine.mesh_use
-        finally:
-            engine.close()
-        assert said == wanted
-        assert use is not None
+        use = said_over_the_mesh()
         assert mesh.workers["b"].node in use.left_out
         assert mesh.workers["b"].process.poll() is None, "the worker lives"
         assert "a command decode of" in mesh.workers["b"].log.read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import threading
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL
 from edge_run.runtime.planning import prepare
 from edge_run.runtime.planning.plan import planner
 from kit_models import streamed
-from program import run_program
+from program import fresh_environment, run_program
 
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
 FLAGS = ("-c", "256", "-ub", "16", "-t", "1")
@@ -34,8 +33,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDGE_RUN_", "XDG_"))}
-    environment = {**kept, "HOME": str(tmp_path), "TERM": "dumb", "COLUMNS": "120"}
+    environment = fresh_environment(tmp_path, TERM="dumb", COLUMNS="120")
 
     def run(*arguments: object) -> Result:
         return run_program("plan", *arguments, environment=environment)

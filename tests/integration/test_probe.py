@@ -287,7 +287,7 @@ def test_a_process_that_is_stopped_leaves_nothing(tmp_path: Path, end: signal.Si
         time.sleep(0.005)
     assert process.poll() is None, process.communicate()
     process.send_signal(end)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=100)
     assert list(here.iterdir()) == []
     expected = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
     assert (process.returncode, out, err) == (expected[end], "", "")

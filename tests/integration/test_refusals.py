@@ -53,13 +53,6 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """An environment without settings of the user's, and with a home of its own."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDGE_RUN_", "XDG_"))}
-    return {**kept, "HOME": str(tmp_path), "TERM": "dumb"}
-
-
-@pytest.fixture
 def refused(environment: dict[str, str], cache: Path, tmp_path: Path) -> Callable[..., str]:
     """Run the command line, which must refuse: with one line, one code, and nothing left in the cache folder."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from edge_run import ModelConfig, NotSupported, plan
+from edge_run.base.errors import PackedFileError
 from edge_run.base.profile import KernelSpeed, RepackedSpeed
 from edge_run.base.protocols import BatchToken
 from edge_run.base.units import KIB
@@ -34,6 +36,7 @@ from edge_run.runtime.speculation.drafting import Acceptance
 from edge_run.runtime.tools.pack import pack
 from edge_run.tiers.address_space import CHUNK_BYTES
 from edge_run.tiers.gguf import read_gguf
+from edge_run.tiers.packed_file import packed_path
 from exactness import open_at
 from in_child import in_child, run_script
 from kit_models import KIT
@@ -125,6 +128,37 @@ def test_experts_that_are_unpacked_first(folder: Path, tmp_path: Path, monkeypat
     runs = stream(path, tmp_path, "--by-expert", "--packed", str(made.path))
     assert all("experts" in run["repacked"] for run in runs)
     assert any(run["unpacked"] for run in runs)
+
+
+@pytest.mark.parametrize("scale", [1, 16])
+def test_weights_that_are_read_repacked(scale: int, folder: Path, tmp_path: Path) -> None:
+    """Of the first model each block has rows of several matrices; of the second a matrix has many blocks."""
+    path = make_model("llama", folder, scale=scale, quantisation="Q4_0")
+    made = pack(path, tmp_path / "packed")
+    assert made.repacked
+    for run in stream(path, tmp_path, "--packed", str(made.path)):
+        assert run["repacked"] == ", ".join(made.repacked)
+        assert run["read_repacked"]
+        assert not run["as_plain"]
+
+
+def test_a_file_that_was_repacked_for_other_kernels_is_left_alone(folder: Path, tmp_path: Path) -> None:
+    path = make_model("llama", folder, quantisation="Q4_0")
+    gguf, target = read_gguf(path), packed_path(path)
+    config = ModelConfig(repack="on", memory="1GiB", cache_folder=tmp_path, check_file=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edge_run.runtime.tools.pack_repacked.layout_of", lambda weights: "0" * 64)
+        pack(path)
+    try:
+        assert prepare(gguf, config, is_opened=False).repacked_file is None
+        with pytest.raises(PackedFileError, match=r"the kernels of another processor.*edge-run pack"):
+            prepare(gguf, replace(config, packed=target), is_opened=False)
+        pack(path, is_replacing=True)
+        assert prepare(gguf, config, is_opened=False).repacked_file is not None
+        for left in (replace(config, repack="off"), replace(config, packed="off")):
+            assert prepare(gguf, left, is_opened=False).repacked_file is None
+    finally:
+        target.unlink()
 
 
 @pytest.mark.parametrize("quantisation", ["Q4_K_M", "IQ4_NL", "Q8_0"])
@@ -219,11 +253,14 @@ def test_a_decision_stays_until_the_other_kernel_gains_a_tenth(folder: Path, tmp
 
 def test_auto_counts_what_repacking_costs_where_weights_stream(folder: Path, tmp_path: Path) -> None:
     path = make_model("llama", folder, quantisation="Q4_0")
-    config = ModelConfig(threads=1, cache_folder=tmp_path, micro_batch_tokens=64, check_file=False)
-    for repacked_bytes_per_s, chosen in ((1e9, set[str]()), (1e11, {"Q4_0/256", "Q4_0/1536"})):
+    config = ModelConfig(threads=1, memory="1GiB", cache_folder=tmp_path, micro_batch_tokens=64, check_file=False)
+    both = {"Q4_0/256", "Q4_0/1536"}
+    for repacked_bytes_per_s, packed, chosen in ((1e8, "off", set[str]()), (1e8, None, both), (1e11, "off", both)):
         _note_speeds(tmp_path, 1, {256: 1.5, 1536: 1.5}, repacked_bytes_per_s=repacked_bytes_per_s)
-        prepared = prepare(read_gguf(path), config, is_opened=False)
-        assert prepared.repacked == {"Q4_0/256", "Q4_0/1536"}
+        made = pack(path)
+        prepared = prepare(read_gguf(path), replace(config, packed=packed), is_opened=False)
+        made.path.unlink()
+        assert prepared.repacked == both
         assert prepared.repacked_streamed == chosen
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,10 @@ import openai
 import pytest
 
 from edge_run import Model
-from served import EXACTLY, TEMPLATE, Served, served
+from served import EXACTLY, served
 
 PROMPT = "Once upon a time"
 MESSAGES: Any = [{"role": "user", "content": "Tell me of the fox."}]
-OPTIONS = EXACTLY
-
-
-@pytest.fixture(scope="module")
-def server(kit: Path) -> Iterator[Served]:
-    with served(kit, *OPTIONS, "--chat-template", TEMPLATE) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none needed", max_retries=0, timeout=60) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def http(server: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as http:
-        yield http
-
-
-@pytest.fixture(scope="module")
-def model(kit: Path) -> Iterator[Model]:
-    with Model(kit, context_tokens=512, threads=1, exact=True, chat_template=TEMPLATE) as model:
-        yield model
 
 
 def events(response: httpx.Response) -> list[Any]:
@@ -292,7 +266,7 @@ def test_the_machine_at_work(http: httpx.Client) -> None:
 
 
 def test_a_model_without_a_template_only_completes(kit: Path) -> None:
-    with served(kit, *OPTIONS) as server:
+    with served(kit, *EXACTLY) as server:
         asked = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": MESSAGES}, timeout=60)
         assert asked.status_code == 400
         assert "no chat template" in asked.json()["error"]["message"]

@@ -38,12 +38,6 @@ def client(anthropic: Any, server: Served) -> Iterator[Any]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def model(kit: Path) -> Iterator[Model]:
-    with Model(kit, context_tokens=512, threads=1, exact=True, chat_template=TEMPLATE) as model:
-        yield model
-
-
 def test_a_message(client: Any, model: Model) -> None:
     wanted = model.chat([{"role": "system", "content": "Be kind."}, *MESSAGES], max_tokens=12, temperature=0)
     found = client.messages.create(model="any", max_tokens=12, messages=MESSAGES, system="Be kind.")

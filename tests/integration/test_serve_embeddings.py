@@ -16,9 +16,10 @@ import pytest
 from edge_run import Model
 from edge_run.base.errors import ContextFull
 from edge_run.runtime.server.apis.embeddings import MOST_TEXTS
+from llama_tensors import silence_llama_logs
 from program import run_program
 from served import Served, served
-from tiny_models import make_model, silence_llama_logs
+from tiny_models import make_model
 
 LONGEST = 64
 OPTIONS = ("-c", LONGEST, "-t", 1)

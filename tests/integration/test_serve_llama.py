@@ -18,14 +18,8 @@ PROMPT = "Once upon a time"
 
 @pytest.fixture(scope="module")
 def server(kit: Path) -> Iterator[Served]:
-    with served(kit, *EXACTLY, "--chat-template", TEMPLATE, "-n", 40, "--metrics") as server:
+    with served(kit, *EXACTLY, "--chat-template", TEMPLATE, "-n", 40, "--metrics", "--seed", 11) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def model(kit: Path) -> Iterator[Model]:
-    with Model(kit, context_tokens=512, threads=1, exact=True, chat_template=TEMPLATE) as model:
-        yield model
 
 
 def post(server: Served, path: str, **body: Any) -> httpx.Response:
@@ -48,6 +42,74 @@ def test_a_completion_in_a_stream_that_a_word_ends(server: Served, model: Model)
     events = [json.loads(line.removeprefix("data: ")) for line in found.text.splitlines() if line]
     assert "".join(one["content"] for one in events) == text[: text.index(word)]
     assert (events[-1]["stop"], events[-1]["stop_type"], events[-1]["stopping_word"]) == (True, "word", word)
+
+
+def test_a_stream_names_the_tokens_of_its_pieces_and_how_likely_they_were(server: Served, model: Model) -> None:
+    wanted = model.generate(PROMPT, max_tokens=6, temperature=0, top_logprobs=3).result()
+    found = post(server, "/completions", prompt=PROMPT, n_predict=6, temperature=0, n_probs=3, stream=True)
+    pieces = [json.loads(line.removeprefix("data: ")) for line in found.text.splitlines() if line]
+    assert [token for piece in pieces for token in piece["tokens"]] == [*wanted.token_ids]
+    told = [one for piece in pieces for one in piece.get("completion_probabilities", ())]
+    assert [one["id"] for one in told] == [*wanted.token_ids]
+    assert [len(one["top_logprobs"]) for one in told] == [3] * 6
+    whole = post(server, "/completion", prompt=PROMPT, n_predict=6, temperature=0, n_probs=3).json()
+    assert whole["completion_probabilities"] == told
+
+
+def test_prompts_of_every_kind(server: Served, model: Model) -> None:
+    tokens = model.tokenize(PROMPT)
+    kinds = [PROMPT, tokens, {"prompt_string": PROMPT}, [tokens[0], PROMPT]]
+    asked = {"n_predict": 5, "temperature": 0}
+    each = [post(server, "/completion", prompt=kind, **asked).json() for kind in kinds]
+    assert len({one["content"] for one in each}) == 1
+    together = post(server, "/completion", prompt=[PROMPT, tokens, {"prompt_string": PROMPT}], **asked).json()
+    assert [one["index"] for one in together] == [0, 1, 2]
+    assert {one["content"] for one in together} == {each[0]["content"]}
+    pictures = {"prompt_string": PROMPT, "multimodal_data": ["iVBO"]}
+    for wrong in ([], [[]], [1, {"prompt_string": PROMPT}], pictures, ["a"] * 65, [2**30, "a"]):
+        assert post(server, "/completion", prompt=wrong, **asked).status_code == 400
+
+
+def test_the_seed_of_requests_that_have_none_is_the_servers(server: Served) -> None:
+    asked = {"prompt": PROMPT, "n_predict": 12, "temperature": 1.5}
+    first, again = (post(server, "/completion", **asked).json() for _ in range(2))
+    assert first["content"] == again["content"]
+    assert first["generation_settings"]["seed"] == 11
+    assert post(server, "/completion", **asked, seed=12).json()["content"] != first["content"]
+
+
+def test_who_bans_tokens_does_not_get_them(server: Served, model: Model) -> None:
+    asked = {"prompt": PROMPT, "n_predict": 1, "temperature": 0, "return_tokens": True}
+    (first,) = post(server, "/completion", **asked).json()["tokens"]
+    for banned in ([[first, -100]], [[first, False]], {str(first): False}):
+        (other,) = post(server, "/completion", **asked, logit_bias=banned).json()["tokens"]
+        assert other != first
+    assert post(server, "/completion", **asked, logit_bias=[[first, True]]).status_code == 400
+
+
+def test_an_answer_that_must_not_end_does_not(server: Served, model: Model) -> None:
+    (end,) = model.tokenize("<|eos|>", add_special=False, parse_special=True)
+    asked = {"prompt": PROMPT, "n_predict": 9, "temperature": 0, "logit_bias": {str(end): 100}}
+    assert post(server, "/completion", **asked).json()["stop_type"] == "eos"
+    assert post(server, "/completion", **asked, ignore_eos=True).json()["tokens_predicted"] == 9
+
+
+def test_paths_without_v1(server: Served) -> None:
+    assert httpx.get(f"{server.url}/models").json()["data"][0]["id"] == "kit-dense-q4_0"
+    messages = [{"role": "user", "content": "Hello"}]
+    answer = post(server, "/chat/completions", messages=messages, max_tokens=2).json()
+    for path, asked in (("/chat/completions", {"messages": messages}), ("/responses", {"input": messages})):
+        for start in ("", "/v1"):
+            counted = post(server, f"{start}{path}/input_tokens", **asked).json()["input_tokens"]
+            assert counted == answer["usage"]["prompt_tokens"]
+
+
+def test_a_prompt_that_is_too_long_says_how_long_it_is(server: Served, model: Model) -> None:
+    found = post(server, "/completion", prompt="word " * 600)
+    error = found.json()["error"]
+    assert (found.status_code, error["type"]) == (400, "exceed_context_size_error")
+    assert error["n_ctx"] in (511, 512)  # computed exactly, a padding token has a place
+    assert error["n_prompt_tokens"] == len(model.tokenize("word " * 600))
 
 
 def test_the_most_that_an_answer_may_have_is_the_servers(server: Served) -> None:

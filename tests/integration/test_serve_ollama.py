@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from edge_run import Model
-from served import EXACTLY, TEMPLATE, Served, served
+from served import TEMPLATE, Served
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me of the fox."}]
 GREEDY = {"temperature": 0, "num_predict": 10}
 TOOL = {"type": "function", "function": {"name": "now", "description": "What time it is."}}
-
-
-@pytest.fixture(scope="module")
-def server(kit: Path) -> Iterator[Served]:
-    with served(kit, *EXACTLY, "--chat-template", TEMPLATE) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def model(kit: Path) -> Iterator[Model]:
-    with Model(kit, context_tokens=512, threads=1, exact=True, chat_template=TEMPLATE) as model:
-        yield model
 
 
 def post(server: Served, path: str, **body: Any) -> httpx.Response:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from edge_run import Model
-from served import EXACTLY, TEMPLATE, Served, served
 
 INPUT = "Tell me of the fox."
 MESSAGES: Any = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": INPUT}]
@@ -23,21 +20,8 @@ TOOL: Any = {
 
 
 @pytest.fixture(scope="module")
-def server(kit: Path) -> Iterator[Served]:
-    with served(kit, *EXACTLY, "--chat-template", TEMPLATE) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none needed", max_retries=0, timeout=60) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def wanted(kit: Path) -> str:
-    with Model(kit, context_tokens=512, threads=1, exact=True, chat_template=TEMPLATE) as model:
-        return model.chat(MESSAGES, max_tokens=12, temperature=0).text
+def wanted(model: Model) -> str:
+    return model.chat(MESSAGES, max_tokens=12, temperature=0).text
 
 
 def asked(**fields: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import subprocess
@@ -19,12 +18,6 @@ from program import run_program
 SETTINGS = ["-c", "1024", "-ub", "32", "-t", "1", "-n", "24", "--temp", "0"]
 FIRST = "Once upon a time there was a fox who lived in a small house at the end of the wood. " * 14
 SECOND = "The next day"
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDGE_RUN_", "XDG_"))}
-    return {**kept, "HOME": str(tmp_path), "OMP_WAIT_POLICY": "passive"}
 
 
 def run(environment: dict[str, str], *args: str, text: str = "") -> subprocess.CompletedProcess[str]:
@@ -72,13 +65,13 @@ def test_a_chat_that_is_killed_goes_on_after_its_last_answer(environment: dict[s
             assert SECOND in run(environment, "sessions", "show", name).stdout
         assert run(environment, "sessions", "rm", name).returncode == 0
     assert names(environment) == []
-    assert not [path for path in (tmp_path / ".cache").rglob("*.json") if path.parent.name == "conversations"]
+    assert not [path for path in (tmp_path / "home" / ".cache").rglob("*.json") if path.parent.name == "conversations"]
 
 
 def test_conversations_have_names_and_are_erased(environment: dict[str, str], tmp_path: Path) -> None:
     chat(environment, str(KIT), messages=[FIRST, "/save fox", "And then", "/save a/b", "/load nobody", "/clear"])
     assert names(environment) == ["fox"]
-    folder = tmp_path / ".cache" / "edge-run" / "prompts"
+    folder = tmp_path / "home" / ".cache" / "edge-run" / "prompts"
     assert list(folder.rglob("*.rows"))
     modes = {path.stat().st_mode & 0o077 for path in folder.rglob("*")}
     assert modes == {0}
@@ -97,4 +90,4 @@ def test_conversations_have_names_and_are_erased(environment: dict[str, str], tm
 def test_nothing_is_kept_where_nothing_is_to_be_kept(environment: dict[str, str], tmp_path: Path) -> None:
     chat(environment, str(KIT), "--prompt-cache", "off", messages=[FIRST, "/save fox"])
     assert names(environment) == []
-    assert not (tmp_path / ".cache" / "edge-run" / "prompts").exists()
+    assert not (tmp_path / "home" / ".cache" / "edge-run" / "prompts").exists()

@@ -12,13 +12,14 @@ import pytest
 
 import slices
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError
+from edge_run.base.errors import BudgetError, NotSupported
 from edge_run.base.protocols import BatchToken
-from edge_run.base.units import MIB
+from edge_run.base.units import KIB, MIB
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.slices.engine import SliceEngine
 from in_child import in_child, run_script
+from talks import OPTIONS, SEQUENCES, Talk, check_rows, say, say_in_branches
 from tiny_models import make_model
 
 # Scales its input; reuses earlier layers' keys and values; has states that are prepared early; is a mixture of experts;
@@ -68,6 +69,64 @@ def test_and_when_what_streams_of_a_stage_visit_is_held_for_all_of_it(name: str,
     assert min(found["times_lent"]) > 2
 
 
+def say_to_the_end(talk: Talk) -> None:
+    """A text that fills the context of 4,096 tokens nearly, and is cut."""
+    talk.prompt(3500)
+    for n_tokens in (250, 150, 150):
+        talk.step(2)
+        talk.prompt(n_tokens)
+    talk.step(2)
+    talk.rewind(3600)
+    talk.step(2)
+    talk.prompt(300)
+    talk.step(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "room", "options"),
+    [
+        ("llama", "fewest", {"context_tokens": 4096}),
+        ("gemma3", "fewest", {}),
+        ("qwen3moe", "experts", {"context_tokens": 4096}),
+        ("falcon-h1", "fewest", {"context_tokens": 4096}),
+        ("llama", "fewest", {"context_tokens": 4096, "sequences": SEQUENCES}),
+        ("llama", "visits", {"context_tokens": 4096}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+@in_child
+def test_keys_and_values_take_room_from_weights_when_they_are_written(
+    name: str, room: str, options: dict[str, Any], folder: Path
+) -> None:
+    """Of one device's layers as of a whole model: with a window for some of them, with experts, beside states, for
+    trees of guesses, and where all that streams of a stage visit is held.
+    """
+    path, settings = make_model(name, folder), {**OPTIONS, **options}
+    script = say_to_the_end if room == "visits" else say_in_branches if "sequences" in options else say
+    with slices.least_lent():
+        engines = {
+            node: SliceEngine.open(path, ModelConfig(memory="8GiB", **settings, chunk_bytes=8 * KIB)) for node in "ab"
+        }
+    with slices.room_for(room, path.stat().st_size):
+        together = slices.Together(engines, slices.owners_of(len(engines["a"].layout.units), [1, 1]))
+    said, witnesses = slices.say_known(together, script)
+    for engine, witness in zip(engines.values(), witnesses, strict=True):
+        plan, lender = engine.plan, witness.lender
+        assert getattr(engine._supply.streams[0], "holds_stage_visits", False) == (room == "visits")
+        assert (plan.expert_bytes > 0) == (room == "experts")
+        assert (engine.lendable_bytes > 0) == ("sequences" not in options)
+        assert 0 < plan.lent_bytes <= plan.kv_bytes + engine.lendable_bytes
+        held = [point.weights_bytes for point in plan.by_context]
+        assert held == sorted(held, reverse=True)
+        assert held[-1] < held[0]
+        assert lender._cells, "keys and values change hands"
+        assert lender.loans.times_granted > 1
+        assert (np.diff(witness.counts) < 0).sum() > 1, witness.counts
+    for engine in engines.values():
+        engine.close()
+    check_rows(path, script, settings, said)
+
+
 @in_child
 def test_a_context_takes_no_memory_before_it_is_assigned_and_must_fit_then(folder: Path) -> None:
     """A slice opens with the keys and values of all layers; what it does not compute never takes any memory."""
@@ -85,6 +144,12 @@ def test_a_context_takes_no_memory_before_it_is_assigned_and_must_fit_then(folde
     assert 0 < engine.plan.kv_bytes < 0.6 * kv_bytes
     assert process_memory().peak_bytes < held + 80 * MIB
     engine.close()
+
+
+def test_keys_and_values_of_a_slice_do_not_go_to_a_file(folder: Path) -> None:
+    with pytest.raises(NotSupported, match=r"kv spill: .* shorten the context \(-c\)") as refusal:
+        SliceEngine.open(make_model("llama", folder), ModelConfig(kv_spill="on", context_tokens=64))
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux is told which cores threads use")

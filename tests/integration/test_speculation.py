@@ -275,12 +275,6 @@ async def test_an_async_model_speculates(kit: Path) -> None:
     assert generation.speculation.accepted > 5
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """asyncio: what comes with Python."""
-    return "asyncio"
-
-
 def test_the_controller_lets_alone_what_does_not_pay(kit: Path) -> None:
     """The drafter is as slow as the model here: after the first passes nothing is verified any more."""
     with Model(kit, draft=kit, speculate="draft", **RESIDENT) as model:

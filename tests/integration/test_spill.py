@@ -29,10 +29,10 @@ from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.keeping.opening import open_keeper
 from edge_run.runtime.planning import spill_terms
 from edge_run.runtime.planning.plan import planner
-from edge_run.runtime.streaming.spilled_cells import SpilledCells
 from exactness import open_at
 from in_child import in_child
 from program import run_program
+from spilling import open_spilling, open_whole, spilled_of
 from talks import OPTIONS, TEXT, Talk, check_rows
 from tiny_models import make_model
 from witness import Witness
@@ -40,37 +40,6 @@ from witness import Witness
 # Attention alone: grouped heads, biases, latent, shared, looped, experts. Then windows and states beside it.
 ROWS = ["llama", "gpt2", "phi3", "deci", "command-r", "minicpm3", "hrm_text", "qwen3moe", "deepseek2"]
 OTHERS = ["gemma3", "llama4", "gpt-oss", "falcon-h1"]
-
-
-def open_spilling(path: Path, folder: Path, share: float = 0.3, by_expert: bool = False, **options: Any) -> Engine:
-    """Open `path` in little memory, with a context that has no room in it."""
-    settings = {**OPTIONS, "kv_spill": folder / "spill", **options}
-    for part in (1, 1 / 4, 1 / 16):  # of some models the rest is small beside what a context takes
-        engine = open_at(path, part * share, settings, by_expert, chunk_bytes=32 * KIB)
-        if engine.plan.spilled_kv_bytes:
-            return engine
-        engine.close()
-    raise AssertionError("no budget in which it streams has no room for the context")
-
-
-def open_whole(path: Path, folder: Path, options: dict[str, Any]) -> Engine:
-    """Open `path` in little memory, with room for all of its context if what is complete is away."""
-    shorter = open_spilling(path, folder, 0.05, **options)
-    tokens = options["context_tokens"]
-    memory = shorter.budget_bytes + spilled_of(shorter).spill._shape.least_bytes(tokens) - shorter.plan.kv_bytes
-    shorter.close()
-    settings = {**OPTIONS, **options, "kv_spill": folder / "spill", "chunk_bytes": 32 * KIB}
-    for _ in range(12):  # what the program takes grows a little from engine to engine
-        memory += MIB
-        engine = Engine.open(path, ModelConfig(memory=memory, **settings))
-        if engine.plan.context_tokens == tokens and engine.plan.spilled_kv_bytes:
-            return engine
-        engine.close()
-    raise AssertionError("no budget has room for the context, but not for all of it in memory")
-
-
-def spilled_of(engine: Engine) -> SpilledCells:
-    return next(feature for feature in engine._loaded.driver.features if isinstance(feature, SpilledCells))
 
 
 def compare(
@@ -81,7 +50,7 @@ def compare(
     engine = open_spilling(path, path.parent, by_expert=by_expert, **options)
     spill = spilled_of(engine).spill
     spill.room_bytes = 0
-    found = Talk(engine.decoder, spill.states.check)
+    found = Talk(engine.decoder, spill.texts[0].check)
     script(found)
     figures = engine.kv_spill
     assert figures is not None
@@ -157,7 +126,7 @@ def test_a_context_is_filled_in_its_budget(folder: Path) -> None:
     """Nothing is sent away before it must, each byte is written once, and the plan says what a token reads."""
     spill_terms.ATTENTIONS_AT_ONCE = 1
     path, options = make_model("llama", folder), {"context_tokens": 4096, "micro_batch_tokens": 256}
-    engine = open_whole(path, folder, options)
+    engine = open_whole(path, folder, **options)
     plan, spilled = engine.plan, spilled_of(engine)
 
     def fill(talk: Talk) -> None:
@@ -214,7 +183,7 @@ def test_what_the_drive_refuses_ends_the_pass_alone(call: str, folder: Path) -> 
     for _ in range(2):
         with pytest.raises(TierReadError, match="refused"):
             engine.decoder.decode([talk.token(i, wants_logits=i == 599) for i in range(300, 600)])
-        spill.states.check()
+        spill.texts[0].check()
         assert engine.decoder.cells_in_use() == 300
     setattr(spill.file, call, real)
     talk.prompt(300)
@@ -350,7 +319,7 @@ def test_guesses_are_verified_and_cut(is_drafted: bool, folder: Path) -> None:
     engine = open_spilling(path, folder, **options)
     spilled = spilled_of(engine)
     spilled.spill.room_bytes = 0
-    recorded = Recorded(engine.decoder, spilled.spill.states.check)
+    recorded = Recorded(engine.decoder, spilled.spill.texts[0].check)
     engine._mesh = recorded  # type: ignore[assignment]
     session = open_session(engine)
     assert "a chain, not a tree" in session.speculation().reason
@@ -394,7 +363,7 @@ def test_only_what_is_looked_at_is_read(kind: str, name: str, folder: Path) -> N
         engine = open_spilling(path, folder, **(options if is_kept else {}))
         spill = spilled_of(engine).spill
         spill.room_bytes = 0
-        found = Talk(engine.decoder, spill.states.check)
+        found = Talk(engine.decoder, spill.texts[0].check)
         found.prompt(700)
         before = spill.file.read_bytes
         found.step(40)
@@ -415,17 +384,14 @@ def test_only_what_is_looked_at_is_read(kind: str, name: str, folder: Path) -> N
 
 
 def test_what_it_excludes_is_refused_in_one_line(tmp_path: Path) -> None:
-    for options in ({"exact": True}, {"flash_attention": "off"}, {"sequences": 2}):
-        with pytest.raises(ConfigError, match="kv spill: "):
-            ModelConfig(kv_spill="on", **options)
-    for options in ({"gpu_memory": "1GiB"}, {"backend": "llama.cpp"}):
+    for options in ({"gpu_memory": "1GiB"}, {"backend": "llama.cpp"}, {"sequences": 2, "speculate": "ngram"}):
         with pytest.raises(ConfigError, match="kv spill: "):
             ModelConfig(kv_spill=tmp_path, **options)
 
 
 @in_child
 def test_a_model_without_flash_attention(folder: Path) -> None:
-    """It is refused where its context has no room, and only there."""
+    """It is refused where values of its context have no room, and only there."""
     path = make_model("grok", folder)
     with pytest.raises(NotSupported, match="flash attention"):
         open_spilling(path, folder)

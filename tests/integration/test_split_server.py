@@ -25,6 +25,7 @@ from edge_run import AsyncSplitModel, ConfigError, ModelFileError, ProtocolError
 from edge_run.runtime.split import protocol
 from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.protocol import ServerLink, pack_arrays, unpack_arrays
+from program import run_program
 from vision_models import make_bundle, make_pixels
 
 DEADLINE_S = 2.0
@@ -342,17 +343,7 @@ def test_commands(head: Path, server: int, tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_refused(head: Path, server: int) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "edge_run",
-        "split",
-        "serve",
-        str(head.parent / "tail.onnx"),
-        "--port",
-        str(server),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_program("split", "serve", head.parent / "tail.onnx", "--port", server)
     assert (done.returncode, done.stderr.count("\n")) == (7, 1), done.stderr
 
 
@@ -363,5 +354,5 @@ def test_signals_end_the_server_quietly(head: Path, number: int, code: int) -> N
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(number)
-    _, complaints = process.communicate(timeout=30)
+    _, complaints = process.communicate(timeout=100)
     assert (process.returncode, complaints) == (code, "")

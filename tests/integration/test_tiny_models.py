@@ -15,7 +15,9 @@ import pytest
 from gguf import GGUFReader
 from numpy.typing import NDArray
 
-from tiny_models import ARCHITECTURES, N_EXPERT, N_VOCAB, make_model, silence_llama_logs, split_model
+from llama_tensors import silence_llama_logs
+from recipes.recipe import N_EXPERT
+from tiny_models import ARCHITECTURES, N_VOCAB, make_model, split_model
 
 PROMPT_TOKENS = 16
 DECODED_TOKENS = 3

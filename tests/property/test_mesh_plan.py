@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device_specs import MB, specs
+from device_specs import MB, specs, takes_under
 from edge_run.partition import mesh_plan
 from edge_run.partition.mesh_plan import ROUNDS, DeviceSpec, UnitWork, plan_mesh, token_time
 
@@ -31,17 +30,22 @@ def every_plan(n_blocks: int, among: list[DeviceSpec]) -> list[tuple[str, ...]]:
     return sorted(found)
 
 
-@settings(max_examples=60, deadline=None)
-@given(specs(), st.integers(1, 6), st.integers(10, 200), st.integers(0, 10))
-def test_no_plan_of_all_is_faster(among: list[DeviceSpec], n_blocks: int, weight: int, kept: int) -> None:
-    units = [UnitWork(0), *[UnitWork(weight * MB, kept * MB)] * n_blocks, UnitWork(30 * MB)]
-    best = min(token_time(units, among, owners) for owners in every_plan(n_blocks, among))
+def assert_best(units: list[UnitWork], among: list[DeviceSpec]) -> None:
+    """Assert that no plan of all there are is faster than the one that is made, nor possible where none is."""
+    best = min(token_time(units, among, owners) for owners in every_plan(len(units) - 2, among))
     plan = plan_mesh(units, among)
     if plan is None:
         assert best == float("inf")
         return
     assert plan.token_s == pytest.approx(token_time(units, among, plan.owners))
     assert plan.token_s <= best * (1 + 1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(specs(), st.integers(1, 6), st.integers(10, 200), st.integers(0, 10))
+def test_no_plan_of_all_is_faster(among: list[DeviceSpec], n_blocks: int, weight: int, kept: int) -> None:
+    units = [UnitWork(0), *[UnitWork(weight * MB, kept * MB)] * n_blocks, UnitWork(30 * MB)]
+    assert_best(units, among)
 
 
 @settings(max_examples=60, deadline=None)
@@ -82,13 +86,7 @@ def test_every_plan_can_be_carried_out(among: list[DeviceSpec], sizes: list[tupl
 @given(specs(), st.lists(st.integers(10, 200), min_size=2, max_size=6))
 def test_units_of_unequal_size_are_planned_as_well(among: list[DeviceSpec], weights: list[int]) -> None:
     units = [UnitWork(0), *(UnitWork(weight * MB) for weight in weights), UnitWork(30 * MB)]
-    best = min(token_time(units, among, owners) for owners in every_plan(len(weights), among))
-    plan = plan_mesh(units, among)
-    if plan is None:
-        assert best == float("inf")
-        return
-    assert plan.token_s == pytest.approx(token_time(units, among, plan.owners))
-    assert plan.token_s <= best * (1 + 1e-6)
+    assert_best(units, among)
 
 
 def test_the_search_plans_units_of_unequal_size_nearly_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +147,5 @@ def test_sixteen_devices_and_128_layers_take_under_a_second() -> None:
         DeviceSpec(f"n{i}", (2 + i % 5) * 1000 * MB, (5 + i) * 1000 * MB, (200 + 50 * i) * MB, 0.001, 60 * MB)
         for i in range(16)
     ]
-    started = time.perf_counter()
     assert plan_mesh(units, among) is not None
-    assert time.perf_counter() - started < 1
+    assert takes_under(1, lambda: plan_mesh(units, among))

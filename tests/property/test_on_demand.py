@@ -82,9 +82,7 @@ class OnDemandMachine(RuleBasedStateMachine):
     def a_read_fails(self, data: st.DataObject, has_frame: bool, is_retried: bool) -> None:
         """Who waits for it gives up, or has it read again; who only holds it still does, and finds it absent."""
         load = data.draw(st.sampled_from(self.memory.loading), "load")
-        self.memory.loading.remove(load)
-        if not has_frame:
-            self.memory.lose_frame(load.chunk)
+        self.memory.fail(load, has_frame)
         is_awaited, loads = self.states.failed(load.chunk, has_frame)
         self._start(loads)
         if is_awaited and is_retried:
@@ -117,8 +115,7 @@ class OnDemandMachine(RuleBasedStateMachine):
         self._start(self.states.release(chunks))
 
     def _end(self, load: Load) -> None:
-        self.memory.loading.remove(load)
-        self.memory.readable.add(load.chunk)
+        self.memory.end(load)
         self._start(self.states.loaded(load.chunk))
         self._note_arrival()
 

@@ -147,8 +147,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_read_ends(self, data: st.DataObject) -> None:
         load = data.draw(st.sampled_from(self.memory.loading), "load")
-        self.memory.loading.remove(load)
-        self.memory.readable.add(load.chunk)
+        self.memory.end(load)
         self._start(self.residency.loaded(load.chunk))
         self._note_arrival()
 
@@ -157,9 +156,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     def a_read_fails(self, data: st.DataObject, has_frame: bool, is_retried: bool) -> None:
         """The frame stays under the chunk, or its move failed too; who waits gives up, or has it read again."""
         load = data.draw(st.sampled_from(self.memory.loading), "load")
-        self.memory.loading.remove(load)
-        if not has_frame:
-            self.memory.lose_frame(load.chunk)
+        self.memory.fail(load, has_frame)
         is_awaited, loads = self.residency.failed(load.chunk, has_frame)
         assert is_awaited == (load.chunk in self.asked)
         self._start(loads)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cells import CONTEXT, VOCABULARY, Cells, row_of
 from edge_run.base.errors import TierReadError
 from edge_run.partition.width_costs import WidthCosts
-from edge_run.runtime.generation.scheduled_passes import ComputedPart, ScheduledPasses
+from edge_run.runtime.generation.scheduled_passes import BegunPass, ComputedPart, ScheduledPasses
 from edge_run.runtime.scheduling.scheduler import PassRules, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
 from edge_run.runtime.scheduling.widths import PassWidths
@@ -120,7 +120,7 @@ class Served:
             texts[part.request] = OpenText(tokens, part.sequence, min(CONTEXT - len(tokens), left - 1))
         trees = self.guesses.plan(texts, planned.free_cells) if texts else {}
         try:
-            computed = self.passes.compute(planned, trees)
+            computed = self.passes.finish()[1] if self.passes.begin(BegunPass(planned, trees)) else []
         except TierReadError:
             computed = []
         if planned.is_of_answers and computed:

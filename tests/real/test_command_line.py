@@ -6,7 +6,6 @@ What decides is what `--json` says, and a control group of exactly the budget.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 
 from edge_run.base.errors import BudgetError, NotSupported
 from edge_run.base.units import MIB
+from program import fresh_environment
 from real_models import NOMIC, PROMPT, QWEN, QWEN_DRAFT, TEXTS
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -31,10 +31,9 @@ def edge_run(
     folder: Path, *arguments: object, box: tuple[str, ...] = (), code: int = 0
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line as if nobody had ever configured anything; it must end with `code`."""
-    usual = {name: value for name, value in os.environ.items() if not name.startswith(("EDGE_RUN_", "XDG_"))}
     done = subprocess.run(
         [*box, sys.executable, "-m", "edge_run", *map(str, arguments)],
-        env={**usual, "HOME": str(folder), "OMP_WAIT_POLICY": "passive"},
+        env=fresh_environment(folder, OMP_WAIT_POLICY="passive"),
         capture_output=True,
         text=True,
         timeout=280,

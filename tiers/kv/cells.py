@@ -3,14 +3,15 @@
 llama.cpp keeps each token of a context in a cell. A layer's keys are one row for each cell; its values are too, or,
 without flash attention, one column. Cells are taken in order, the lowest free one first, and what no token was ever
 written to is not needed: it reads as zeros, as llama.cpp leaves it. So memory that nothing was written to may be the
-kernel's.
+kernel's. Where each sequence has cells of its own, in a stream, all this holds for each stream.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from edge_run.base.units import MIB, round_down, round_up
 
@@ -34,6 +35,11 @@ class CellTensor:
         """The bytes of a row."""
         return self.n_cells * self.cell_bytes
 
+    def part(self, number: int, n_parts: int) -> CellTensor:
+        """Return one of `n_parts` equal parts, one after the other in memory."""
+        offset = number * self.n_rows * self.row_bytes // n_parts
+        return replace(self, address=self.address + offset, n_cells=self.n_cells // n_parts)
+
     def touched_bytes(self, n_cells: int, page_bytes: int) -> int:
         """Return what its first `n_cells` cells take at most, in whole pages."""
         used = min(n_cells, self.n_cells) * self.cell_bytes
@@ -55,14 +61,30 @@ class CellTensor:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """All that a context keeps by cell; `page_bytes`: in what the kernel gives its memory."""
+    """All that a context keeps by cell.
+
+    page_bytes: in what the kernel gives its memory.
+    n_streams: how many sequences have cells of their own, an equal part of each tensor.
+    """
 
     tensors: Sequence[CellTensor]
     page_bytes: int
+    n_streams: int = 1
 
     def bytes_for(self, n_cells: int) -> int:
-        """Return what the first `n_cells` cells take at most."""
-        return sum(tensor.touched_bytes(n_cells, self.page_bytes) for tensor in self.tensors)
+        """Return what `n_cells` cells take at most, the first ones, of all streams together."""
+        torn_bytes = (
+            (min(self.n_streams, max(1, n_cells)) - 1) * 2 * self.page_bytes
+        )  # at the ends of each other stream
+        return sum(tensor.touched_bytes(n_cells, self.page_bytes) + torn_bytes for tensor in self.tensors)
+
+    @property
+    def streams(self) -> list[Cells]:
+        """The cells of each stream."""
+        return [
+            Cells([tensor.part(number, self.n_streams) for tensor in self.tensors], self.page_bytes)
+            for number in range(self.n_streams)
+        ]
 
     def cells_in(self, size_bytes: int, most_cells: int) -> int:
         """Return how many cells, at most `most_cells`, `size_bytes` have room for."""
@@ -87,6 +109,26 @@ class CellCount:
         self.used = self.top = 0
         self._least_position: int | None = None  # of tokens that came beside others, since there was one sequence
         self._rise = 0
+
+    @property
+    def sequence_tokens(self) -> int:
+        """As many tokens as a sequence has room for."""
+        return self.most_tokens
+
+    @property
+    def tops(self) -> list[int]:
+        """Of each stream, up to which cell anything is written."""
+        return [self.top]
+
+    def expect(self, sequences: Iterable[int]) -> None:
+        """The next pass has a token of each of `sequences`, which may be named more than once."""
+
+    def note(self, lengths: Sequence[int]) -> None:
+        """Sequences have so many tokens now, fewer than were counted; shared ones count for each of them."""
+        if sum(length > 0 for length in lengths) > 1:
+            self.lower(sum(lengths))
+        else:
+            self.cut(max(lengths))
 
     def has_room(self, n_tokens: int) -> bool:
         """Return whether `n_tokens` tokens more have room, those of all sequences together."""
@@ -120,3 +162,37 @@ class CellCount:
         self.used, self._least_position = n_tokens, None
         self._rise = self._rise if n_tokens else 0
         self.top = min(self.top, n_tokens + self._rise)
+
+
+class StreamCount(CellCount):
+    """The same where each sequence has a stream of its own: its tokens lie in the order of the text there."""
+
+    def __init__(self, most_tokens: int, n_streams: int) -> None:
+        """Count the cells of an empty context; each stream has room for an equal part of `most_tokens`."""
+        super().__init__(most_tokens)
+        self._lengths = [0] * n_streams
+        self._expected = Counter[int]()
+
+    @property
+    def sequence_tokens(self) -> int:
+        """As many tokens as a sequence has room for."""
+        return self.most_tokens // len(self._lengths)
+
+    @property
+    def tops(self) -> list[int]:
+        """Of each stream, up to which cell anything is written."""
+        return list(self._lengths)
+
+    def expect(self, sequences: Iterable[int]) -> None:
+        """The next pass has a token of each of `sequences`, which may be named more than once."""
+        self._expected = Counter(sequences)
+
+    def add(self, n_tokens: int) -> None:
+        """A pass of `n_tokens` tokens is computed, of the sequences that were expected."""
+        assert n_tokens == self._expected.total()
+        self.note([length + self._expected[number] for number, length in enumerate(self._lengths)])
+
+    def note(self, lengths: Sequence[int]) -> None:
+        """Sequences have so many tokens now."""
+        self._lengths = list(lengths)
+        self.used = self.top = sum(lengths)

@@ -3,6 +3,9 @@
 Between passes, pieces that are complete are written and lose their memory. In a pass, an attention acquires the pieces
 of its tensors; they come to frames that all pieces share, and those of the attentions after it are read ahead. So a
 piece that is away has no memory but for the moment of its use, and a read of it elsewhere ends the process.
+
+A context of several streams has a text in each: each has states of its own, and an attention acquires the pieces of
+those that the pass computes.
 """
 
 from __future__ import annotations
@@ -37,9 +40,12 @@ Rows: TypeAlias = "npt.NDArray[np.bool_]"
 class Spill:
     """The pieces of one context's rows, and the file for them. One thread uses it, between and in passes.
 
+    texts: the states of each stream's pieces.
     numbers: of the tensors that have pieces, by address.
     room_bytes: what keys and values may take in memory.
     wait_s: how long passes waited for rows.
+
+    It is over 200 lines because what is away, what has a frame and what the file has change together.
     """
 
     def __init__(
@@ -54,69 +60,81 @@ class Spill:
         """ranges: the memory, (address, bytes), that may come and go. check: may raise, to end a wait."""
         self._shape, self.room_bytes, self.file, self._readers, self._check = shape, room_bytes, file, readers, check
         self.wait_s = 0.0
-        tensors, spans, offset = shape.cells.tensors, list[MappedSpan](), 0
-        firsts, tensor_of, pieces = dict[int, int](), list[int](), list[range]()
+        tensors, n_streams = shape.cells.tensors, shape.cells.n_streams
+        spans, offset = list[MappedSpan](), 0
+        rows = [list[range]() for _ in range(n_streams)]
+        self._pieces_of = [list[int]() for _ in range(n_streams)]  # of each text, in the order of its states
+        self._parts: dict[tuple[int, int], range] = {}  # the pieces of a tensor in a stream
+        self._owner: list[tuple[int, int]] = []  # of each piece: which part it is of
         # In the order of memory: what follows in memory follows in the file, and may be read with it.
         for number in sorted({n for use in shape.uses for n in use}, key=lambda n: tensors[n].address):
-            start, n_pieces = _place(tensors[number], ranges, shape.piece_bytes)
-            if n_pieces:
-                firsts[number] = len(pieces)
-                tensor_of += [number] * n_pieces
-                pieces += _rows(tensors[number], start, n_pieces, shape.piece_bytes)
-                stop = start + n_pieces * shape.piece_bytes
-                spans.append(MappedSpan(0, start, stop, start - offset))
-                offset += stop - start
-        self._firsts: Mapping[int, int] = firsts
-        self.numbers = {tensors[number].address: number for number in firsts}
-        self._tensor_of, self._rows_of = tensor_of, pieces
-        self.states = SpillStates(pieces)
+            for text in range(n_streams):
+                part = tensors[number].part(text, n_streams)
+                start, n_pieces = _place(part, ranges, shape.piece_bytes)
+                if n_pieces:
+                    pieces = range(len(self._owner), len(self._owner) + n_pieces)
+                    self._parts[number, text] = pieces
+                    self._owner += [(number, text)] * n_pieces
+                    self._pieces_of[text] += pieces
+                    rows[text] += _rows(part, start, n_pieces, shape.piece_bytes)
+                    stop = start + n_pieces * shape.piece_bytes
+                    spans.append(MappedSpan(0, start, stop, start - offset))
+                    offset += stop - start
+        self._local = {piece: i for pieces in self._pieces_of for i, piece in enumerate(pieces)}
+        self.numbers = {tensors[number].address: number for number, _ in self._parts}
+        self.texts = [SpillStates(of_text) for of_text in rows]
+        self._reading = range(n_streams)  # the texts whose rows the pass reads
         self._space = AddressSpace(spans, shape.piece_bytes, is_sparse=True)
-        frames = OnDemand(len(pieces), 0)
+        frames = OnDemand(len(self._owner), 0)
         run_pieces = max(1, READ_BYTES // shape.piece_bytes)
         self._weights = Weights(
             self._space, [file], readers, frames, run_chunks=run_pieces, check=check, is_constant=False
         )
-        self._counts = [0] * len(tensors)  # of the pieces that are away, by tensor
+        self._counts = Counter[tuple[int, int]]()  # of the pieces that are away, by tensor and text
         self._homeless: list[int] = []  # pieces that are not away any more, and have no memory of their own yet
+        self._is_cut = False
+        self._in_file = [False] * n_streams  # whether the file has anything of a text
         self._held: list[int] = []
         self._ahead: deque[tuple[Use, list[int]]] = deque()
 
     @property
-    def n_rows(self) -> int:
-        """The rows that count, on which nothing may be written."""
-        return self.states.n_rows
-
-    @property
     def away_bytes(self) -> int:
         """What is in the file and not in memory."""
-        return self.states.n_away * self._shape.piece_bytes
+        return sum(states.n_away for states in self.texts) * self._shape.piece_bytes
 
-    def cut(self, n_rows: int) -> None:
-        """Only the first `n_rows` rows are left; `settle` follows before anything is written."""
-        if n_rows < self.states.n_rows:
-            self._homeless += self.states.cut(n_rows)
+    def cut(self, text: int, n_rows: int) -> None:
+        """Only the first `n_rows` rows of a text are left; `settle` follows before anything is written."""
+        if n_rows < self.texts[text].n_rows:
+            self._is_cut = True
+            self._homeless += (self._pieces_of[text][piece] for piece in self.texts[text].cut(n_rows))
 
-    def settle(self, n_rows: int, full_bytes: int) -> int:
-        """Before a pass: `n_rows` rows are there, and with those to come all would take `full_bytes` in memory.
+    def settle(self, n_rows: Sequence[int], full_bytes: int) -> int:
+        """Before a pass: each text has `n_rows` rows, and with those to come all would take `full_bytes` in memory.
 
         Send away what has no room, as far as it is complete, and return what all take then. After a cut, have back what
         has room again. Raises what stops it, as TierReadError; then nothing is lost, and it may be called again.
         """
-        is_cut = bool(self._homeless)
         self._bring_back()
-        if not n_rows:
-            self.file.empty()
-        self.states.grow(n_rows)
-        if is_cut:
-            self._homeless += self.states.recall(self._least_away(full_bytes))
+        self._empty_file(n_rows)
+        for states, n in zip(self.texts, n_rows, strict=True):
+            states.grow(n)
+        if self._is_cut:
+            self._recall(full_bytes)
             self._bring_back()
-        n_pieces, counts = self.states.n_away, [*self._counts]
-        while n_pieces < self.states.n_complete and self._held_bytes(full_bytes, counts) > self.room_bytes:
-            counts[self._tensor_of[self.states.order[n_pieces]]] += 1
-            n_pieces += 1
-        if n_pieces > self.states.n_away:
-            self._send_away(n_pieces)
+            self._is_cut = False
+        targets = self._targets(full_bytes)
+        if any(target > states.n_away for target, states in zip(targets, self.texts, strict=True)):
+            self._send_away(targets)
         return self._held_bytes(full_bytes, self._counts)
+
+    def text_cells(self, address: int) -> int:
+        """Return how many cells a text has in the tensor at `address`."""
+        cells = self._shape.cells
+        return cells.tensors[self.numbers[address]].n_cells // cells.n_streams
+
+    def read_of(self, texts: range) -> None:
+        """The pass reads rows of `texts` from now on."""
+        self._reading = texts
 
     def begin(self, use: Use, rows: Rows | None = None) -> None:
         """Have rows of the tensors `use` in memory until `end`: all, or those that `rows` names. Raises TierReadError.
@@ -157,22 +175,65 @@ class Spill:
             self._weights.release(self._ahead.popleft()[1])
 
     def _pieces(self, use: Use, rows: Rows | None = None) -> list[int]:
-        """Return the pieces of the tensors `use` that are away, those with any of `rows`."""
-        spans = ((self._firsts[number], self._counts[number]) for number in use)
-        away = (piece for first, count in spans for piece in range(first, first + count))
-        return [one for one in away if rows is None or rows[self._rows_of[one].start : self._rows_of[one].stop].any()]
+        """Return the pieces of the tensors `use` that are away, of the texts that are read, and have any of `rows`."""
+        parts = [(number, text) for number in use for text in self._reading if (number, text) in self._parts]
+        away = (piece for part in parts for piece in self._parts[part][: self._counts[part]])
+        return [piece for piece in away if rows is None or self._has_any(piece, rows)]
 
-    def _held_bytes(self, full_bytes: int, counts: Sequence[int]) -> int:
-        return full_bytes - self._shape.piece_bytes * (sum(counts) - self._shape.at_once(counts))
+    def _has_any(self, piece: int, rows: Rows) -> bool:
+        own = self.texts[self._owner[piece][1]].pieces[self._local[piece]]
+        return bool(rows[own.start : own.stop].any())
 
-    def _least_away(self, full_bytes: int) -> int:
-        """Return how many of the pieces that are away need be, where all rows would take `full_bytes` in memory."""
+    def _held_bytes(self, full_bytes: int, counts: Mapping[tuple[int, int], int]) -> int:
+        by_tensor = self._by_tensor(counts)
+        return full_bytes - self._shape.piece_bytes * (sum(by_tensor) - self._shape.at_once(by_tensor))
+
+    def _by_tensor(self, counts: Mapping[tuple[int, int], int]) -> list[int]:
+        """Return how many pieces of each tensor are counted, of all texts."""
+        by_tensor = [0] * len(self._shape.cells.tensors)
+        for (number, _), count in counts.items():
+            by_tensor[number] += count
+        return by_tensor
+
+    def _targets(self, full_bytes: int) -> list[int]:
+        """Return how many pieces of each text are to be away: those whose rows are the oldest go first."""
+        targets, counts = [states.n_away for states in self.texts], self._counts.copy()
+        while self._held_bytes(full_bytes, counts) > self.room_bytes:
+            able = [text for text, states in enumerate(self.texts) if targets[text] < states.n_complete]
+            if not able:
+                break
+            text = min(able, key=lambda text: self.texts[text].stop_of(targets[text]))
+            counts[self._owner_in(text, targets[text])] += 1
+            targets[text] += 1
+        return targets
+
+    def _recall(self, full_bytes: int) -> None:
+        """Have pieces come back that have room again, where all rows would take `full_bytes` in memory."""
+        away = [(states.stop_of(i), text, i) for text, states in enumerate(self.texts) for i in range(states.n_away)]
+        away.sort()
 
         def fits(n_away: int) -> bool:
-            counts = Counter(self._tensor_of[piece] for piece in self.states.order[:n_away])
-            return self._held_bytes(full_bytes, [counts[n] for n in range(len(self._counts))]) <= self.room_bytes
+            counts = Counter(self._owner_in(text, i) for _, text, i in away[:n_away])
+            return self._held_bytes(full_bytes, counts) <= self.room_bytes
 
-        return bisect_left(range(self.states.n_away), True, key=fits)
+        kept = Counter(text for _, text, _ in away[: bisect_left(range(len(away)), True, key=fits)])
+        for text, states in enumerate(self.texts):
+            self._homeless += (self._pieces_of[text][piece] for piece in states.recall(kept[text]))
+
+    def _owner_in(self, text: int, place: int) -> tuple[int, int]:
+        """Return which part the piece is of that has a place in the order of a text."""
+        return self._owner[self._pieces_of[text][self.texts[text].order[place]]]
+
+    def _empty_file(self, n_rows: Sequence[int]) -> None:
+        """Give back what the file has of texts without rows."""
+        ended = [text for text, n in enumerate(n_rows) if self._in_file[text] and not n]
+        if ended and not any(n_rows):
+            self.file.empty()
+        for text in ended:
+            self._in_file[text] = False
+            for (_, owner), pieces in self._parts.items():
+                if owner == text and any(n_rows):
+                    self.file.free(self._space.place(pieces[0]).file_offset, len(pieces) * self._shape.piece_bytes)
 
     def _bring_back(self) -> None:
         """Give pieces that are not away any more memory of their own, and read those that have rows."""
@@ -182,19 +243,29 @@ class Spill:
                 self._weights.shrink(self._weights.n_frames)
         while self._homeless:
             self._space.map(self._homeless[-1], None)
-            self._counts[self._tensor_of[self._homeless.pop()]] -= 1
+            self._counts[self._owner[self._homeless.pop()]] -= 1
         self._grow()
-        for piece in tuple(self.states.coming):
-            self._check()
-            place = self._space.place(piece)
-            self.file.read_into(place.address, place.length, place.file_offset)
-            self.states.came(piece)
+        for text, states in enumerate(self.texts):
+            for piece in tuple(states.coming):
+                self._check()
+                place = self._space.place(self._pieces_of[text][piece])
+                self.file.read_into(place.address, place.length, place.file_offset)
+                states.came(piece)
 
-    def _send_away(self, n_pieces: int) -> None:
-        failure = self._write(self.states.save(n_pieces))
-        gone = self.states.let_go(n_pieces)
-        for piece in gone:
-            self._counts[self._tensor_of[piece]] += 1
+    def _send_away(self, targets: Sequence[int]) -> None:
+        """Have as many pieces of each text away as `targets` says, the first ones of its order."""
+        pieces = [
+            self._pieces_of[text][piece]
+            for text, (states, target) in enumerate(zip(self.texts, targets, strict=True))
+            for piece in states.save(target)
+        ]
+        failure = self._write(pieces)
+        gone = [
+            self._pieces_of[text][piece]
+            for text, (states, target) in enumerate(zip(self.texts, targets, strict=True))
+            for piece in states.let_go(target)
+        ]
+        self._counts.update(self._owner[piece] for piece in gone)
         self._grow()
         self._space.unmap(gone)
         if failure:
@@ -208,7 +279,9 @@ class Spill:
         failure = None
         for _ in pieces:
             piece, error = done.get()
-            self.states.saved(piece, is_written=error is None)
+            text = self._owner[piece][1]
+            self._in_file[text] = True
+            self.texts[text].saved(self._local[piece], is_written=error is None)
             failure = failure or error
         return failure
 
@@ -224,7 +297,8 @@ class Spill:
 
     def _grow(self) -> None:
         """Have as many frames as the attentions need that are in memory at once."""
-        if n_lacking := max(0, self._shape.at_once(self._counts) - self._weights.n_frames):
+        by_tensor = self._by_tensor(self._counts)
+        if n_lacking := max(0, self._shape.at_once(by_tensor) - self._weights.n_frames):
             self._weights.grow(n_lacking)
 
 

@@ -53,6 +53,11 @@ class SpillFile:
             self.read_bytes += length
         return length
 
+    def free(self, offset: int, length: int) -> None:
+        """Give the drive back what is in a range of the file, where its file system can."""
+        with contextlib.suppress(OSError):  # it is only kept longer
+            _libc.punch_hole(self._fd, offset, length)
+
     def empty(self) -> None:
         """Give the drive back all that is in the file."""
         with contextlib.suppress(OSError):  # it is only kept longer

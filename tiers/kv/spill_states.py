@@ -62,6 +62,10 @@ class SpillStates:
         """How many pieces, the first ones of the order, have all of their rows."""
         return bisect_right(self._stops, self.n_rows)
 
+    def stop_of(self, place: int) -> int:
+        """Return the row after the last one of the piece at `place` in the order."""
+        return self._stops[place]
+
     def state(self, piece: int) -> RowState:
         """Return the state of `piece`."""
         if piece in self._states:

@@ -162,8 +162,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     """Return how many tokens a conversation has."""
     asked = await service.read(request, CountRequest)
     async with service.hold(service.catalogue.asked(asked.model)) as served:
-        text = await asked.task().prompt(served)
-        return json_response({"input_tokens": len(await served.prompt_tokens(text))})
+        return json_response({"input_tokens": await asked.task().count(served)})
 
 
 def _template_messages(message: AnthropicMessage, where: str) -> list[dict[str, Any]]:

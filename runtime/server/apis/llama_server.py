@@ -11,13 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edge_run.base.results import Progress
-from edge_run.base.sampling_config import SamplingConfig
+from edge_run.base.sampling_config import MOST_TOP_LOGPROBS, SamplingConfig
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_chat import ChatRequest
-from edge_run.runtime.server.apis.openai_completions import Token, prompt_of
+from edge_run.runtime.server.apis.openai_completions import MOST_ANSWERS, Token
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
+from edge_run.runtime.server.logprobs import Spell, native_probabilities
 from edge_run.runtime.server.refusals import Refusal, openai_error
 from edge_run.runtime.server.sampling_fields import Count, Name, SamplingFields, refuse_set, schema_text
 from edge_run.runtime.server.service import Service
@@ -26,22 +27,43 @@ from edge_run.runtime.server.usage import llama_progress, timings
 Tokens = Annotated[list[Token], Meta(max_length=1 << 22)]
 
 
-class NativeCompletionRequest(SamplingFields, kw_only=True):
-    """A text to be continued, in llama-server's own words."""
+class PromptObject(msgspec.Struct):
+    """A prompt of text, which could have pictures besides."""
 
-    prompt: str | list[str | Token]
+    prompt_string: str
+    multimodal_data: list[Any] | None = None
+
+
+class NativeCompletionRequest(SamplingFields, kw_only=True):
+    """Texts to be continued, in llama-server's own words.
+
+    prompt: a text, or a list that is one prompt of texts and tokens where a token is in it, and else several prompts.
+    """
+
+    prompt: str | PromptObject | list[str | Token | PromptObject | list[str | Token]]
     model: Name | None = None
     n_predict: Count | None = None
+    max_tokens: Count | None = None
     stream: bool = False
     json_schema: dict[str, Any] | None = None
     return_progress: bool = False
     return_tokens: bool = False
-    n_probs: int = 0
+    n_probs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] = 0
+    post_sampling_probs: bool | None = None
     image_data: list[Any] | None = None
 
     def check(self) -> None:
         """Raise Refusal for what cannot be served."""
-        refuse_set(self, "n_probs", "image_data")
+        refuse_set(self, "post_sampling_probs", "image_data")
+
+    async def prompts(self, served: ServedModel) -> list[list[int]]:
+        """Return the tokens of each prompt. Raises Refusal, and what `ServedModel.prompt_tokens` raises."""
+        given = self.prompt
+        if not isinstance(given, list) or any(isinstance(part, int) for part in given):
+            return [await _prompt_tokens(served, given)]
+        if not 0 < len(given) <= MOST_ANSWERS:
+            raise Refusal(400, f"prompt: {len(given)} prompts, must be 1 to {MOST_ANSWERS}", param="prompt")
+        return [await _prompt_tokens(served, part) for part in given if not isinstance(part, int)]
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -62,18 +84,40 @@ class DetokenizeRequest(msgspec.Struct):
 
 
 async def completion(service: Service, request: Request) -> AnswerResponse:
-    """Continue a text."""
+    """Continue texts."""
     asked = await service.read(request, NativeCompletionRequest)
     asked.check()
     schema = None if asked.json_schema is None else schema_text(asked.json_schema, "json_schema")
     entry = service.catalogue.asked(asked.model)
 
     async def make_job(served: ServedModel) -> Job:
-        sampling = asked.sampling(served.sampling, schema)
-        return Job(await prompt_of(served, asked.prompt), sampling, served.limit(asked.n_predict))
+        sampling = asked.sampling(served.sampling, schema, asked.n_probs or None)
+        first, *others = await asked.prompts(served)
+        most = asked.max_tokens if asked.n_predict is None else asked.n_predict
+        return Job(first, sampling, served.limit(most), others=others)
 
     form = NativeCompletionForm(entry.name, asked.return_tokens, asked.return_progress)
     return AnswerResponse(service, entry, make_job, form, asked.stream)
+
+
+async def _prompt_tokens(served: ServedModel, prompt: str | PromptObject | Sequence[Any]) -> list[int]:
+    """Return the tokens of one prompt; of texts among tokens, the first begins as a prompt does."""
+    if isinstance(prompt, PromptObject):
+        refuse_set(prompt, "multimodal_data")
+        prompt = prompt.prompt_string
+    if isinstance(prompt, str):
+        return await served.prompt_tokens(prompt)
+    tokens: list[int] = []
+    for index, part in enumerate(prompt):
+        if isinstance(part, int):
+            tokens.append(part)
+        elif isinstance(part, str):
+            tokens += await served.prompt_tokens(part) if index == 0 else await served.inner_tokens(part)
+        else:
+            raise Refusal(400, f"prompt[{index}]: must be a text or a token, among tokens", param=f"prompt[{index}]")
+    if not tokens:
+        raise Refusal(400, "prompt: has no tokens", param="prompt")
+    return tokens
 
 
 async def tokenize(service: Service, request: Request) -> Response:
@@ -113,6 +157,7 @@ async def props(service: Service, request: Request) -> Response:
         {
             "default_generation_settings": settings,
             "total_slots": served.model.most_parallel if served else 0,
+            "model_path": f"{served.name}.gguf" if served else "",  # not where it is: that is nobody's business
             "model_alias": served.name if served else "",
             "chat_template": served.model.chat_template if served else "",
             "modalities": {"vision": False, "audio": False},
@@ -137,19 +182,21 @@ class NativeCompletionForm:
     def __init__(self, name: str, has_tokens: bool, wants_progress: bool) -> None:
         self._name, self._has_tokens, self.wants_progress = name, has_tokens, wants_progress
         self._job: Job
+        self._spell: Spell
 
     def begin(self, served: ServedModel, job: Job) -> bytes:
         """Return nothing: the text is all there is."""
-        self._job = job
+        self._job, self._spell = job, served.model.token_bytes
         return b""
 
     def piece(self, number: int, delta: Delta) -> bytes:
         """Return a piece of the text."""
-        return event({"index": number, "content": delta.content, "tokens": [], "stop": False})
+        piece = {"index": number, "content": delta.content, "tokens": delta.tokens, "stop": False}
+        return event({**piece, **native_probabilities(delta.logprobs, self._spell)})
 
     def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
-        """Return why it ended, and what it took."""
-        return event(self._document(outcomes[0], ""))
+        """Return why each ended, and what it took."""
+        return b"".join(event(self._document(number, outcome, "")) for number, outcome in enumerate(outcomes))
 
     def failed(self, refusal: Refusal) -> bytes:
         """Return the error."""
@@ -162,15 +209,23 @@ class NativeCompletionForm:
 
     def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return the answer."""
-        return msgspec.json.encode(self._document(outcomes[0], outcomes[0].content))
+        documents = [
+            {
+                **self._document(number, outcome, outcome.content),
+                **native_probabilities(outcome.generation.logprobs, self._spell),
+            }
+            for number, outcome in enumerate(outcomes)
+        ]
+        return msgspec.json.encode(documents if len(documents) > 1 else documents[0])
 
-    def _document(self, outcome: FinishedAnswer, content: str) -> dict[str, Any]:
+    def _document(self, number: int, outcome: FinishedAnswer, content: str) -> dict[str, Any]:
         generation = outcome.generation
         return {
-            "index": 0,
+            "index": number,
             "content": content,
             "tokens": generation.token_ids if self._has_tokens else [],
             "id_slot": 0,
+            "has_new_line": "\n" in outcome.content,
             "stop": True,
             "model": self._name,
             "tokens_predicted": generation.completion_tokens,
@@ -199,6 +254,7 @@ def _parameters(sampling: SamplingConfig, max_tokens: int | None) -> dict[str, A
         "repeat_penalty": sampling.repeat_penalty,
         "repeat_last_n": sampling.repeat_last_n,
         "seed": -1 if sampling.seed is None else sampling.seed,
+        "ignore_eos": sampling.ignore_eos,
         "stop": list(sampling.stop),
         "n_predict": -1 if max_tokens is None else max_tokens,
     }

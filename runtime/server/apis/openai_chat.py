@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
+from starlette.responses import Response
 
 from edge_run.base.results import Progress
-from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event
+from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_messages import Messages, template_messages
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask
@@ -29,6 +30,7 @@ from edge_run.runtime.server.sampling_fields import (
     SamplingFields,
     TopLogprobs,
     refuse_set,
+    schema_text,
     unsupported,
 )
 from edge_run.runtime.server.service import Service
@@ -83,6 +85,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | None = None
     reasoning_effort: Name | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolEntry] | None = None
@@ -121,6 +124,12 @@ class ChatRequest(SamplingFields, kw_only=True):
             told.setdefault("reasoning_effort", self.reasoning_effort[:MOST_WORD_LETTERS])
         return told
 
+    def schema(self) -> str | None:
+        """Return the JSON schema that the answer must follow, as text. Raises Refusal."""
+        if self.json_schema is not None:
+            return schema_text(self.json_schema, "json_schema")
+        return self.response_format.text() if self.response_format else None
+
     def toolbox(self) -> Toolbox:
         """Return what the answer may call."""
         choice = self.tool_choice.function.name if isinstance(self.tool_choice, ChosenTool) else self.tool_choice
@@ -140,10 +149,17 @@ async def chat_completions(service: Service, request: Request) -> AnswerResponse
     return AnswerResponse(service, entry, partial(chat_job, asked), ChatForm(entry.name, asked), bool(asked.stream))
 
 
+async def count_chat(service: Service, request: Request) -> Response:
+    """Return how many tokens a conversation has."""
+    asked = await service.read(request, ChatRequest)
+    async with service.hold(service.catalogue.asked(asked.model)) as served:
+        return json_response({"object": "response.input_tokens", "input_tokens": await asked.task().count(served)})
+
+
 async def chat_job(asked: ChatRequest, served: ServedModel) -> Job:
     """Return what is to be generated. Raises Refusal, and errors of ours."""
     asked.check()
-    schema = asked.response_format.text() if asked.response_format else None
+    schema = asked.schema()
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     sampling = asked.sampling(served.sampling, schema, (asked.top_logprobs or 0) if asked.logprobs else None)
     job = await asked.task().job(served, sampling, most, asked.n or 1)
@@ -156,14 +172,15 @@ class ChatForm:
     media_type = EVENT_STREAM
 
     def __init__(self, name: str, asked: ChatRequest) -> None:
-        self._name, self._choices, self.wants_progress = name, asked.n or 1, asked.return_progress
+        self._choices, self.wants_progress = asked.n or 1, asked.return_progress
         self._has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        self._head: dict[str, Any] = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
         self._calls = [0] * self._choices
         self._spell: Spell
 
     def begin(self, served: ServedModel, job: Job) -> bytes:
         """Return a chunk with the role, for each choice."""
+        self._head["system_fingerprint"] = served.fingerprint
         self._spell = served.model.token_bytes
         role = {"role": "assistant", "content": ""}
         return b"".join(self._chunk([_choice(number, role)]) for number in range(self._choices))
@@ -187,7 +204,7 @@ class ChatForm:
             for number, outcome in enumerate(outcomes)
         ]
         if self._has_usage:
-            frames.append(self._chunk([], usage=openai_usage(outcomes)))
+            frames.append(self._chunk([], usage=openai_usage(outcomes), timings=timings(outcomes[0].generation)))
         return b"".join(frames) + DONE
 
     def failed(self, refusal: Refusal) -> bytes:
@@ -209,14 +226,13 @@ class ChatForm:
             }
             for number, outcome in enumerate(outcomes)
         ]
-        head = {"id": self._id, "object": "chat.completion", "created": self._created, "model": self._name}
         rest = {"usage": openai_usage(outcomes), "timings": timings(outcomes[0].generation)}
+        head = {**self._head, "object": "chat.completion"}
         return msgspec.json.encode({**head, "choices": choices, **rest})
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        head = {"id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": self._name}
         usage = {"usage": None} if self._has_usage else {}
-        return event({**head, "choices": choices, **usage, **more})
+        return event({**self._head, "object": "chat.completion.chunk", "choices": choices, **usage, **more})
 
 
 def _choice(

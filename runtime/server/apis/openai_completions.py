@@ -124,6 +124,7 @@ class CompletionForm:
 
     def begin(self, served: ServedModel, job: Job) -> bytes:
         """Return nothing: the text is all there is."""
+        self._head["system_fingerprint"] = served.fingerprint
         self._spell = served.model.token_bytes
         return b""
 

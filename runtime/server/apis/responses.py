@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
+from starlette.responses import Response
 
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.runtime.server.answers import AnswerResponse
+from edge_run.runtime.server.answers import AnswerResponse, json_response
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, ChatMessage, ContentPart, template_messages
 from edge_run.runtime.server.apis.responses_form import ResponseForm
 from edge_run.runtime.server.catalogue.served_model import ServedModel
@@ -151,6 +152,14 @@ async def responses(service: Service, request: Request) -> AnswerResponse:
         return await asked.task().job(served, sampling, asked.max_output_tokens)
 
     return AnswerResponse(service, entry, make_job, ResponseForm(entry.name, told), bool(asked.stream))
+
+
+async def count_response(service: Service, request: Request) -> Response:
+    """Return how many tokens a conversation has."""
+    asked = await service.read(request, ResponsesRequest)
+    asked.check()
+    async with service.hold(service.catalogue.asked(asked.model)) as served:
+        return json_response({"object": "response.input_tokens", "input_tokens": await asked.task().count(served)})
 
 
 def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -77,6 +79,11 @@ class ServedModel:
         """Return how many tokens an answer may have that asks for so many; None or less than 0: as many as may be."""
         return self.defaults.limit(max_tokens)
 
+    @property
+    def fingerprint(self) -> str:
+        """What OpenAI calls `system_fingerprint`: where it is equal, so are answers of equal seeds and settings."""
+        return f"b{hashlib.sha256(repr(self.model.numerics).encode()).hexdigest()[:12]}"
+
     async def prepare(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
         """Run in a thread what takes its time but does not compute. Raises Refusal where too many wait for that."""
         return await self._preparing.run(function, *arguments)
@@ -84,6 +91,10 @@ class ServedModel:
     async def prompt_tokens(self, text: str) -> list[int]:
         """Return the tokens of a text to be continued. Raises ContextFull, ConfigError."""
         return await self.prepare(self.model.prompt_tokens, text)
+
+    async def inner_tokens(self, text: str) -> list[int]:
+        """Return the tokens of a text within a prompt. Raises ConfigError."""
+        return await self.prepare(partial(self.model.tokenize, text, add_special=False, parse_special=True))
 
     async def chat_prompt(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """Return the text of a conversation to be continued. Raises what `Model.chat_prompt` raises, and Refusal."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from edge_run.base.results import ExpertUse, Numerics, Plan
 
 OURS, MMAP = "edge-run", "llama.cpp"
+BACKEND_NAMES = {OURS: "edge-run", MMAP: "llama.cpp's mmap"}
 COMPARED = (
     "load_s",
     "first_token_s",

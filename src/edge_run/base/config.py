@@ -90,6 +90,7 @@ class ModelConfig:
     sequences: answers that may share passes, and the context's cells; 0 is the number that is forecast to make the most
         tokens a second.
     branches: sequences besides, for the branches of guesses; as many as the guessing needs, whatever is given.
+    rollback_tokens: tokens by which recurrent state can be cut back, at most; as the guessing needs, whatever is given.
     outputs_per_pass: tokens of one pass whose logits may be asked for, at least one for each sequence; more takes more
         memory (a row of logits each).
     kv_type: type of both K and V, or of K and V when written `K/V` (`q8_0/q4_0`); `auto` is what room, time and
@@ -113,7 +114,8 @@ class ModelConfig:
     prompt_cache_size: what of the disk that may take, bytes or text; the least recently used goes first.
     prompt_cache_daily: what may be written there in a day, bytes or text, as flash wears out by writing.
     kv_spill: `on` writes keys and values that have no room in memory to a file without a name in `spill` of the cache
-        folder, and reads them for each token; a path has it there; `off` ends the text where memory ends.
+        folder, and reads them for each token; a path has it there; `off` ends the text where memory ends. Several
+        `sequences` have an equal part of the context each then.
     kv_keep: each token of an answer looks at so many rows of the context at most; 0 is all of them. With less than all
         what is computed is not the model's, but cheaper.
     kv_keep_by: which rows those are: `pages` of 16 whose keys answer the query best, and the latest, `blocks` of 256
@@ -151,6 +153,7 @@ class ModelConfig:
     micro_batch_tokens: int = 0
     sequences: int = 1
     branches: int = 0
+    rollback_tokens: int = 0
     outputs_per_pass: int = 1
     kv_type: str = _DEFAULT_KV_TYPE
     flash_attention: str = "auto"
@@ -226,12 +229,9 @@ class ModelConfig:
         require(self.gpu_memory == 0, "kv spill: runs on the processor alone; give --gpu-memory 0")
         require(self.backend != "llama.cpp", "kv spill: llama.cpp's own loader has none; leave out --backend")
         require(
-            self.flash_attention != "off" and not self.exact,
-            "kv spill: needs flash attention, which --exact and -fa off leave out",
-        )
-        require(
-            self.sequences <= 1,
-            "kv spill: serves one text at a time, as several do not lie in the order of a text; give --parallel 1",
+            self.sequences <= 1 or not (self.draft_model or self.uses_lookup),
+            "kv spill: nothing is guessed for several texts at a time; give --parallel 1, or leave out -md and "
+            "--speculate",
         )
 
     def _check_keep(self) -> None:

@@ -27,11 +27,12 @@ def read_text_file(path: str | Path, what: str, most_bytes: int) -> str:
         with open(os.path.expanduser(path), "rb") as file:
             return read_text(file, what, most_bytes)
     except OSError as error:
-        raise ConfigError(f"{what}: cannot be read ({error.strerror or error})") from error
+        why = error.strerror or error
+        raise ConfigError(f"{what}: cannot be read ({why}); check the path and its permissions") from error
     except ConfigError:
         raise
     except ValueError as error:  # a name with a zero character
-        raise ConfigError(f"{what}: cannot be read ({error})") from error
+        raise ConfigError(f"{what}: cannot be read ({error}); check the path") from error
 
 
 def read_text(file: BinaryIO, what: str, most_bytes: int) -> str:

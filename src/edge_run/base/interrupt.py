@@ -6,26 +6,29 @@ Nothing is raised where the interpreter happens to be: from within a callback of
 from __future__ import annotations
 
 import contextlib
+import inspect
 import signal
 import threading
 from collections.abc import Callable, Iterator
 
 from edge_run.base.errors import Cancelled
 
+_handler, _set_handler = inspect.unwrap(signal.getsignal), inspect.unwrap(signal.signal)  # less the enums
+
 
 @contextlib.contextmanager
 def on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
     """Let Ctrl-C call `action` in this block, instead of raising KeyboardInterrupt where that is what it does."""
     is_main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT) if is_main else None
+    before = _handler(signal.SIGINT) if is_main else None
     if before is not signal.default_int_handler:  # ignored, as in a background job, or somebody else's: leave it so
         yield
         return
-    signal.signal(signal.SIGINT, lambda number, frame: action())
+    _set_handler(signal.SIGINT, lambda number, frame: action())
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        _set_handler(signal.SIGINT, before)
 
 
 class Interrupt:

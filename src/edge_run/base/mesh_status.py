@@ -120,6 +120,7 @@ class MeshUse:
     epoch: of the plan in force.
     nodes: in the order of the ring.
     rounds: how often a token goes around the ring.
+    groups: how many groups of answers may be computed at the same time; 1: the devices take turns.
     predicted_token_s: what a token was expected to take.
     token_s: what a token took, the median of late.
     hop_s: what a hop from one device to the next took.
@@ -133,6 +134,7 @@ class MeshUse:
     epoch: int
     nodes: tuple[MeshNode, ...]
     rounds: int
+    groups: int
     predicted_token_s: float
     token_s: float
     hop_s: float

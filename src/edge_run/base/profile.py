@@ -86,13 +86,6 @@ class RepackedSpeed(KernelSpeed):
 
     repacked_bytes_per_s: float
 
-    def streamed(self) -> KernelSpeed:
-        """Return the speed where each pass also waits for the weights to be repacked, as where no core is idle."""
-        pass_byte_s = 1 / self.bytes_per_s + 1 / self.repacked_bytes_per_s
-        return KernelSpeed(
-            self.type_name, self.row_elements, self.tokens, self.threads, self.by_expert, 1 / pass_byte_s
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class GpuProfile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:  # what only plans and inspects does without NumPy
     import numpy as np
@@ -34,7 +34,8 @@ class Capabilities:
 
     can_rewind: sequences can be cut at any position (false for recurrent state). can_branch: sequences can share what
     they begin with, and go on differently (also false where attention looks at a window only). outputs_per_pass: tokens
-    of a pass whose logits may be asked for.
+    of a pass whose logits may be asked for. rollback_tokens: where sequences cannot be cut at any position, as many of
+    the last pass can be cut, once.
     """
 
     context_tokens: int
@@ -44,6 +45,7 @@ class Capabilities:
     can_rewind: bool
     can_branch: bool = False
     outputs_per_pass: int = 1
+    rollback_tokens: int = 0
 
 
 class Decoder(Protocol):
@@ -72,4 +74,33 @@ class Decoder(Protocol):
 
     def keep(self, sequence: int, position: int, branch: int, branches: Sequence[int]) -> None:
         """Let `sequence` go on as `branch` does from `position` on, and empty all `branches`."""
+        ...
+
+
+@runtime_checkable
+class PassQueue(Protocol):
+    """A decoder that can have several batches in flight: they are computed in the order in which they were begun.
+
+    Until all are finished, no two of them may ask for logits of one sequence, none may have branches, and what else the
+    decoder is told happens after the batches that were begun before.
+    """
+
+    @property
+    def most_in_flight(self) -> int:
+        """How many batches in flight are of use; it may change from one call to the next."""
+        ...
+
+    def begin(self, batch: Sequence[BatchToken]) -> None:
+        """Begin a batch of one pass. Raises as `Decoder.decode`; then this batch is not in flight, and others are."""
+        ...
+
+    def finish(self) -> Logits:
+        """Wait for the batch that was begun first; return its rows, as `Decoder.decode` does.
+
+        Raises as `Decoder.decode`; then no batch is in flight, and the sequences of all are for the caller to cut.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Take back all batches in flight, if there are any; their sequences are for the caller to cut."""
         ...

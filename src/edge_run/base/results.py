@@ -32,7 +32,9 @@ class Numerics:
     use_extra_bufts: whether llama.cpp's own loader repacks all weights that it has kernels for.
     repacked: the kinds of weights that edge-run repacked. rope_factors: `short` or `long`, of a model that has both.
     kernels: what of the processor llama.cpp's kernels use: others sum in another order. pooling: of embeddings.
-    batching: `unified` where what else is computed may change last digits, in passes shared by answers or texts.
+    rollback_tokens: by how many tokens recurrent state can be cut back, which takes kernels that keep more of it.
+    batching: `unified` where what else is computed may change last digits, in passes shared by answers or texts;
+        `streams` where each of these has cells of its own besides, so that only how many they are may.
     kv_keep: `pages N` and the like where each token of an answer looks at N rows of the context at most, which is
         lossy: then the bits are not those that llama.cpp gives. Else empty.
     """
@@ -50,6 +52,7 @@ class Numerics:
     mesh_activations: str = "exact"
     repacked: str = ""
     rope_factors: str = ""
+    rollback_tokens: int = 0
     batching: str = ""
     kernels: str = ""
     pooling: str = ""
@@ -141,6 +144,7 @@ class Plan:
     lent. by_context: how that changes while the context fills. micro_batch_tokens: of one pass of a prompt, which the
     minimum is for. spilled_kv_bytes: keys and values of a full context that have no room in kv_bytes of memory.
     kv_type_reason: the type of keys and values, and what was weighed, where that was left open (`auto`).
+    read_repacked: whether repacked weights that stream are read so from a packed file.
     """
 
     mode: str
@@ -163,6 +167,7 @@ class Plan:
     by_context: tuple[ContextPoint, ...] = ()
     micro_batch_tokens: int = 0
     repacked: tuple[str, ...] = ()
+    read_repacked: bool = False
     spilled_kv_bytes: int = 0
     kv_type_reason: str = ""
 

@@ -22,6 +22,7 @@ class SamplingConfig:
     logit_bias: added to the logits of tokens, by their ids; -inf bans one.
     top_logprobs: how many of the likeliest tokens are told of with each token, with their log-probabilities before
         anything was done to the logits; None tells nothing.
+    ignore_eos: the model never ends the answer: what would is not chosen.
     """
 
     temperature: float = 0.8
@@ -38,6 +39,7 @@ class SamplingConfig:
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     top_logprobs: int | None = None
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         require(self.temperature >= 0, f"temperature {self.temperature}: must be 0 (greedy) or more")

@@ -117,7 +117,7 @@ def test_ctrl_c_that_comes_while_an_error_leaves_the_block_is_raised_once(monkey
             press()
         return real(number, handler)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("edge_run.base.interrupt.signal.signal", late)
+    monkeypatch.setattr("edge_run.base.interrupt._set_handler", late)
     with pytest.raises(KeyboardInterrupt), interrupt.hearing_ctrl_c():
         raise ValueError
     monkeypatch.undo()

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from edge_run.base.profile import KernelSpeed
-from edge_run.partition.kernel_choice import is_repacking_worth_it
+from edge_run.base.profile import KernelSpeed, RepackedSpeed
+from edge_run.partition.kernel_choice import Streaming, is_repacking_worth_it
 
 
 def speeds(by_tokens: Mapping[int, float]) -> list[KernelSpeed]:
@@ -46,3 +46,40 @@ def test_without_figures_of_both_what_was_chosen_stays() -> None:
     for plain, repacked in ((some, []), ([], some), (some, speeds({8: 9.0}))):
         assert is_repacking_worth_it(plain, repacked, [1]) is None
         assert is_repacking_worth_it(plain, repacked, [1], was_repacked=True) is True
+
+
+@pytest.mark.parametrize(
+    ("budget", "share"), [(0, 1.0), (24, 1.0), (26, 0.75), (51, 0.5), (70, 0.5), (99, 0.25), (200, 0.25)]
+)
+def test_what_streams_counts_in_quarters(budget: int, share: float) -> None:
+    assert Streaming.under(budget, 100).share == share
+
+
+def repacked(by_tokens: Mapping[int, float], repacked_bytes_per_s: float) -> list[KernelSpeed]:
+    return [RepackedSpeed("Q4_0", 4096, tokens, 2, False, s, repacked_bytes_per_s) for tokens, s in by_tokens.items()]
+
+
+@pytest.mark.parametrize(
+    ("share", "drive_bytes_per_s", "repacked_bytes_per_s", "wanted"),
+    [
+        (1.0, None, 5e9, False),  # a token takes 0.3 s instead of 0.1 s
+        (0.25, None, 50e9, True),
+        (1.0, 3e9, 20e9, True),  # the drive takes 0.33 s anyway
+        (1.0, 3e9, 2e9, False),
+        (1.0, 0.3e9, 2e9, True),
+    ],
+)
+def test_repacking_what_streams_is_free_as_far_as_passes_wait_for_the_drive(
+    share: float, drive_bytes_per_s: float | None, repacked_bytes_per_s: float, wanted: bool
+) -> None:
+    streaming = Streaming(share, 1 / drive_bytes_per_s if drive_bytes_per_s else 0.0)
+    kernels = speeds({1: 10e9, 512: 0.1e9}), repacked({1: 10e9, 512: 0.2e9}, repacked_bytes_per_s)
+    plain, faster = ([streaming.speed(kernel) for kernel in some] for some in kernels)
+    assert is_repacking_worth_it(plain, faster, [1, 512]) is wanted
+
+
+def test_a_drive_that_makes_every_pass_wait_leaves_nothing_to_gain() -> None:
+    streaming = Streaming(1.0, 1e-7)
+    kernels = speeds({1: 10e9, 512: 0.1e9}), repacked({1: 10e9, 512: 0.2e9}, 20e9)
+    plain, faster = ([streaming.speed(kernel) for kernel in some] for some in kernels)
+    assert is_repacking_worth_it(plain, faster, [1, 512]) is False

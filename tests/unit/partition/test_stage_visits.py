@@ -36,29 +36,35 @@ def plan_for(segments: Segments, n_places: int, must_pin: frozenset[int] = froze
     must_pin=st.frozensets(st.integers(0, 60), max_size=3),
     extra=st.integers(0, 70),
     n_visits=st.integers(1, 6),
-    most_lent=st.integers(0, 20),
+    always_lent=st.integers(0, 20),
+    more_lent=st.integers(0, 30),
 )
 def test_a_stage_visit_fits_the_frames_and_all_fits_the_places(
-    segments: Segments, must_pin: frozenset[int], extra: int, n_visits: int, most_lent: int
+    segments: Segments, must_pin: frozenset[int], extra: int, n_visits: int, always_lent: int, more_lent: int
 ) -> None:
     used = {chunk for segment in segments for chunk in segment}
     largest = frames_needed(segments, used - must_pin)
     n_places = len(used & must_pin) + largest + extra
     usual = plan_for(segments, n_places, must_pin)
     visits = visits_of(segments, n_visits)
-    plan = plan_stage_visits(usual, segments, visits, must_pin, most_lent) if usual.n_frames else None
+    most_lent = always_lent + more_lent
+    plan = plan_stage_visits(usual, segments, visits, must_pin, always_lent, most_lent) if usual.n_frames else None
     if plan is None:
         return
     assert len(plan.pinned) + plan.n_frames <= n_places
-    assert len(plan.lent) <= most_lent
+    assert len(set(plan.lent)) == len(plan.lent) <= most_lent
+    assert plan.n_always_lent <= min(always_lent, len(plan.lent))
     assert plan.n_frames <= usual.n_frames
     streamed = set(plan.streamed)
     assert all(len(streamed.intersection(segment)) <= plan.n_frames for segment in segments), "without lent memory too"
     assert sorted((*plan.pinned, *plan.streamed)) == sorted(used), "every chunk of the pass is planned once, no other"
     assert used & must_pin <= set(plan.pinned)
     assert set(plan.lent) <= set(plan.streamed)
-    left = set(plan.streamed) - set(plan.lent)
-    assert all(len(left.intersection(visit)) <= plan.n_frames for visit in visits)
+    left = set(plan.streamed) - set(plan.lent[: plan.n_always_lent])
+    assert all(len(left.intersection(visit)) <= plan.n_frames for visit in visits), (
+        "with any number of those lent on top"
+    )
+    left -= set(plan.lent)
     assert plan.streamed_uses == (len(left) if len(left) > plan.n_frames else 0), "what fits the frames stays there"
 
 
@@ -107,7 +113,7 @@ def test_what_streams_of_a_stage_visit_has_many_neighbours() -> None:
     visit = (40, 3, 9, 20, 21, 22, 23, 24, 25, 50, 30, 31, 32)
     segments = [visit, *[tuple(range(60 + 12 * i, 72 + 12 * i)) for i in range(7)]]
     n_chunks = len({chunk for segment in segments for chunk in segment})
-    plan = plan_stage_visits(plan_for(segments, n_chunks - 21), segments, segments, frozenset(), most_lent=0)
+    plan = plan_stage_visits(plan_for(segments, n_chunks - 21), segments, segments, frozenset(), 0)
     assert plan is not None
     streamed = [chunk for chunk in visit if chunk in plan.streamed]
     assert streamed == [20, 21, 22], "of the longest, the first"
@@ -122,3 +128,13 @@ def test_lent_chunks_are_where_they_need_no_frames_of_their_own() -> None:
     assert plan is not None
     assert (plan.n_frames, plan.streamed_uses) == (without.n_frames, without.streamed_uses)
     assert len(plan.lent) == 100
+
+
+def test_what_is_lent_while_a_text_is_short_is_taken_evenly_from_the_visits() -> None:
+    segments = chain(400)
+    visits = visits_of(segments, 5)
+    plan = plan_stage_visits(plan_for(segments, 280), segments, visits, frozenset(), 80, 90)
+    assert plan is not None
+    assert (plan.n_frames, plan.n_always_lent, len(plan.lent), plan.streamed_uses) == (10, 80, 90, 40)
+    left = set(plan.streamed) - set(plan.lent)
+    assert [len(left.intersection(visit)) for visit in visits] == [8] * 5

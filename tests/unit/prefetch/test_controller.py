@@ -61,6 +61,30 @@ def test_a_comparison_ends_where_nothing_can_be_found() -> None:
     assert (decision.setting, decision.tried) == ("a", "b")
 
 
+def test_a_setting_that_is_clearly_slower_is_given_up_before_one_is_taken() -> None:
+    n_tokens = list[int]()
+    for seed in range(40):
+        for cost in ({"off": 1.0, "1": 1.05}, {"off": 1.0, "1": 0.95}):
+            controller = Controller([Tunable("ahead", ("off", "1"))])
+            while not controller.decisions:
+                drive(controller, 1, cost.__getitem__, seed * 7919 + len(n_tokens), noise=0.03)
+            assert controller.chosen["ahead"] == min(cost, key=cost.__getitem__)
+            n_tokens.append(controller.decisions[0].tokens)
+    taken = 2 * control.LEAST_PAIRS * (control.WINDOW_TOKENS + 1)
+    assert sorted(n_tokens)[len(n_tokens) // 4] < taken // 2
+    assert min(n_tokens[1::2]) == taken
+
+
+def test_where_a_step_is_slower_no_step_beyond_it_is_tried_in_that_round() -> None:
+    costs = {"off": 1.0, "1": 1.2, "2": 0.5, "four": 1.0, "three": 1.3}
+    controller = Controller([Tunable("ahead", ("off", "1", "2")), Tunable("readers", ("four", "three"))])
+    assert set(drive(controller, control.FIRST_REST_TOKENS, costs.__getitem__)) == {"off", "1"}
+    assert {decision.tried for decision in controller.decisions} == {"1", "three"}, "the other tunable is tried"
+    controller = Controller([Tunable("ahead", ("off", "1", "2"), first="1")])
+    drive(controller, 200, {"off": 1.2, "1": 1.0, "2": 0.9}.__getitem__)
+    assert controller.chosen == {"ahead": "2"}, "a step back that is slower says nothing of a step further"
+
+
 def test_times_that_are_all_the_same_are_no_reason_to_change_anything() -> None:
     controller = Controller([Tunable("ahead", ("a", "b"))])
     for _ in range(2000):

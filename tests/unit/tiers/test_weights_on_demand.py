@@ -16,6 +16,17 @@ from mapped import PAGE, is_readable
 from weights_tier import CHUNK, WAIT_S, Tier, tier
 
 
+def hold_and_acquire(streamed: Tier, choose: random.Random, kept: list[int], n_kept: int, n_others: int) -> list[int]:
+    """Have a cache hold a few more of 40 chunks, `n_kept` at most; return what a pass then acquired, as the file is."""
+    new = [chunk for chunk in choose.sample(range(40), 3) if chunk not in kept][: n_kept - len(kept)]
+    streamed.weights.hold(new)
+    kept += new
+    asked = [*choose.sample(kept, min(2, len(kept))), *choose.sample(range(40), n_others)]
+    streamed.weights.acquire(asked)
+    assert all(streamed.is_right(chunk) for chunk in asked)
+    return asked
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_held_and_acquired_at_random_is_what_the_file_holds(tmp_path: Path, seed: int) -> None:
     """A cache holds some chunks and changes its mind; a pass acquires others, and some of the same."""
@@ -25,12 +36,7 @@ def test_what_is_held_and_acquired_at_random_is_what_the_file_holds(tmp_path: Pa
         for _ in range(60):
             while len(kept) > choose.randrange(11):
                 streamed.weights.release([kept.pop(choose.randrange(len(kept)))])
-            new = [c for c in choose.sample(range(40), 3) if c not in kept][: 11 - len(kept)]
-            streamed.weights.hold(new)
-            kept += new
-            asked = [*choose.sample(kept, min(2, len(kept))), *choose.sample(range(40), 3)]
-            streamed.weights.acquire(asked)
-            assert all(streamed.is_right(chunk) for chunk in asked)
+            asked = hold_and_acquire(streamed, choose, kept, 11, n_others=3)
             streamed.weights.release(asked)
             streamed.residency.check()
         streamed.settle()
@@ -267,12 +273,7 @@ def test_frames_that_come_and_go_never_take_what_is_held(tmp_path: Path) -> None
                 n_gone = streamed.weights.shrink(n_less)
                 assert 0 < n_gone <= n_less
                 n_less, n_frames = n_less - n_gone, n_frames - n_gone
-            new = [chunk for chunk in choose.sample(range(40), 3) if chunk not in kept][: n_frames - 3 - len(kept)]
-            streamed.weights.hold(new)
-            kept += new
-            asked = [*choose.sample(kept, min(2, len(kept))), *choose.sample(range(40), 2)]
-            streamed.weights.acquire(asked)
-            assert all(streamed.is_right(chunk) for chunk in asked)
+            asked = hold_and_acquire(streamed, choose, kept, n_frames - 3, n_others=2)
             assert mapped_chunks(streamed) <= n_frames
             streamed.weights.release(asked)
             streamed.residency.check()

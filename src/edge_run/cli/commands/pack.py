@@ -1,4 +1,4 @@
-"""`edge-run pack`: the experts of a model again, compressed, in a file beside the model."""
+"""`edge-run pack`: weights of a model again, compressed or repacked, in a file beside the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 
 
-@click.command(cls=SettingsCommand, short_help="Compress a model's experts into a file beside it, to read less.")
+@click.command(cls=SettingsCommand, short_help="Write a model's weights again, beside it, to be read faster.")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
     "-o", "--output", "target", type=click.Path(path_type=Path), metavar="FILE",
@@ -26,6 +26,9 @@ def pack(terminal: Terminal, model: Path, target: Path | None, force: bool) -> N
 
     The model stays as it is, and is still needed. It is worth it on a drive that is slow against the processor, for
     models in 16-bit numbers (F16, BF16); a run finds out by measuring, and reads what is faster.
+
+    Of a MODEL without experts, the file holds weights repacked for the kernels of this processor, so that they need not
+    be repacked each time that they stream (--repack).
     """
     from edge_run.runtime.tools.pack import pack as pack_model
 
@@ -34,8 +37,9 @@ def pack(terminal: Terminal, model: Path, target: Path | None, force: bool) -> N
     left_out = "".join(
         f"; {name} was left out, which comes down to {made.left_out[name]:.0%}" for name in made.left_out
     )
+    held = f"repacked: {', '.join(made.repacked)}" if made.repacked else f"{made.share:.1%} of what it holds"
     terminal.say(
-        f"Wrote {made.path}: {format_size(made.size_bytes)}, {made.share:.1%} of what it holds, {made.tensors} "
-        f"tensors, in {time.monotonic() - started:.1f} s{left_out}",
+        f"Wrote {made.path}: {format_size(made.size_bytes)}, {held}, {made.tensors} tensors, in "
+        f"{time.monotonic() - started:.1f} s{left_out}",
         NOTICE,
     )

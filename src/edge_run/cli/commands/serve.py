@@ -194,7 +194,7 @@ def _check_certificate(certificate: Path | None, key: Path | None) -> None:
 
 
 def _usual_parallel(settings: RunSettings) -> int:
-    """Return how many answers share a pass where nobody said: texts are spilled or shifted for one alone."""
+    """Return how many answers share a pass where nobody said: one, where others would take context from it."""
     config = settings.config
     is_alone = settings.is_mesh or config.spills_kv or config.context_shift or config.kv_keep
     return 1 if is_alone else PARALLEL

@@ -96,4 +96,4 @@ def _write_acl(path: Path, broker: str, cluster: str) -> None:
     try:
         path.write_text(mosquitto_acl(cluster, parse_broker(broker).user))
     except OSError as error:
-        raise ConfigError(f"--acl {path}: cannot be written ({error.strerror})") from error
+        raise ConfigError(f"--acl {path}: cannot be written ({error.strerror}); give another path") from error

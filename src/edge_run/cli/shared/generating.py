@@ -39,13 +39,14 @@ def answer_once(settings: RunSettings, terminal: Terminal) -> None:
 
 def chat(settings: RunSettings, terminal: Terminal, continued: Conversation | None = None) -> None:
     """Open the model, and answer what the user writes until the user leaves. continued: what the chat goes on with."""
-    if settings.config.prompt_cache == PROMPT_CACHE_ON and not settings.config.prompt_folder.exists():
-        terminal.say(
-            f"Chats are kept in {settings.config.prompt_folder}, to go on with edge-run chat --continue; "
-            "--prompt-cache off keeps none, edge-run sessions rm --all erases all.",
-            NOTICE,
-        )
+    is_first = settings.config.prompt_cache == PROMPT_CACHE_ON and not settings.config.prompt_folder.exists()
     with _model(settings, terminal) as model:
+        if is_first:
+            terminal.say(
+                f"Chats are kept in {settings.config.prompt_folder}, to go on with edge-run chat --continue; "
+                "--prompt-cache off keeps none, edge-run sessions rm --all erases all.",
+                NOTICE,
+            )
         talk = talk_of(settings, model, is_chat_by_default=model.has_chat_template)
         book = None
         if settings.config.keeps_prompts and not settings.is_mesh:

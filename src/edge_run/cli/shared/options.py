@@ -80,6 +80,10 @@ SETTINGS: tuple[Setting, ...] = (
     _sampling("--min-p", field="min_p", help="Among those at least this probable, against the best.", **_FRACTION),
     _sampling("--repeat-penalty", field="repeat_penalty", help="1 is none.", **_FRACTION),
     _sampling("--repeat-last-n", field="repeat_last_n", help="Tokens it looks back; -1: the context.", **_NUMBER),
+    Setting(
+        "--ignore-eos/--no-ignore-eos", group="Sampling", field="ignore_eos", default=None,
+        help="The model never ends an answer: it goes on to -n. [default: no]",
+    ),
     Setting("-s", "--seed", group="Sampling", help="-1 draws one. [default: -1]", **_NUMBER),
     _memory(
         "--memory", field="memory", callback=size_option, metavar="SIZE",
@@ -231,7 +235,7 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 _OF_ONE_ANSWER = {
-    *("model", "prompt", "file", "conversation", "system_prompt", "json", "display_prompt", "stop", "seed"),
+    *("model", "prompt", "file", "conversation", "system_prompt", "json", "display_prompt", "stop"),
     *("grammar", "grammar_file", "json_schema", "json_schema_file"),
 }
 SERVED_SETTINGS = [setting for setting in SETTINGS if setting.name not in _OF_ONE_ANSWER]

@@ -11,6 +11,7 @@ from edge_run.base.units import parse_size
 
 ENVIRONMENT_PREFIX = "EDGE_RUN_"
 KEY_VARIABLE = f"{ENVIRONMENT_PREFIX}API_KEY"  # for a server; no setting, as no flag may hold it, which others see
+TEST_MODELS_VARIABLE = f"{ENVIRONMENT_PREFIX}REAL_MODELS"  # read by the tests and benchmarks alone: CONTRIBUTING.md
 
 
 class Setting(click.Option):

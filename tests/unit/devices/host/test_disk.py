@@ -253,16 +253,25 @@ def whole_device(path: Path) -> str:
 
 @pytest.mark.root
 def test_a_throttled_disk_is_seen_as_slow_as_it_is(tmp_path: Path) -> None:
+    """No measurement may be faster; one that others disturb, which want the disk or the cores too, is made again."""
     limit = 100_000_000
     code = (
         "import dataclasses, sys; from pathlib import Path; from edge_run.devices.host.disk import *\n"
         "Path(sys.argv[2], 'cgroup.procs').write_text('0')\n"
-        "profile = measure_disk(Path(sys.argv[1]), None, 4, dataclasses.replace(NORMAL, scratch_bytes=64 << 20))\n"
-        "print(profile.limit); print(profile.bytes_per_s, profile.first_use_bytes_per_s)"
+        "while sys.stdin.readline():\n"
+        "    profile = measure_disk(Path(sys.argv[1]), None, 4, dataclasses.replace(NORMAL, scratch_bytes=64 << 20))\n"
+        "    print(profile.bytes_per_s, profile.first_use_bytes_per_s, profile.limit, flush=True)"
     )
     with throttled(limit, whole_device(tmp_path)) as group:
         command = [sys.executable, "-c", code, str(tmp_path), str(group)]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    kernel_words, speeds = text.splitlines()
-    assert str(limit) in kernel_words
-    assert all(0.7 * limit < float(speed) < 1.4 * limit for speed in speeds.split())
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdin
+            assert process.stdout
+            slowest = 0.0
+            while slowest < 0.7 * limit:
+                print(file=process.stdin, flush=True)
+                *speeds, kernel_words = process.stdout.readline().split(maxsplit=2)
+                assert str(limit) in kernel_words
+                assert all(float(speed) < 1.4 * limit for speed in speeds)
+                slowest = min(map(float, speeds))
+            process.stdin.close()

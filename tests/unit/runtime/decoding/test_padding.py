@@ -27,6 +27,9 @@ def test_all_have_as_many_as_the_longest_those_between_too() -> None:
     assert [token for token in line if token in given] == given
     assert cuts == {1: 8, 2: 4}
     assert padded_width([1, 3], 3) == len(line)
+    line, cuts = padded(chain(1, 7, 1), [0, 7], least=1)
+    assert len(line) == padded_width([1], 1, least=1) == 1
+    assert not cuts
 
 
 def test_passes_have_with_padding_no_more_tokens_than_fit() -> None:

@@ -56,6 +56,19 @@ def test_other_sequences_are_left_alone() -> None:
     assert list(log) == [batch(0, 1, sequence=1), batch(0, 1), Operate("rewind", (1, 0))]
 
 
+def test_what_is_in_flight_is_not_forgotten_before_it_is_finished() -> None:
+    log, command = MeshLog(), batch(0, 1)
+    log.add(command, None)
+    log.rewind(0, 0, 0)
+    assert list(log) == [command, Operate("rewind", (0, 0))]
+    log.finished(command, 1.0)
+    log.rewind(0, 0, 0)
+    assert len(log) == 0
+    log.add(command, None)
+    log.forget(command)
+    assert len(log) == 0
+
+
 def sent(command: Decode | Operate) -> Message:
     parts = tuple(memoryview(bytes(part)) for part in command_parts(command))
     return Message("n", command_header(command, 5, 1), parts)

@@ -62,3 +62,11 @@ def test_hops_are_what_is_left_when_all_work_is_taken_off() -> None:
     assert abs(rates.hop_s - 0.01) < 1e-9
     rates.restart()
     assert rates.token_s == rates.hop_s == 0.0
+
+
+def test_with_passes_in_flight_a_token_takes_the_time_between_passes_over_those_that_were_said() -> None:
+    rates = MeshRates()
+    for number, n_tokens in enumerate((2, 2, 0, 2)):
+        rates.note_shared(n_tokens, 100.0 + number)
+    assert rates.token_s == 0.5
+    assert rates.hop_s == 0.0

@@ -33,7 +33,7 @@ class Bench:
             pass
         planned = self.scheduler.next_pass()
         assert planned is not None
-        self.scheduler.computed(planned)
+        self.scheduler.begun(planned)
         for part in planned.parts:
             if part.is_last:
                 self.scheduler.append(part.request, part.tokens[-1] + 1)
@@ -179,3 +179,37 @@ def test_giving_way_first_empties_what_is_kept_then_stops_the_youngest(kept: boo
     assert bench.scheduler.running() == (numbers if kept else numbers[:1])
     if not kept:
         assert bench.scheduler.give_way() is None
+
+
+def test_groups_in_flight_take_turns_and_nobody_waits() -> None:
+    bench = Bench(n_sequences=8)
+    asked = [bench.scheduler.submit([i, i + 1]) for i in range(8)]
+    while bench.scheduler.admit():
+        pass
+    begun: list[PlannedPass] = []
+    for turn in range(12):
+        planned = bench.scheduler.next_pass(n_groups=4)
+        assert planned is not None
+        assert len(planned.parts) == 2
+        assert numbers(planned) == asked[2 * (turn % 4) :][:2]
+        bench.scheduler.begun(planned)
+        begun.append(planned)
+        if len(begun) == 4:
+            for part in begun.pop(0).parts:
+                bench.scheduler.append(part.request, 7)
+    for _ in begun:
+        bench.scheduler.next_pass(n_groups=4)
+    assert bench.scheduler.n_running == 8
+
+
+def test_a_prompt_goes_on_while_its_beginning_is_in_flight_and_its_answer_waits() -> None:
+    bench = Bench(width=8)
+    bench.scheduler.submit(list(range(20)))
+    while bench.scheduler.admit():
+        pass
+    for width in (8, 8, 4):
+        planned = bench.scheduler.next_pass(n_groups=4)
+        assert planned is not None
+        assert planned.width == width
+        bench.scheduler.begun(planned)
+    assert bench.scheduler.next_pass(n_groups=4) is None

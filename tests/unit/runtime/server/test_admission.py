@@ -12,12 +12,6 @@ from edge_run.runtime.server.refusals import Refusal
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """asyncio: what uvicorn runs on."""
-    return "asyncio"
-
-
 class Clock:
     now_s = 0.0
 

@@ -32,12 +32,6 @@ if sys.version_info < (3, 11):
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """asyncio: what uvicorn runs on."""
-    return "asyncio"
-
-
 class FakeModel:
     """A model whose answers do what the test says."""
 
@@ -47,6 +41,7 @@ class FakeModel:
         self.error: Exception | None = None
         self.ended = 0
         self.path, self.progress, self.has_chat_template = Path("model.gguf"), None, True
+        self.numerics = "made up"
         self.plan, self.embedding = SimpleNamespace(forecast=None, model_bytes=1), None
         self.context_tokens = self.trained_context_tokens = 100
         self.chat_template = ""

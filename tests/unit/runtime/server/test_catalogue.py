@@ -22,12 +22,6 @@ pytestmark = pytest.mark.anyio
 FOUND = ModelFolder(tuple(ModelEntry(name, Path(f"{name}.gguf")) for name in ("a", "b", "broken")))
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """asyncio: what uvicorn runs on."""
-    return "asyncio"
-
-
 class Files:
     """Opens files; notes what is open, which is one at most."""
 

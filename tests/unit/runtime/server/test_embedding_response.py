@@ -29,12 +29,6 @@ if sys.version_info < (3, 11):
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """asyncio: what uvicorn runs on."""
-    return "asyncio"
-
-
 class FakeModel:
     """Computes two texts at a time; the vector of a text is its first token. turns: what was computed together."""
 

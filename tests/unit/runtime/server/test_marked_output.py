@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import model_output
 from edge_run.runtime.server.formats.marked_output import MarkedOutput
-from edge_run.runtime.server.generating import Delta
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "</tool_call"}}\n</tool_call>'
 SUB = '<tool_call>{"name": "sub", "arguments": {}}</tool_call>'
@@ -19,13 +16,7 @@ SUB = '<tool_call>{"name": "sub", "arguments": {}}</tool_call>'
 def parsed(text: str, cuts: list[int] | None = None, **options: object) -> tuple[str, str, list[tuple[str, object]]]:
     """Return content, reasoning and calls of a text that comes in pieces."""
     parser = MarkedOutput(**{"tools": frozenset({"add", "sub"}), **options})  # type: ignore[arg-type]
-    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts or ())})
-    deltas: list[Delta] = []
-    for start, end in itertools.pairwise(places):
-        deltas += parser.push(text[start:end])
-    deltas += parser.finish()
-    calls = [(delta.call.name, json.loads(delta.call.arguments)) for delta in deltas if delta.call]
-    return "".join(d.content for d in deltas), "".join(d.reasoning for d in deltas), calls
+    return model_output.parsed(parser, text, cuts or ())
 
 
 TEXTS = {

@@ -21,12 +21,6 @@ NAVIGATION = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """asyncio: what uvicorn runs on."""
-    return "asyncio"
-
-
-@pytest.fixture
 def http() -> httpx.AsyncClient:
     """A client of a server with a key, which the client does not have."""
     model = SimpleNamespace(embedding=None)

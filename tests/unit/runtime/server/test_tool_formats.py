@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +16,9 @@ from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.grammars.grammar import ALTERNATIVES, schema_grammar
 from edge_run.runtime.server.chat_task import ChatTask
 from edge_run.runtime.server.formats.tool_format import FORMATS, HERMES, ToolFormat, format_of
-from edge_run.runtime.server.generating import Delta, Job
+from edge_run.runtime.server.generating import Job
 from edge_run.runtime.server.tools import FunctionTool, Toolbox
+from model_output import parsed
 
 HARMONY, _, MISTRAL_ARGS, MISTRAL, LLAMA = FORMATS
 SKY, ADD = "get_sky", "add"
@@ -99,13 +99,7 @@ WRITTEN: list[tuple[ToolFormat, str, tuple[str, str, list[Any]]]] = [
 
 def meaning(form: ToolFormat, text: str, cuts: list[int], begins: str = "") -> tuple[str, str, list[Any]]:
     parser = form.parser(begins, form is HARMONY, frozenset({SKY, ADD}), 1000)
-    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    deltas: list[Delta] = []
-    for start, end in itertools.pairwise(places):
-        deltas += parser.push(text[start:end])
-    deltas += parser.finish()
-    calls = [(delta.call.name, json.loads(delta.call.arguments)) for delta in deltas if delta.call]
-    return "".join(d.content for d in deltas), "".join(d.reasoning for d in deltas), calls
+    return parsed(parser, text, cuts)
 
 
 @pytest.mark.parametrize(("form", "text", "wanted"), WRITTEN)

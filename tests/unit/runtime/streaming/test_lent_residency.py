@@ -141,7 +141,8 @@ def test_nothing_is_lent_of_what_is_not_known(buffer: int) -> None:
 def test_lending_ends_where_narrow_passes_take_more_than_was_left_to_them(buffer: int) -> None:
     """Once is no more than another layout of the same tensors; again and again it is what a pass needs."""
     weights, ended = FakeWeights(), []
-    lent = lending(weights, seen(), on_end=lambda: ended.append(True))
+    lent = lending(weights, seen())
+    lent.on_end = lambda: ended.append(True)
     lent.before_pass(1)
     touch(buffer, 8 * MIB)
     lent.before_pass(1)

@@ -155,21 +155,23 @@ def test_a_pass_by_program_holds_each_segment_while_it_computes(
     assert feature.wait_s == 0.5 * 8
 
 
+@pytest.mark.parametrize(("n_always_lent", "ends"), [(5, {1, 3}), (4, {1, 5})])
 def test_a_pass_in_visits_stops_where_what_streams_of_a_stage_visit_is_done_with(
-    address_space: AddressSpace, weights: Weights, nodes: Nodes
+    address_space: AddressSpace, weights: Weights, nodes: Nodes, n_always_lent: int, ends: set[int]
 ) -> None:
     """The rest of a stage visit is computed on what stays, while readers are at the next one."""
     graph = tuple(nodes(range(i, i + 5)) for i in range(0, 30, 5))
     graph = (*graph[:3], replace(graph[3], is_border=True), *graph[4:])
     leaving = {*range(0, 7), *range(15, 18)}
     pinned = tuple(sorted(frozenset(range(7, 25)) - leaving))
-    residency = ResidencyPlan(pinned, (), 0, 0, 0, lent=tuple(range(25, 30)), by_stage_visits=True)
+    lent = tuple(range(25, 30))
+    residency = ResidencyPlan(pinned, (), 0, 0, 0, lent, by_stage_visits=True, n_always_lent=n_always_lent)
     feature = WeightStreaming(weights, address_space, residency=residency)  # type: ignore[arg-type]
     steps = Steps()
     StageVisits(feature).register(graph, steps)
     assert weights.asked == []
     assert set(steps.before) == {0, 3}
-    assert set(steps.after) == {1, 3}
+    assert set(steps.after) == ends
     for _ in range(2):
         for i, node in enumerate(graph):
             for step in steps.before.get(i, ()):

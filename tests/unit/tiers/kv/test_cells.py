@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_run.tiers.kv.cells import CellCount, Cells, CellTensor
+from edge_run.tiers.kv.cells import CellCount, Cells, CellTensor, StreamCount
 
 PAGE = 64
 tensors = st.builds(
@@ -66,6 +66,32 @@ def test_unused_are_all_whole_pages_in_which_no_cell_in_use_has_a_byte(tensor: C
             page for page in {address // PAGE for address in whole} if {page * PAGE, page * PAGE + PAGE - 1} <= whole
         }
         assert found == own - used
+
+
+@given(tensor=tensors, n_streams=st.integers(1, 5), lengths=st.lists(st.integers(0, 80), min_size=5, max_size=5))
+def test_streams_are_equal_parts(tensor: CellTensor, n_streams: int, lengths: list[int]) -> None:
+    """They cover the memory of all once, and take no more than is said of as many cells of all together."""
+    whole = CellTensor(tensor.address, tensor.n_cells * n_streams, tensor.cell_bytes, tensor.n_rows)
+    cells = Cells([whole], PAGE, n_streams)
+    parts = [stream.tensors[0] for stream in cells.streams]
+    assert [part.n_cells for part in parts] == [tensor.n_cells] * n_streams
+    found = [address for part in parts for address in sorted(bytes_of(part, range(part.n_cells)))]
+    assert found == sorted(bytes_of(whole, range(whole.n_cells)))
+    used = [min(length, tensor.n_cells) for length in lengths[:n_streams]]
+    taken = sum(stream.bytes_for(n) for stream, n in zip(cells.streams, used, strict=True))
+    assert tensor.n_rows > 1 or taken <= cells.bytes_for(sum(used))
+
+
+def test_tokens_in_streams_are_counted_for_each() -> None:
+    count = StreamCount(90, 3)
+    assert count.sequence_tokens == 30
+    count.expect([0, 0, 2])
+    count.add(3)
+    count.expect([2])
+    count.add(1)
+    assert (count.tops, count.top, count.used) == ([2, 0, 2], 4, 4)
+    count.note([2, 0, 1])
+    assert (count.tops, count.used) == ([2, 0, 1], 3)
 
 
 def test_tokens_of_a_text_take_a_cell_each() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,44 +32,63 @@ USES = ((0, 1), (2, 3), (4,), (0, 5))
 
 
 class Rig:
-    """A context of some tensors, one after the other in memory, and the text whose rows are in them."""
+    """A context of some tensors, one after the other in memory, and the texts whose rows are in them.
 
-    def __init__(self, folder: Path, attentions: int) -> None:
-        size = sum(N_CELLS * n for n in CELL_BYTES) + 64
+    Most tests have one text, in a single stream.
+    """
+
+    def __init__(self, folder: Path, attentions: int, n_streams: int = 1) -> None:
+        size = sum(n_streams * N_CELLS * n for n in CELL_BYTES) + 64
         self.base, self.length = _libc.map_anonymous(-(-size // PAGE) * PAGE + PAGE), -(-size // PAGE) * PAGE + PAGE
         at, tensors = self.base + 64, []
         for cell_bytes in CELL_BYTES:
-            tensors.append(CellTensor(at, N_CELLS, cell_bytes))
-            at += N_CELLS * cell_bytes
-        self.cells, self.tensors = Cells(tensors, PAGE), tensors
+            tensors.append(CellTensor(at, n_streams * N_CELLS, cell_bytes))
+            at += n_streams * N_CELLS * cell_bytes
+        self.cells = Cells(tensors, PAGE, n_streams)
         self.readers, self.file = Readers(3), SpillFile(folder)
         shape = SpillShape(self.cells, USES, 2 * PAGE, WIDTH, attentions)
         ranges = [(self.base + PAGE, self.length - 2 * PAGE)]
         self.checks_left: int | None = None
         self.spill = Spill(shape, ranges, 0, self.file, self.readers, self._check)
-        self.random, self.n_rows = np.random.default_rng(0), 0
-        self.wanted = [np.zeros((N_CELLS, n), np.uint8) for n in CELL_BYTES]
+        self.random, self.ends = np.random.default_rng(0), [0] * n_streams
+        self.wanted = [np.zeros((n_streams, N_CELLS, n), np.uint8) for n in CELL_BYTES]
 
-    def run(self, n_rows: int) -> int:
-        """A pass over so many rows more: each attention writes its own, and reads all. Return what was held before."""
-        stop = self.n_rows + n_rows
-        self.spill.cut(self.n_rows)
-        held = self.spill.settle(self.n_rows, self.cells.bytes_for(stop))
+    @property
+    def n_rows(self) -> int:
+        """The rows of the first text."""
+        return self.ends[0]
+
+    def run(self, n_rows: int, texts: range = range(1)) -> int:
+        """A pass over so many rows more of each of `texts`; return what was held before.
+
+        Each attention writes its own rows, and reads all of these texts.
+        """
+        stops = [end + n_rows * (text in texts) for text, end in enumerate(self.ends)]
+        for text, end in enumerate(self.ends):
+            self.spill.cut(text, end)
+        full = sum(one.bytes_for(stop) for one, stop in zip(self.cells.streams, stops, strict=True))
+        held = self.spill.settle(self.ends, full)
+        self.spill.read_of(texts)
         for number, use in enumerate(USES):
             for tensor in use:
-                self.wanted[tensor][self.n_rows : stop] = self.random.integers(0, 256, (n_rows, CELL_BYTES[tensor]))
-                self._rows(tensor)[self.n_rows : stop] = self.wanted[tensor][self.n_rows : stop]
+                for text in texts:
+                    new = slice(self.ends[text], stops[text])
+                    self.wanted[tensor][text, new] = self.random.integers(0, 256, (n_rows, CELL_BYTES[tensor]))
+                    self._rows(tensor, text)[new] = self.wanted[tensor][text, new]
             self.spill.begin(use)
             for tensor in use:
-                assert np.array_equal(self._rows(tensor)[:stop], self.wanted[tensor][:stop]), (number, tensor)
+                for text in texts:
+                    found = self._rows(tensor, text)[: stops[text]]
+                    assert np.array_equal(found, self.wanted[tensor][text, : stops[text]]), (number, tensor, text)
             n_ahead = self.spill._shape.attentions
             self.spill.end([USES[(number + 1 + k) % len(USES)] for k in range(n_ahead)])
-        self.n_rows = stop
-        self.spill.states.check()
+        self.ends = stops
+        for states in self.spill.texts:
+            states.check()
         return held
 
-    def cut(self, n_rows: int) -> None:
-        self.n_rows = n_rows
+    def cut(self, n_rows: int, text: int = 0) -> None:
+        self.ends[text] = n_rows
 
     def _check(self) -> None:
         if self.checks_left == 0:
@@ -81,8 +101,8 @@ class Rig:
         self.spill._weights.acquire(pieces)
         self.spill._weights.release(pieces)
 
-    def _rows(self, tensor: int) -> np.ndarray:
-        place = self.tensors[tensor]
+    def _rows(self, tensor: int, text: int = 0) -> np.ndarray:
+        place = self.cells.streams[text].tensors[tensor]
         memory = _libc.view(place.address, N_CELLS * place.cell_bytes)
         return np.ndarray((N_CELLS, place.cell_bytes), np.uint8, buffer=memory)
 
@@ -95,8 +115,8 @@ class Rig:
 
 
 @contextmanager
-def rig_in(folder: Path, attentions: int = 1) -> Iterator[Rig]:
-    rig = Rig(folder, attentions)
+def rig_in(folder: Path, attentions: int = 1, n_streams: int = 1) -> Iterator[Rig]:
+    rig = Rig(folder, attentions, n_streams)
     yield rig
     rig.readers.close()
     rig.file.close()
@@ -155,7 +175,7 @@ def test_a_pass_reads_once_what_is_away(attentions: int, tmp_path: Path) -> None
         rig.run(1)
         rig.wait_for_reads()
         n_read = (rig.file.read_bytes - before) / rig.spill._shape.piece_bytes
-        assert 0.7 * rig.spill.states.n_away < n_read <= rig.spill.states.n_away, "frames that are idle keep some"
+        assert 0.7 * rig.spill.texts[0].n_away < n_read <= rig.spill.texts[0].n_away, "frames that are idle keep some"
 
 
 @in_child
@@ -174,14 +194,14 @@ def test_what_the_drive_refuses_stays_in_memory(tmp_path: Path) -> None:
         with pytest.raises(TierReadError, match="full"):
             rig.run(1)
         assert calls[0] > 3, "all that was begun is waited for"
-        states = {rig.spill.states.state(piece) for piece in range(len(rig.spill.states.pieces))}
+        states = {rig.spill.texts[0].state(piece) for piece in range(len(rig.spill.texts[0].pieces))}
         assert states >= {RowState.FULL, RowState.KEPT}
         assert RowState.SAVING not in states
-        rig.spill.states.check()
+        rig.spill.texts[0].check()
         rig.file.write = real  # type: ignore[method-assign]
         rig.run(300)
         rig.run(1)
-        assert RowState.KEPT not in {rig.spill.states.state(p) for p in range(len(rig.spill.states.pieces))}
+        assert RowState.KEPT not in {rig.spill.texts[0].state(p) for p in range(len(rig.spill.texts[0].pieces))}
 
 
 @in_child
@@ -204,7 +224,7 @@ def test_what_cannot_be_read_back_is_tried_again(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(TierReadError, match="broken"):
                 rig.run(1)
-        assert rig.spill.states.coming
+        assert rig.spill.texts[0].coming
         rig.cut(640)
         rig.file.read_into = real  # type: ignore[method-assign]
         rig.run(300)
@@ -235,6 +255,55 @@ def test_a_pass_that_goes_another_way(tmp_path: Path) -> None:
         for use in (USES[2], USES[1], USES[3], USES[0]):
             rig.spill.begin(use)
             for tensor in use:
-                assert np.array_equal(rig._rows(tensor)[: rig.n_rows], rig.wanted[tensor][: rig.n_rows])
+                assert np.array_equal(rig._rows(tensor)[: rig.n_rows], rig.wanted[tensor][0, : rig.n_rows])
             rig.spill.end()
         rig.run(1)
+
+
+@pytest.mark.parametrize("attentions", [1, 2])
+@in_child
+def test_texts_side_by_side(attentions: int, tmp_path: Path) -> None:
+    """They grow in passes of some of them, are cut and end, in all the room there is and in none, and reads fail."""
+    chance, n_streams, n_failed = random.Random(attentions), 4, 0
+    with rig_in(tmp_path, attentions, n_streams) as rig:
+        real = {call: getattr(rig.file, call) for call in ("write", "read_into")}
+
+        def refuse(*_: int) -> int:
+            raise TierReadError("refused", errno=errno.EIO)
+
+        for _ in range(120):
+            rig.spill.room_bytes = chance.choice([0, 300_000, 1 << 40])
+            first, text = chance.randrange(n_streams), chance.randrange(n_streams)
+            texts = range(first, chance.randrange(first, n_streams) + 1)
+            width = chance.choice([1, 1, 17, WIDTH])
+            if max(rig.ends[texts.start : texts.stop]) + width > N_CELLS or chance.random() < 0.15:
+                rig.cut(chance.choice([0, rig.ends[text] // 2, max(0, rig.ends[text] - 3)]), text)
+                continue
+            failing = chance.choice(list(real)) if chance.random() < 0.2 else ""
+            if failing:
+                setattr(rig.file, failing, refuse)
+            try:
+                rig.run(width, texts)
+            except TierReadError:
+                n_failed += 1
+                rig.spill.abandon()
+            if failing:
+                setattr(rig.file, failing, real[failing])
+        assert n_failed > 3
+        assert rig.file.read_bytes > rig.file.written_bytes > 0
+        for text in range(n_streams):
+            rig.cut(0, text)
+        rig.run(1)
+        assert rig.spill.away_bytes == os.fstat(rig.file._fd).st_blocks == 0
+
+
+@in_child
+def test_a_text_that_ends_gives_its_part_of_the_file_back(tmp_path: Path) -> None:
+    with rig_in(tmp_path, n_streams=3) as rig:
+        for _ in range(8):
+            rig.run(WIDTH, range(3))
+        rig.run(1, range(3))
+        before = os.fstat(rig.file._fd).st_blocks
+        rig.cut(0, 1)
+        rig.run(1, range(3))
+        assert os.fstat(rig.file._fd).st_blocks == pytest.approx(2 / 3 * before, rel=0.05)

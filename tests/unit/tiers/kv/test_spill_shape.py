@@ -63,9 +63,22 @@ def test_what_a_token_reads(shape: SpillShape, n_tokens: int, share: float) -> N
     assert read <= full
 
 
+@given(shape=shapes, lengths=st.lists(st.integers(0, N_CELLS), min_size=1, max_size=5))
+def test_texts_in_streams_complete_no_fewer(shape: SpillShape, lengths: list[int]) -> None:
+    """However many tokens each has, of as many in all."""
+    n_streams = len(lengths)
+    tensors = [CellTensor(one.address, N_CELLS * n_streams, one.cell_bytes) for one in shape.cells.tensors]
+    joint = SpillShape(Cells(tensors, PAGE, n_streams), shape.uses, shape.piece_bytes, shape.width, shape.attentions)
+    of_each = [shape.complete(length) for length in lengths]
+    for number, promised in enumerate(joint.complete(sum(lengths))):
+        assert 0 <= promised <= sum(counts[number] for counts in of_each)
+
+
 def test_a_piece_is_about_a_block_of_the_widest_rows() -> None:
     cells = Cells([CellTensor(0, 9, 512), CellTensor(0, 9, 300)], 4096)
     assert piece_bytes(cells, 1 << 30) == 256 * 512
     assert piece_bytes(cells, 8192) == 8192
     assert piece_bytes(Cells([CellTensor(0, 9, 1)], 4096), 1 << 30) == 4096
+    several = [CellTensor(0, 8 * 2048, 512)]
+    assert piece_bytes(Cells(several, 4096, 8), 1 << 30) == 2048 // 16 * 512, "but of several texts it is a small part"
     assert piece_bytes(Cells([CellTensor(0, 9, 1 << 20)], 4096), 1 << 30) == 1 << 20

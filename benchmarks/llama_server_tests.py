@@ -1,0 +1,122 @@
+"""llama-server's own Python tests, those of endpoints that `edge-run serve` has too, against both servers.
+
+    python benchmarks/llama_server_tests.py FOLDER --text MODEL --encoder MODEL --peer LLAMA-SERVER [-k WORDS]
+
+FOLDER is `tools/server/tests` of llama.cpp, with `models/templates` where the tests look for it. Their models, which
+they would download, are replaced by those that are named: what a test says of a certain model's words or tokens then
+fails with llama-server too, and is counted apart. Needs requests, openai and filelock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from _box import ROOT, write_results
+
+FILES = ("basic", "chat_completion", "compat_anthropic", "compat_oai_responses", "completion", "ctx_shift", "embedding",
+         "ignore_eos", "metrics", "security", "speculative", "template", "tokenize", "tool_call")  # fmt: skip
+SHIM = ROOT / "benchmarks" / "_llama_server_shim.py"
+MOST_S = 100
+BOTH, OURS, THEIRS, NEITHER, SKIPPED = "both pass", "edge-run alone", "llama-server alone", "neither", "skipped"
+KINDS = {("passed", "passed"): BOTH, ("passed", "failed"): OURS, ("failed", "passed"): THEIRS}
+REASONS: Mapping[str, str] = {}
+
+
+def main() -> None:
+    """Run the tests against both servers; write down what came of each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--text", type=Path, required=True, help="a small model that generates text")
+    parser.add_argument("--encoder", type=Path, help="a model that makes embeddings")
+    parser.add_argument("--draft", type=Path, help="a draft model of the first")
+    parser.add_argument("--peer", type=Path, required=True, help="llama-server")
+    parser.add_argument("--files", nargs="+", default=FILES)
+    parser.add_argument("--outcomes", type=Path, help="a folder where outcomes are kept: a run that was ended goes on")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        place = given.outcomes or Path(folder)
+        place.mkdir(exist_ok=True)
+        ours = place.resolve() / "edge-run"
+        ours.write_text(f'#!/bin/sh\nexec {sys.executable} {SHIM} "$@"\n')
+        ours.chmod(0o755)
+        for name in given.files:
+            for side, server in (("ours", ours), ("peer", given.peer)):
+                run(name, server, given, place.resolve() / f"{name}.{side}")
+        rows = [row for name in given.files for row in compared(place / f"{name}.ours", place / f"{name}.peer")]
+    write_results("llama-server-tests", rows, f"{(__doc__ or '').strip()}\n\n{table(rows)}")
+
+
+def run(name: str, server: Path, given: argparse.Namespace, found: Path) -> None:
+    """Run those of a file of tests against a server that are not in `found`; leave there how each ended."""
+    tests = given.folder.resolve()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    named = {"TEXT": given.text, "ENCODER": given.encoder, "DRAFT": given.draft}
+    found.touch()
+    environment = {
+        **os.environ,
+        **{f"TESTS_{key}": str(path.resolve()) for key, path in named.items() if path},
+        "TESTS_FOUND": str(found),
+        "LLAMA_SERVER_BIN_PATH": str(server.resolve()),
+        "PORT": str(port),
+        "PYTHONPATH": os.pathsep.join([str(tests), str(SHIM.parent), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "_llama_server_plugin", "-p", "no:cacheprovider"]
+    command += ["-m", "not slow", "-W", "ignore", f"--timeout={MOST_S}", f"unit/test_{name}.py"]
+    subprocess.run(command, cwd=tests, env=environment, check=False, stdout=sys.stderr)
+
+
+def compared(ours: Path, peer: Path) -> list[dict[str, str]]:
+    """Return a row for each test of a file: how it ended with both servers, and why."""
+    one, other = (
+        {line["test"]: line for line in map(json.loads, side.read_text().splitlines())} for side in (ours, peer)
+    )
+    rows = []
+    for test in dict.fromkeys((*one, *other)):
+        ends = [side.get(test, {"outcome": "skipped", "reason": ""}) for side in (one, other)]
+        outcomes = (ends[0]["outcome"], ends[1]["outcome"])
+        kind = SKIPPED if "skipped" in outcomes else KINDS.get(outcomes, NEITHER)
+        name = test.removeprefix("unit/test_").replace(".py::test_", ": ")
+        said = {
+            side: " ".join(end["reason"].split())[:200]
+            for side, end in zip(("edge_run", "llama_server"), ends, strict=True)
+        }
+        rows.append({"test": name, "kind": kind, "why": why(name) if kind == THEIRS else "", **said})
+    return rows
+
+
+def why(test: str) -> str:
+    """Return why edge-run differs; empty where nobody knows."""
+    return next((reason for start, reason in REASONS.items() if test.startswith(start)), "")
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """Return how many of each file pass, and each test that llama-server alone passes, with the reason."""
+    kinds = (BOTH, OURS, THEIRS, NEITHER, SKIPPED)
+    lines = [f"| file | {' | '.join(kinds)} |", "|---|---|---|---|---|---|"]
+    files = dict.fromkeys(row["test"].partition(":")[0] for row in rows)
+    for file in (*files, "all"):
+        counted = Counter(row["kind"] for row in rows if file in ("all", row["test"].partition(":")[0]))
+        lines.append(f"| {file} | {' | '.join(str(counted[kind]) for kind in kinds)} |")
+    lines += ["", "What llama-server alone passes, and why:", "", "| test | why |", "|---|---|"]
+    grouped: dict[tuple[str, str], int] = Counter(
+        (row["test"].partition("[")[0], row["why"]) for row in rows if row["kind"] == THEIRS
+    )
+    lines += [f"| {test}{f' ({n})' if n > 1 else ''} | {reason or '?'} |" for (test, reason), n in grouped.items()]
+    lines += ["", "What neither passes, with models other than theirs:", ""]
+    lines += [f"* {name}" for name in dict.fromkeys(r["test"].partition("[")[0] for r in rows if r["kind"] == NEITHER)]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

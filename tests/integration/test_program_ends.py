@@ -1,0 +1,82 @@
+"""How commands end: output that is full or that nobody reads, signals, and what a demo leaves behind."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+
+import pytest
+
+from kit_models import GREEDY, KIT, PROMPT
+from program import WAIT_S
+
+COMMAND = [sys.executable, "-m", "edge_run"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_full_standard_output_is_one_line(environment: dict[str, str]) -> None:
+    for words in ([KIT, "-p", "x", "-n", "3"], [KIT, "-p", "x", "-n", "3", "--json"], ["--help"]):
+        with open("/dev/full", "w") as full:
+            result = subprocess.run(
+                [*COMMAND, *words], stdin=DEVNULL, stdout=full, stderr=PIPE, text=True, env=environment, check=False
+            )
+        assert result.returncode == 5
+        assert re.fullmatch(r"edge-run: standard output.*No space left.*\n", result.stderr)
+
+
+def test_output_that_nobody_reads_ends_quietly(environment: dict[str, str]) -> None:
+    words = [*COMMAND, KIT, "-p", PROMPT, "-n", "200", *GREEDY]
+    with subprocess.Popen(words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=environment) as process:
+        assert process.stdout.read(5)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(WAIT_S) == 141
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_end_a_run(environment: dict[str, str], number: int, code: int) -> None:
+    words = [*COMMAND, KIT, "-p", PROMPT, *GREEDY, "-c", "2048"]
+    with subprocess.Popen(words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=environment) as process:
+        first = process.stdout.read(5)
+        process.send_signal(number)
+        rest, notices = process.communicate(timeout=WAIT_S)
+    assert process.returncode == code
+    assert b"Traceback" not in notices
+    if number == signal.SIGINT:
+        assert first + rest
+        assert re.match(rb"Stopped\.\n\d+ tokens at ", notices)
+    else:
+        assert notices == b""
+
+
+def test_demo_streams_and_leaves_nothing_behind(run, tmp_path: Path) -> None:
+    result = run("demo", "--size", "120MiB", "--memory", "168MiB", "-n", 3, "--no-mmap")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("It was a dark evening, and the old man at the door")
+    assert "\x1b" not in result.stderr
+    for told in ("1. Growing", "pinned", "window", "in all", "is read again", "3 tokens at", "of the physical limit"):
+        assert told in result.stderr
+    assert list((tmp_path / "home" / ".cache" / "edge-run").iterdir()) == []
+
+
+def test_demo_that_is_stopped_leaves_nothing_behind_and_can_be_kept(run, environment, tmp_path: Path) -> None:
+    cache = tmp_path / "home" / ".cache" / "edge-run"
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        with subprocess.Popen([*COMMAND, "demo"], stdout=PIPE, stderr=PIPE, env=environment) as process:
+            while not (cache.exists() and any(cache.glob("*/*"))):
+                time.sleep(0.01)
+            process.send_signal(number)
+            assert b"Traceback" not in process.communicate(timeout=WAIT_S)[1]
+        assert process.returncode == code
+        assert list(cache.iterdir()) == []
+    kept = run("demo", "--size", "9MiB", "--memory", "1GiB", "-n", 2, "--keep", "--no-mmap")
+    assert "holds all 9 MiB" in kept.stderr
+    words = re.search(r"Kept: edge-run (\S+) (.*)", kept.stderr)
+    assert run(words[1], *words[2].split(), "-p", "x", "-n", 1).returncode == 0
+    shutil.rmtree(cache)

@@ -1,0 +1,96 @@
+"""Guesses for models with recurrent state, which llama.cpp can cut back by a few tokens: chains, and the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eager import Eager
+from edge_run import Model
+from edge_run.base.protocols import BatchToken
+from edge_run.base.results import Generation
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation import speculation_setup
+from edge_run.runtime.planning.speculation_shape import ROLLBACK_TOKENS, ROLLING_BACK
+from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses
+from exactness import open_at
+from in_child import in_child
+from tiny_models import make_model
+
+OPTIONS: dict[str, Any] = {"threads": 1, "context_tokens": 256, "micro_batch_tokens": 32}
+PROMPT = [3, 4, 5, 6] * 5
+N_TOKENS = 60
+KINDS = ("lfm2", "nemotron_h", "qwen35moe")  # of convolutions, of Mamba 2, of delta rules with experts
+
+
+class Knowing:
+    """A drafter that knows the answer, and guesses one token in five wrong."""
+
+    answer: Sequence[int] = ()
+
+    def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+        start = len(history) - len(PROMPT)
+        guesses: dict[tuple[int, ...], Guess] = {}
+        path: tuple[int, ...] = ()
+        for place in range(start, min(start + most_depth, len(self.answer))):
+            path = (*path, self.answer[place] if place % 5 else 1)
+            guesses[path] = Guess(0.9 ** len(path), ("knowing", len(path), 0), 0.9)
+        return guesses
+
+
+def test_the_kinds_are_known_to_roll_back() -> None:
+    assert ROLLING_BACK.issuperset(KINDS)
+
+
+def answer(path: Path, **options: Any) -> tuple[Generation, str]:
+    with Model(path, **OPTIONS, **options) as model:
+        return model.generate(PROMPT, max_tokens=N_TOKENS, temperature=0).result(), model.speculation.reason
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_guesses_are_chains_and_the_text_is_the_same(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_model(kind, folder)
+    wanted, _ = answer(path)
+    monkeypatch.setattr(speculation_setup, "WidthControl", Eager)
+    monkeypatch.setattr(speculation_setup, "Lookup", Knowing)
+    monkeypatch.setattr(Knowing, "answer", wanted.token_ids)
+    found, reason = answer(path, speculate="ngram")
+    assert found.token_ids == wanted.token_ids
+    assert f"a chain of {ROLLBACK_TOKENS} at most" in reason
+    assert (found.numerics.rollback_tokens, wanted.numerics.rollback_tokens) == (ROLLBACK_TOKENS, 0)
+    assert found.speculation.passes < N_TOKENS * 2 / 3
+    assert found.speculation.drafted > found.speculation.accepted > N_TOKENS / 3
+    assert max(found.speculation.widths) <= ROLLBACK_TOKENS + 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"exact": True}, {"sequences": 2}, {"prompt_cache": "on"}], ids=lambda o: next(iter(o))
+)
+def test_where_state_is_not_cut_nothing_is_guessed(folder: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    _, reason = answer(make_model("lfm2", folder), speculate="ngram", cache_folder=tmp_path, **options)
+    assert "cannot be cut here" in reason
+
+
+@in_child
+@pytest.mark.parametrize("kind", ["lfm2", "qwen35"])
+def test_state_is_cut_back_streamed_as_in_memory(folder: Path, kind: str) -> None:
+    path = make_model(kind, folder)
+    options = {**OPTIONS, "rollback_tokens": ROLLBACK_TOKENS, "outputs_per_pass": ROLLBACK_TOKENS + 1}
+
+    def rows(engine: Engine) -> np.ndarray:
+        found, end = [], 0
+        for n_tokens, kept in ((20, 20), (8, 23), (8, 30), (8, 31), (8, 37), (8, 42)):
+            tokens = [BatchToken(7 + 5 * i % 97, i, 0, i >= end + n_tokens - 8) for i in range(end, end + n_tokens)]
+            found.append(engine.decoder.decode(tokens).copy())
+            end = engine.decoder.rewind(0, kept)
+            assert end == kept
+        assert engine.decoder.capabilities.rollback_tokens == ROLLBACK_TOKENS
+        engine.close()
+        return np.concatenate(found)
+
+    streamed, whole = (rows(open_at(path, share, options)) for share in (0.05, 1.5))
+    assert np.array_equal(streamed, whole)

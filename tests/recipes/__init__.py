@@ -1,0 +1,1 @@
+"""How the tiny models are made: metadata and sizes of more than a hundred architectures."""
