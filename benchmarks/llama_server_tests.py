@@ -77,6 +77,7 @@ REASONS: Mapping[str, str] = {
     "security: access_static_assets": "the page is another one, with other files",
     "security: cors_proxy": "there is no proxy",
     "security: cors": _ORIGINS,
+    "template: date_inside_prompt": "a template is not told of `functions`, which this one wants besides `tools`",
     "template: reasoning": "a template is told to think by a request alone (`chat_template_kwargs`)",
     "template: add_generation_prompt": "a prompt ends where the answer begins: `add_generation_prompt` is not known",
     "tool_call: completion_without_tool_call_fast": _EMPTY,
