@@ -1,6 +1,6 @@
 """llama-server's own Python tests, those of endpoints that `edge-run serve` has too, against both servers.
 
-    python benchmarks/llama_server_tests.py FOLDER --text MODEL --encoder MODEL --peer LLAMA-SERVER [-k WORDS]
+    python benchmarks/llama_server_tests.py FOLDER --text MODEL --encoder MODEL --peer LLAMA-SERVER [--draft MODEL]
 
 FOLDER is `tools/server/tests` of llama.cpp, with `models/templates` where the tests look for it. Their models, which
 they would download, are replaced by those that are named: what a test says of a certain model's words or tokens then
