@@ -29,10 +29,13 @@ ASAN_TESTS ?= tests/asan $(wildcard tests/unit/tiers/test_weights*.py) \
     $(patsubst %,tests/integration/test_%.py,exactness slices engine engine_shapes moe speculation sampling) \
     $(patsubst %,tests/integration/test_%.py,mesh_decoder prefetch model) tests/property/test_on_demand.py
 
-.PHONY: help venv torch run test test-gpu test-real test-clients test-vulkan test-asan check format bench clean
+# A Debian for ARM that is emulated. Not inside this folder, where tools would search it.
+ARM64 ?= $(HOME)/.cache/edge-run/arm64
+
+.PHONY: help venv torch run test test-gpu test-real test-clients test-vulkan test-asan test-arm64 check format bench clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
 venv: $(VENV)/.installed ## a virtual environment with everything for development
 
@@ -62,6 +65,10 @@ test-asan: $(ASAN_VENV)/.installed ## exactness and its like with llama.cpp unde
 	    ASAN_OPTIONS=$(ASAN_OPTIONS):log_path=$(CURDIR)/$(ASAN_REPORTS)/report PYTHONPATH=$(CURDIR)/tests/asan \
 	    $(ASAN_VENV)/bin/python -m pytest --timeout 1200 $(ASAN_TESTS) $(ARGS)
 	@! cat $(ASAN_REPORTS)/* 2> /dev/null
+
+test-arm64: ## the tests on ARM, emulated, by root; hours, and ARGS="--seconds 600" stops sooner: the next one goes on
+	tests/arm64/make_system.sh "$(ARM64)"
+	$(PYTHON) tests/arm64/run.py "$(ARM64)" $(ARGS)
 
 check: $(VENV)/.installed ## format, lint, types, layers: what CI checks before the tests
 	$(BIN)/ruff format --check

@@ -5,13 +5,12 @@
     acceptance.py report FOLDER [--name WHAT]
 
 `answers` has the model answer prompts of each kind greedily, and keeps prompts and answers in the folder. `count` makes
-guesses for each answer as a run would (`SpeculativeSession`, the draft model itself), at fixed widths, in place of the
-model with a double that knows the answer: what comes true hangs on the texts alone. For each way and width it keeps how
+guesses for each answer as a run would (`SpeculativeSession`, the draft model itself), in passes of 16 tokens, in place
+of the model with a double that knows the answer: what comes true hangs on the texts alone. For each way it keeps how
 many guesses each pass accepted. `report` writes the results. Kinds: those of `kinds.py`, and `editing`: a file of this
 repository with the request to rename something in it, where the answer repeats the prompt. Ways: `tree` and `chain` of
-the draft model, `both` (its trees, with guesses from the text so far), `lookup` alone. Tokens a pass are the certain
-one and the guesses that came true; acceptance at a depth is the share of passes that went so far of those that went one
-less.
+the draft model, and `lookup`, guesses from the text so far, alone. Tokens a pass are the certain one and the guesses
+that came true; acceptance at a depth is the share of passes that went so far of those that went one less.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ ALL_KINDS = (*KINDS, EDITING)
 EDITED = (("benchmarks/budgets.py", "rows"), ("benchmarks/memory.py", "rows"), ("benchmarks/resident.py", "rows"))
 EDITED_CHARACTERS, EDITED_TOKENS = 1500, 192
 CONTEXT_TOKENS = 2048
-WIDTHS = {"tree": (8, 16, 32), "chain": (8, 16), "both": (32,), "lookup": (8, 16)}
+WAYS = ("tree", "chain", "lookup")
+WIDTH = 16
 MOST_BRANCHES = 16
 DEPTHS = 8
-DEPTHS_OF = (("tree", 32), ("chain", 16))
 
 
 def editing_prompt(number: int) -> str:
@@ -111,15 +110,13 @@ class FixedWidth(WidthControl):
         return min(self.most_tokens, len(values) + 1)
 
 
-def accepted(
-    drafters: Sequence[Drafter], text: Sequence[int], start: int, vocabulary: int, way: str, width: int
-) -> Iterator[int]:
+def accepted(drafters: Sequence[Drafter], text: Sequence[int], start: int, vocabulary: int, way: str) -> Iterator[int]:
     """Yield for each pass over text[start:] how many of its guesses came true."""
-    is_tree = way in ("tree", "both", "lookup")
+    is_tree = way != "chain"
     session = SpeculativeSession(
-        Known(text, vocabulary, can_branch=is_tree, width=width),
+        Known(text, vocabulary, can_branch=is_tree, width=WIDTH),
         drafters,
-        FixedWidth(width),
+        FixedWidth(WIDTH),
         SpeculationTally(way),
         branches=range(1, 1 + MOST_BRANCHES) if is_tree else (),
     )
@@ -163,21 +160,19 @@ def count(model_file: Path, draft_file: Path, folder: Path, kinds: Sequence[str]
         draft.follow_vocabulary(target)
         for path in sorted(folder.glob("*.json")):
             kind = path.stem.rpartition("-")[0]
-            result = folder / f"{path.stem}.counts"
-            if kind not in kinds or result.exists():
+            if kind not in kinds:
                 continue
-            known = json.loads(path.read_text())
+            known, result = json.loads(path.read_text()), folder / f"{path.stem}.counts"
             text, start = known["prompt"] + known["answer"], len(known["prompt"])
-            found: dict[str, list[int]] = {}
+            found: dict[str, list[int]] = json.loads(result.read_text()) if result.exists() else {}
             for way in ways:
-                for width in WIDTHS[way]:
-                    drafters: list[Drafter] = [draft] if way != "lookup" else []
-                    drafters += [Lookup()] if way in ("both", "lookup") else []
-                    found[f"{way} {width}"] = list(accepted(drafters, text, start, target.vocabulary, way, width))
-            result.write_text(json.dumps(found))
+                if way not in found:
+                    drafters: list[Drafter] = [Lookup()] if way == "lookup" else [draft]
+                    found[way] = list(accepted(drafters, text, start, target.vocabulary, way))
+                    result.write_text(json.dumps(found))  # what was counted is not counted again
             print(
                 path.stem,
-                {name: round(1 + statistics.fmean(some), 2) for name, some in found.items() if some},
+                {way: round(1 + statistics.fmean(some), 2) for way, some in found.items() if some},
                 flush=True,
             )
 
@@ -189,33 +184,24 @@ def report(folder: Path) -> tuple[list[dict[str, Any]], str]:
         for way, passes in json.loads(path.read_text()).items():
             counted.setdefault((path.stem.rpartition("-")[0], way), []).extend(passes)
     rows = [
-        {"kind": kind, "way": way.split()[0], "width": int(way.split()[1]), "passes": len(some)}
+        {"kind": kind, "way": way, "width": WIDTH, "passes": len(some)}
         | {"tokens_per_pass": round(1 + statistics.fmean(some), 3)}
         | {f"depth_{depth}": share for depth, share in enumerate(by_depth(some), 1)}
         for (kind, way), some in counted.items()
         if some
     ]
-    kinds = [kind for kind in ALL_KINDS if any(row["kind"] == kind for row in rows)]
-    ways = [
-        way for way in (f"{way} {n}" for way, ns in WIDTHS.items() for n in ns) if any(w == way for _, w in counted)
-    ]
-    table = ["| tokens a pass | " + " | ".join(ways) + " |", "|---" * (len(ways) + 1) + "|"]
+    of = {(row["kind"], row["way"]): row for row in rows}
+    kinds = [kind for kind in ALL_KINDS if any(known == kind for known, _ in of)]
+    ways = [way for way in WAYS if any(known == way for _, known in of)]
+    table = [f"| tokens a pass of {WIDTH} | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
     for kind in kinds:
-        cells = (
-            next(
-                (f"{r['tokens_per_pass']:.2f}" for r in rows if r["kind"] == kind and f"{r['way']} {r['width']}" == w),
-                "-",
-            )
-            for w in ways
-        )
+        cells = (f"{of[kind, way]['tokens_per_pass']:.2f}" if (kind, way) in of else "-" for way in ways)
         table.append(f"| {kind} | {' | '.join(cells)} |")
-    for name, width in DEPTHS_OF:
-        of_kinds = {row["kind"]: row for row in rows if (row["way"], row["width"]) == (name, width)}
-        if of_kinds:
-            table += ["", f"| acceptance, {name} {width} | {' | '.join(map(str, range(1, DEPTHS + 1)))} |"]
-            table.append("|---" * (DEPTHS + 1) + "|")
-        for kind in filter(of_kinds.get, kinds):
-            shares = (str(of_kinds[kind][f"depth_{depth}"]) for depth in range(1, DEPTHS + 1))
+    for way in ways:
+        table += ["", f"| acceptance by depth, {way} | {' | '.join(map(str, range(1, DEPTHS + 1)))} |"]
+        table.append("|---" * (DEPTHS + 1) + "|")
+        for kind in (kind for kind in kinds if (kind, way) in of):
+            shares = (str(of[kind, way][f"depth_{depth}"]) for depth in range(1, DEPTHS + 1))
             table.append(f"| {kind} | {' | '.join(shares)} |")
     return rows, "\n".join(table)
 
@@ -237,7 +223,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=ALL_KINDS, default=ALL_KINDS)
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--ways", nargs="+", choices=WIDTHS, default=list(WIDTHS))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--name", default="", help="goes on that of the results")
     arguments = parser.parse_args()
     if arguments.do == "answers":

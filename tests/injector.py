@@ -16,11 +16,11 @@ def compiler() -> str | None:
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 
 
-def build(folder: Path) -> Path:
-    """Compile the injector into `folder`; return the library."""
-    library, found = folder / "injector.so", compiler()
+def build(folder: Path, source: Path = SOURCE) -> Path:
+    """Compile the injector, or another such `source`, into `folder`; return the library."""
+    library, found = folder / f"{source.stem}.so", compiler()
     assert found, "no C compiler"
-    subprocess.run([found, "-O1", "-Wall", "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"], check=True)
+    subprocess.run([found, "-O1", "-Wall", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     return library
 
 

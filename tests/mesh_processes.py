@@ -26,7 +26,7 @@ from program import Program, begin
 
 WORKER = Path(__file__).with_name("mesh_worker.py")
 COORDINATOR = Path(__file__).with_name("mesh_coordinator.py")
-START_S = 30.0
+START_S = 100.0
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"}
 
 

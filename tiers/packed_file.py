@@ -34,6 +34,7 @@ MAGIC = b"edge-run packed\n"
 VERSION = 2
 HEAD = struct.Struct(f"<{len(MAGIC)}sIQQQ32s")  # magic, version; index: where, JSON's length, table's length; digest
 ENTRY = struct.Struct("<IIQII")  # shard, number of the block in it, where it is packed, lengths of its two frames
+_MIDDLE_BYTES = 4096  # on every machine, whatever its pages are: packed files are copied with their models
 WORK_BYTES = 256 * KIB  # of a reader that unpacks: what zstd keeps
 Block: TypeAlias = "tuple[int, int]"  # the shard, and the number of the block in it
 _MOST_JSON_BYTES, _MOST_TABLE_BYTES = 16 * MIB, 256 * MIB
@@ -91,8 +92,8 @@ def model_key(gguf: GgufModel, names: Sequence[str]) -> str:
 
 
 def _middle(tensor: TensorInfo) -> tuple[int, int]:
-    """Return the length and the offset of a page in the middle of `tensor`."""
-    length = min(PAGE, tensor.size_bytes)
+    """Return the length and the offset of a few bytes in the middle of `tensor`."""
+    length = min(_MIDDLE_BYTES, tensor.size_bytes)
     return length, tensor.offset + (tensor.size_bytes - length) // 2
 
 

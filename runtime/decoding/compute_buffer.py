@@ -11,20 +11,23 @@ import functools
 from collections.abc import Iterable
 from pathlib import Path
 
-from edge_run.base.units import MIB, round_down, round_up
+from edge_run.base.units import round_down, round_up
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers import _libc
 
-HUGE_PAGE_BYTES = 2 * MIB
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 
 @functools.cache
 def touched_page_bytes() -> int:
-    """Return how many bytes the kernel maps when one byte is touched, where huge pages were not asked for."""
+    """Return how many bytes the kernel maps when one byte is touched, where huge pages were not asked for.
+
+    A huge page has 2 MiB where pages have 4 KiB, but 32 MiB where they have 16 KiB, and 512 MiB where they have 64 KiB.
+    """
     try:
-        return HUGE_PAGE_BYTES if "[always]" in HUGE_PAGES.read_text() else _libc.PAGE
-    except OSError:
+        is_huge = "[always]" in (HUGE_PAGES / "enabled").read_text()
+        return int((HUGE_PAGES / "hpage_pmd_size").read_text()) if is_huge else _libc.PAGE
+    except (OSError, ValueError):
         return _libc.PAGE
 
 

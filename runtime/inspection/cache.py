@@ -21,6 +21,7 @@ from edge_run.base.files import keep_file
 from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.launcher import ask_child
 from edge_run.runtime.llama.context_shape import wants_streams
+from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel
 
 FORMAT = 11
@@ -69,9 +70,10 @@ def _shaping(config: ModelConfig) -> dict[str, Any]:
 def _key(gguf: GgufModel, config: ModelConfig, library: str) -> str:
     """Return the name under which the outcome is kept: it changes with the files, the context and the library.
 
-    A file that takes another's place has another inode or change time, whatever its size and date.
+    And with the size of pages, to which mappings are rounded: kernels for one device differ in it. A file that takes
+    another's place has another inode or change time, whatever its size and date.
     """
-    facts: list[object] = [FORMAT, library, *_shaping(config).values()]
+    facts: list[object] = [FORMAT, library, PAGE, *_shaping(config).values()]
     for shard in gguf.shards:
         facts += file_facts(shard.path)
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ _CHOICES = {
     "speculate": SPECULATE,
 }
 MOST_DRAFT_TOKENS = 127
-LEAST_CHUNK_BYTES, CHUNK_BYTES = 4096, 2 * MIB  # those of pages, and of huge pages
+LEAST_CHUNK_BYTES, CHUNK_BYTES = mmap.PAGESIZE, 2 * MIB
 
 
 _Config = TypeVar("_Config")

@@ -21,10 +21,11 @@ from edge_run.runtime.planning import packed_choice
 from edge_run.runtime.planning.packed_choice import choose_packed
 from edge_run.runtime.tools import pack as module
 from edge_run.runtime.tools.pack import pack
+from edge_run.tiers import packed_file
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_format import F16, F32
 from edge_run.tiers.packed import PackedBlocks, set_apart, set_together
-from edge_run.tiers.packed_file import HEAD, find_packed, packed_path, read_packed
+from edge_run.tiers.packed_file import HEAD, find_packed, model_key, packed_path, read_packed
 from edge_run.tiers.packed_index import read_table
 from packing import HEAD_BYTES, model_of
 
@@ -45,6 +46,16 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gguf
 
 def leftovers(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if not path.name.endswith(".gguf")]
+
+
+def test_a_model_is_known_by_the_same_key_on_machines_with_other_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = model_of(tmp_path, [[(96, N_NUMBERS)]])
+    names = [tensor.name for tensor in gguf.tensors]
+    key = model_key(gguf, names)
+    monkeypatch.setattr(packed_file, "PAGE", 16 * packed_file.PAGE)
+    assert model_key(gguf, names) == key
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 4096, 4097])
