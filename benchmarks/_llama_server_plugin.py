@@ -57,7 +57,11 @@ def pytest_runtest_logreport(report: Any) -> None:
     """Write down how a test ended, and the line that says why."""
     if report.when == "call" or report.outcome != "passed":
         crash = getattr(report.longrepr, "reprcrash", None)
-        reason = crash.message if crash else str(report.longrepr or "")
+        reason = (
+            crash.message
+            if crash
+            else str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr or "")
+        )
         with FOUND.open("a") as file:
             line = {"test": report.nodeid, "outcome": report.outcome, "reason": reason[:2000], "when": report.when}
             file.write(json.dumps(line) + "\n")

@@ -1,6 +1,6 @@
 """llama-server's own Python tests, those of endpoints that `edge-run serve` has too, against both servers.
 
-    python benchmarks/llama_server_tests.py FOLDER --text MODEL --encoder MODEL --peer LLAMA-SERVER [-k WORDS]
+    python benchmarks/llama_server_tests.py FOLDER --text MODEL --encoder MODEL --peer LLAMA-SERVER [--draft MODEL]
 
 FOLDER is `tools/server/tests` of llama.cpp, with `models/templates` where the tests look for it. Their models, which
 they would download, are replaced by those that are named: what a test says of a certain model's words or tokens then
@@ -77,6 +77,7 @@ REASONS: Mapping[str, str] = {
     "security: access_static_assets": "the page is another one, with other files",
     "security: cors_proxy": "there is no proxy",
     "security: cors": _ORIGINS,
+    "template: date_inside_prompt": "a template is not told of `functions`, which this one wants besides `tools`",
     "template: reasoning": "a template is told to think by a request alone (`chat_template_kwargs`)",
     "template: add_generation_prompt": "a prompt ends where the answer begins: `add_generation_prompt` is not known",
     "tool_call: completion_without_tool_call_fast": _EMPTY,

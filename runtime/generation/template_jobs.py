@@ -1,7 +1,8 @@
 """Renders chat templates: the jobs of a `Cell`, as a template is a stranger's program.
 
 Templates are written for Hugging Face's renderer, so this one gives them the same environment: whitespace rules,
-`raise_exception`, `strftime_now`, `tojson`, loop controls and the `generation` tag. Jinja's sandbox keeps a template
+`raise_exception`, `strftime_now`, `tojson`, loop controls and the `generation` tag; and the day in two forms, which
+llama.cpp tells them (`date_string`, `datetime`). Jinja's sandbox keeps a template
 from Python's insides and from changing what it is given; the cell bounds its time and memory.
 """
 
@@ -49,8 +50,9 @@ def render(source: str, is_override: bool, now: str, variables: Mapping[str, Any
     allow_memory(LEAST_BYTES + BYTES_OF_A_CHARACTER * size)
     template = _compiled(source, is_override)
     clock = datetime.fromisoformat(now)
+    told = {"date_string": clock.strftime("%d %b %Y"), "datetime": clock.strftime("%b %d %Y"), **variables}
     try:
-        text = template.render(variables, strftime_now=clock.strftime)
+        text = template.render(told, strftime_now=clock.strftime)
         return text.encode("utf-8", "surrogatepass")
     except _Refused as refusal:
         raise ConfigError(f"chat: the model's template refuses these messages: {_one_line(refusal)}") from None

@@ -69,6 +69,13 @@ def test_chatml() -> None:
     assert template(CHATML).render([USER], add_generation_prompt=False) == "<|im_start|>user\n Hello <|im_end|>\n"
 
 
+def test_the_day_is_told_as_llama_cpp_tells_it() -> None:
+    told = (
+        "{% if not date_string is defined %}{% set date_string = 'none' %}{% endif %}{{ date_string }}, {{ datetime }}"
+    )
+    assert template(told).render([USER]) == "26 Jul 2024, Jul 26 2024"
+
+
 def test_llama_3_with_and_without_a_system_message() -> None:
     opening = "<s><|start_header_id|>system<|end_header_id|>\n\nToday: 26 Jul 2024\n\n"
     rest = (
