@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--backend", default="edge-run")
     parser.add_argument("--repack", default="auto")
+    parser.add_argument("--packed", default="off", help="a file of repacked weights")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--decode", type=int, default=16)
     parser.add_argument("--memory")
@@ -48,6 +49,7 @@ def main() -> None:
             threads=arguments.threads,
             backend=arguments.backend,
             repack=arguments.repack,
+            packed=arguments.packed,
         ),
     )
     decoder, vocabulary = engine.decoder, engine.model.vocabulary
@@ -71,6 +73,7 @@ def main() -> None:
     figures |= {
         "mode": engine.plan.mode,
         "repacked": engine.numerics.repacked,
+        "read_repacked": engine.plan.read_repacked,
         "budget_bytes": engine.budget_bytes,
         "streamed_bytes_per_pass": engine.plan.streamed_bytes_per_pass,
         "peak_bytes": process_memory().peak_bytes,

@@ -106,7 +106,7 @@ def run_plain(arguments: argparse.Namespace) -> dict[str, Any]:
         return [int(np.ctypeslib.as_array(row, (n_vocabulary,)).argmax()) for row in rows]
 
     began, used = time.monotonic(), used_s()
-    answers: list[list[int]] = []
+    answers, made = list[list[int]](), list[int]()
     for sequence, prompt in enumerate(prompts_of(list(room[:n_tokens]), arguments)):
         for start in range(0, len(prompt), WIDTH):
             part = [

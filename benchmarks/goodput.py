@@ -95,7 +95,7 @@ def prediction(given: argparse.Namespace, cache: Path) -> dict[str, float]:
         "import json, sys; from pathlib import Path; from edge_run import Model\n"
         f"with Model({str(given.model)!r}, memory={parse_size(given.memory)}, context_tokens={given.context}, "
         f"sequences={given.parallel}, threads={given.threads}, cache_folder=Path({str(cache)!r})) as model:\n"
-        "    found = model.plan.forecast\n"
+        "    found = model.forecast() or sys.exit('this device was not measured for this model: edge-run probe')\n"
         "    print(json.dumps([found.parallel, found.parallel_tokens_per_s, found.decode_tokens_per_s]))"
     )
     done = in_box(given, [sys.executable, "-c", program])

@@ -1,13 +1,14 @@
 """Prompts and tokens with repacked weights and without: a model that fits against llama.cpp, or one that streams.
 
-    kernels.py MODEL.gguf ... [--rounds 3] [--threads 1] [--memory 600MiB]
+    kernels.py MODEL.gguf ... [--rounds 3] [--threads 1] [--memory 600MiB [--packed]]
 
 Without a model, the kit model grown to 1 GB (Q4_0, 16 layers). All take turns in each round: edge-run without repacked
 weights, with all that can be, and with those that it chooses (`auto`, its default: the device must have been measured,
 `edge-run probe`), and llama.cpp with its own loader, without and with. Compared are a prompt of 512 tokens, one of 32,
 and 16 tokens one by one, everything in memory; and opening the model up to its first token. Equal kernels must give the
 same token. `speed` is that of edge-run's choice against the faster of llama.cpp's two, by medians. With `--memory`, a
-budget in which the model streams, edge-run alone takes turns, and its prompt has 2,000 tokens.
+budget in which the model streams, edge-run alone takes turns, and its prompt has 2,000 tokens; with `--packed` it also
+does so with the file in which `edge-run pack` wrote the weights repacked, beside the model.
 """
 
 from __future__ import annotations
@@ -15,24 +16,30 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from _box import grown_model, run_worker, write_results
 
+from edge_run.tiers.packed_file import packed_path
+
+Run: TypeAlias = "tuple[str, str]"  # the loader, and what is repacked
 WORKER = Path(__file__).with_name("_kernels_worker.py")
 STREAMED_RUNS = (("edge-run", "off"), ("edge-run", "on"), ("edge-run", "auto"))
+PACKED_RUNS = (*STREAMED_RUNS, ("edge-run", "auto, packed"))
 RUNS = (*STREAMED_RUNS, ("llama.cpp", "off"), ("llama.cpp", "on"))
 PROMPTS, STREAMED_PROMPTS = (512, 32), (2000, 32)
 
 
-def measure(model: Path, rounds: int, threads: int, memory: str) -> list[dict[str, Any]]:
+def measure(model: Path, rounds: int, threads: int, memory: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return the figures of each run of `model`, which streams in a budget of `memory` where that is not empty."""
     rows: list[dict[str, Any]] = []
     for number in range(rounds):
-        runs = STREAMED_RUNS if memory else RUNS
         for backend, repack in runs:
-            flags = [model, "--backend", backend, "--repack", repack, "--threads", threads]
+            way, *packed = repack.split(", ")
+            flags = [model, "--backend", backend, "--repack", way, "--threads", threads]
+            flags += ["--packed", packed_path(model)] if packed else []
             flags += ["--memory", memory, "--prompts", *STREAMED_PROMPTS] if memory else ["--prompts", *PROMPTS]
             figures = run_worker(flags, worker=WORKER)
             rows.append({"model": model.name, "round": number, "backend": backend, "repack": repack, **figures})
@@ -43,18 +50,18 @@ def measure(model: Path, rounds: int, threads: int, memory: str) -> list[dict[st
     return rows
 
 
-def describe(model: Path, rows: list[dict[str, Any]], memory: str) -> str:
+def describe(model: Path, rows: list[dict[str, Any]], memory: str, runs: Sequence[Run]) -> str:
     """Return the medians of each step and run of `model`, in seconds and in processor seconds, and their spread."""
     mine = [row for row in rows if row["model"] == model.name]
     chosen = ", ".join(next(row["repacked"] for row in mine if row["repack"] == "auto")) or "none"
-    names = " | ".join(f"{backend} {repack}" for backend, repack in (STREAMED_RUNS if memory else RUNS))
+    names = " | ".join(f"{backend} {repack}" for backend, repack in runs)
     lines = [f"{model.name}{f' in {memory}' if memory else ''}; `auto` repacks: {chosen}", "", f"| | {names} | speed |"]
     lines.append("|---" * (names.count("|") + 3) + "|")
     steps = ["open", *(f"prompt_{n}" for n in (STREAMED_PROMPTS if memory else PROMPTS)), "decode"]
     for step, (clock, unit) in itertools.product(steps, {"s": "s", "cpu_s": "processor s"}.items()):
         found = {
             run: sorted(row[f"{step}_{clock}"] for row in mine if (row["backend"], row["repack"]) == run)
-            for run in (STREAMED_RUNS if memory else RUNS)
+            for run in runs
         }
         medians = {run: statistics.median(seconds) for run, seconds in found.items()}
         best = min((medians[run] for run in RUNS if run not in STREAMED_RUNS and run in medians), default=None)
@@ -71,11 +78,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--memory", default="", help="a budget in which the models stream")
+    parser.add_argument("--packed", action="store_true", help="where they stream, also with their packed files")
     parser.add_argument("--print-only", action="store_true", help="write no results: the machine is not quiet")
     arguments = parser.parse_args()
     models = arguments.models or [grown_model("1G", 16)]
-    rows = [row for model in models for row in measure(model, arguments.rounds, arguments.threads, arguments.memory)]
-    finding = f"{__doc__}\n" + "\n".join(describe(model, rows, arguments.memory) for model in models)
+    runs = (PACKED_RUNS if arguments.packed else STREAMED_RUNS) if arguments.memory else RUNS
+    how = arguments.rounds, arguments.threads, arguments.memory, runs
+    rows = [row for model in models for row in measure(model, *how)]
+    finding = f"{__doc__}\n" + "\n".join(describe(model, rows, arguments.memory, runs) for model in models)
     if arguments.print_only:
         print(finding)
     else:

@@ -10,6 +10,7 @@ fails with llama-server too, and is counted apart. Needs requests, openai and fi
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from _box import ROOT, write_results
@@ -28,7 +30,58 @@ SHIM = ROOT / "benchmarks" / "_llama_server_shim.py"
 MOST_S = 100
 BOTH, OURS, THEIRS, NEITHER, SKIPPED = "both pass", "edge-run alone", "llama-server alone", "neither", "skipped"
 KINDS = {("passed", "passed"): BOTH, ("passed", "failed"): OURS, ("failed", "passed"): THEIRS}
-REASONS: Mapping[str, str] = {}
+_SHARED = "answers share the whole context: it is not divided among them"
+_EMPTY = "the first chunk's content is an empty text, as OpenAI has it, not null"
+_NAMED = "`--chat-template` is Jinja, or a file of it; names of llama.cpp's own templates are not known"
+_VERBOSE = "no `__verbose`: `/apply-template` says what the prompt is"
+_PROGRESS = "progress comes once a second, not with each batch"
+_METRICS = "figures have vLLM's names, and the model's in a label, not `llamacpp:`"
+_FORMS = "a text is a string or a list of tokens, as OpenAI has it; not both in one list, and no object"
+_ORIGINS = "pages of other sites are refused unless `--allow-origin` names theirs"
+REASONS: Mapping[str, str] = {
+    "basic: server_multiple_addresses": "`--host` is one address",
+    "basic: server_props": _SHARED,
+    "basic: server_slots": "`/slots` is always there, as it says nothing of what is asked; " + _SHARED,
+    "basic: server_model_aliases": "a model has one name, that of its file",
+    "chat_completion: chat_completion[None-Book-What is the best book-8-^ blue": _NAMED,
+    "chat_completion: chat_completion_stream": _EMPTY,
+    "chat_completion: chat_completion_with_timings_per_token": _EMPTY,
+    "chat_completion: logprobs_stream": _EMPTY,
+    "chat_completion: chat_template_assistant_prefill": _VERBOSE,
+    "chat_completion: chat_template_continue_final_message_vllm": _VERBOSE,
+    "chat_completion: chat_template_continue_final_message_mutual": _NAMED,
+    "chat_completion: chat_template": _NAMED,
+    "chat_completion: apply_chat_template": _NAMED,
+    "chat_completion: verbose_debug": _VERBOSE,
+    "chat_completion: context_size_exceeded": _SHARED,
+    "chat_completion: invalid_chat_completion_req": "two answers in a row are a conversation too",
+    "chat_completion: return_progress": _PROGRESS,
+    "compat_anthropic: anthropic_empty_messages": "a conversation without a message is refused",
+    "compat_anthropic: anthropic_tool_result_with_image": "a picture is refused with status 400, not 500",
+    "compat_anthropic: anthropic_vision_format": "a picture is refused with status 400, not 500",
+    "compat_oai_responses: responses_stream_with_llama_telemetry": "neither progress nor times",
+    "completion: completion_unified": "`-n` is the most that an answer may have, whatever its request says",
+    "completion: completion_response_fields": "`response_fields` is not known",
+    "completion: n_probs_post": "no probabilities after sampling (`post_sampling_probs`): it is refused",
+    "completion: logit_bias": "biases are of tokens, not of texts",
+    "completion: nocache_long": _SHARED,
+    "ctx_shift: ctx_shift_disabled": _SHARED,
+    "embedding: embedding_mixed_input": _FORMS,
+    "embedding: embedding_content_text": _FORMS,
+    "embedding: embedding_error_prompt_too_long": "the refusal has other words",
+    "ignore_eos: ignore_eos": "`generation_settings` do not repeat the biases",
+    "metrics: metrics_disabled": "what is not there has status 404, not 501",
+    "metrics: metrics_timings_are_finite": "`timings` also say why the answer ended (`finish_reason`), which is a word",
+    "metrics: metrics_timings_on_prompt_progress": _PROGRESS,
+    "metrics: metrics_": _METRICS,
+    "security: access_static_assets": "the page is another one, with other files",
+    "security: cors_proxy": "there is no proxy",
+    "security: cors": _ORIGINS,
+    "template: reasoning": "a template is told to think by a request alone (`chat_template_kwargs`)",
+    "template: add_generation_prompt": "a prompt ends where the answer begins: `add_generation_prompt` is not known",
+    "tool_call: completion_without_tool_call_fast": _EMPTY,
+    "speculative: ": "`timings` do not count guesses (`/metrics` does), and none are made up (`--spec-synth-rates`)",
+}
 
 
 def main() -> None:
@@ -41,6 +94,7 @@ def main() -> None:
     parser.add_argument("--peer", type=Path, required=True, help="llama-server")
     parser.add_argument("--files", nargs="+", default=FILES)
     parser.add_argument("--outcomes", type=Path, help="a folder where outcomes are kept: a run that was ended goes on")
+    parser.add_argument("--jobs", type=int, default=2, help="files of tests at once")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = given.outcomes or Path(folder)
@@ -48,9 +102,10 @@ def main() -> None:
         ours = place.resolve() / "edge-run"
         ours.write_text(f'#!/bin/sh\nexec {sys.executable} {SHIM} "$@"\n')
         ours.chmod(0o755)
-        for name in given.files:
-            for side, server in (("ours", ours), ("peer", given.peer)):
-                run(name, server, given, place.resolve() / f"{name}.{side}")
+        sides = (("ours", ours), ("peer", given.peer))
+        with ThreadPoolExecutor(given.jobs) as pool:
+            for name, (side, server) in itertools.product(given.files, sides):
+                pool.submit(run, name, server, given, place.resolve() / f"{name}.{side}")
         rows = [row for name in given.files for row in compared(place / f"{name}.ours", place / f"{name}.peer")]
     write_results("llama-server-tests", rows, f"{(__doc__ or '').strip()}\n\n{table(rows)}")
 

@@ -60,7 +60,10 @@ def main() -> None:
             break
         if model not in least:
             least[model] = parse_size(smallest(model, str(CONTEXT)))
-        budget = max(least[model], int(model.stat().st_size * share))
+        budget = int(model.stat().st_size * share)
+        if budget < least[model] and share > SHARES[0]:
+            continue  # the smallest that works has run
+        budget = max(least[model], budget)
         rows.append({"model": model.stem, "share": share, "kind": kind} | measure(model, budget, kind, flags))
         print(rows[-1], flush=True)
         write_results(arguments.name, rows, f"{__doc__.strip()}\n\n{table(rows)}")

@@ -107,6 +107,10 @@ class RepeatingModel:
         )  # fmt: skip
         yield Piece("", (), generation)
 
+    def forecast(self) -> Forecast | None:
+        """Return how fast it claims to be."""
+        return self.plan.forecast
+
     def metadata(self, key: str) -> str | None:
         """Return nothing: there is no file."""
         return None

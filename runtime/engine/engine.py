@@ -36,6 +36,7 @@ from edge_run.runtime.engine.supply import open_supply
 from edge_run.runtime.graph.flow import Flow
 from edge_run.runtime.planning.offload_times import note_paces, part_of
 from edge_run.runtime.planning.prepare import prepare
+from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.processes.forks import forkable_lock
 from edge_run.runtime.streaming.chosen_rows import ChosenRows
 from edge_run.runtime.streaming.route_recorder import RouteRecorder
@@ -239,6 +240,11 @@ class Engine:
     def kv_keep(self) -> KvKeep | None:
         """What attention looked at so far; None where that is everything."""
         return next((one.figures for one in self._loaded.driver.features if isinstance(one, ChosenRows)), None)
+
+    @property
+    def prepared(self) -> Prepared:
+        """What was known of the file when it was opened."""
+        return self._loaded.prepared
 
     def expect(self, profile: DeviceProfile) -> None:
         """Report progress in seconds, expected from `profile`; on a mesh, progress is reported in shares."""

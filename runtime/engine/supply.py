@@ -22,6 +22,7 @@ from edge_run.runtime.engine.spilling import open_spill, spillable_uses
 from edge_run.runtime.forecasting import routing
 from edge_run.runtime.gpu.loading import host_weights, open_upload
 from edge_run.runtime.inspection.draft_file import GUESSED_TOKENS
+from edge_run.runtime.llama.context_shape import lends_cells
 from edge_run.runtime.llama.row_products import RowProducts
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident
 from edge_run.runtime.planning.spill_terms import check_spill, with_spill
@@ -250,7 +251,8 @@ def _lend(
     """
     driver = loaded.driver
     borrower: Borrower | None = next((stream for stream in streams if stream.most_loans > stream.least_loans), None)
-    if spilled and borrower is None:
+    is_short = terms.context_tokens < loaded.context.context_tokens  # who counts cells keeps it so
+    if borrower is None and (spilled or is_short):
         borrower = NoBorrower()
     if borrower is None or loaded.prepared.offload:
         return None
@@ -285,7 +287,8 @@ def _mapped(loaded: Loaded) -> tuple[NarrowPass, Terms]:
     terms = loaded.terms(loaded.holdings)
     if not is_lendable:
         return narrow, terms
-    cells = Cells(narrow.flow.cells, PAGE, shape.n_streams) if loaded.context.untouched_bytes else None
+    is_by_cell = loaded.context.untouched_bytes and lends_cells(loaded.prepared.config)
+    cells = Cells(narrow.flow.cells, PAGE, shape.n_streams) if is_by_cell else None
     idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
     draft_cells = loaded.draft.cells if loaded.draft else None
     lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)

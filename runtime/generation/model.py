@@ -13,7 +13,7 @@ from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.mesh import Mesh
 from edge_run.base.mesh_status import MeshUse
 from edge_run.base.profile import DeviceProfile
-from edge_run.base.results import Generation, Numerics, Plan, Progress, Speculation, Stats
+from edge_run.base.results import Forecast, Generation, Numerics, Plan, Progress, Speculation, Stats
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.embedding.embedding import embed, embedding_shape
 from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape
@@ -38,6 +38,7 @@ from edge_run.runtime.inspection.model_kind import check_generates
 from edge_run.runtime.keeping.keeper import ConversationRows
 from edge_run.runtime.keeping.opening import open_keeper
 from edge_run.runtime.llama._ggml import L
+from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.probing.probe import recall
 from edge_run.runtime.processes.forks import OwnerProcess
 
@@ -182,6 +183,17 @@ class Model(ModelTexts):
         """
         if known := profile or recall(self._opened.gguf, self._opened.config):
             self._opened.expect(known)
+
+    def forecast(self, prompt_tokens: int = 512) -> Forecast | None:
+        """Return how fast it is expected to be, for a prompt of so many tokens; of as many answers as can share a pass.
+
+        None where this device was not measured (see `edge_run.probe`), and on a mesh.
+        """
+        engine = self._opened
+        profile = recall(engine.gguf, engine.config) if engine.mesh_use is None else None
+        if profile is None or engine.prepared.known is None:
+            return None
+        return Planner(engine.prepared).timed(engine.plan, profile, prompt_tokens).forecast
 
     @property
     def _opened(self) -> Engine:

@@ -92,6 +92,11 @@ def wants_streams(config: ModelConfig) -> bool:
     return (config.exact or config.spills_kv) and config.sequences > 1
 
 
+def lends_cells(config: ModelConfig) -> bool:
+    """Return whether memory of unwritten cells is lent: not that of streams, unless it may be spilled."""
+    return config.spills_kv or not wants_streams(config)
+
+
 def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int) -> ContextShape:
     """Return the context that `config` asks for, of a model that was trained on so many tokens (0: it does not say).
 

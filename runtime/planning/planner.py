@@ -20,23 +20,22 @@ from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.forecasting.abreast import Abreast
 from edge_run.runtime.forecasting.forecast import PassTimes, forecast, pass_work, shared_work
 from edge_run.runtime.graph.nodes import GraphMap
-from edge_run.runtime.graph.repackable import is_by_expert, repackable
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.inspection.inspection import SHARD_BYTES
-from edge_run.runtime.llama.context_shape import context_shape
-from edge_run.runtime.llama.holdings import Holdings, repacking_bytes, text_reserve_bytes
+from edge_run.runtime.llama.context_shape import context_shape, lends_cells
+from edge_run.runtime.llama.holdings import Holdings, text_reserve_bytes
 from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.planning.expert_plan import plan_moe
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident, plan_streamed, row_ranges
 from edge_run.runtime.planning.prepared import Prepared
+from edge_run.runtime.planning.repack_terms import with_repacking
 from edge_run.runtime.planning.spill_terms import with_spill
 from edge_run.runtime.planning.terms import Terms, work_bytes
 from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
 from edge_run.tiers.drives.copied_source import buffer_bytes
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES
 from edge_run.tiers.kv.loans import idle_bytes
-from edge_run.tiers.packed_file import PackedFile
 from edge_run.tiers.rows import RowRange
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches, also those that take none yet, in no time
@@ -106,33 +105,13 @@ class Planner:
         shape = context_shape(self.config, known.trained_context_tokens, self.threads)
         output_bytes = 4 * known.vocabulary * shape.outputs_per_pass
         idle = 0 if shape.pooling else idle_bytes(known.buffer_bytes - output_bytes, known.narrow_bytes)
-        is_by_cell = known.cell_bytes >= LEAST_SPARSE_BYTES
+        is_by_cell = known.cell_bytes >= LEAST_SPARSE_BYTES and lends_cells(self.config)
         cells = replace(known.cells, n_streams=shape.n_streams) if is_by_cell else None
         draft_cells = self._prepared.draft.cells if self._prepared.draft else None
         lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle)
         lent = replace(lent, verified_tokens=shape.verified_tokens)
         lent = lent.with_row_slices(self._address_space.chunk_bytes, shape.narrow_tokens)
         return with_spill(lent, known.cell_uses, self.config)
-
-    def _repacking(self, terms: Terms, wanted: Collection[str], file: PackedFile | None = None) -> Terms:
-        """Return `terms` of a run that repacks those of the `wanted` kinds of weights that have a kernel for it.
-
-        file: holds some of them repacked, and is read where all of these are wanted.
-        """
-        if not wanted:
-            return terms
-        from edge_run.runtime.llama.repacking import groups_of  # and with it llama.cpp, which takes long to load
-
-        found = {kind: tensors for kind, tensors in repackable(self._graph, self.gguf).items() if kind in wanted}
-        weights = {(t.type_id, t.shape, is_by_expert(kind)): kind for kind, tensors in found.items() for t in tensors}
-        groups = groups_of(weights)
-        room_bytes = self.config.readers * repacking_bytes(max(groups.values(), default=0))
-        kinds = {weights[weight] for weight in groups}
-        names = {tensor.name for kind in kinds for tensor in found[kind]}
-        if file and names.issuperset(file.facts.names):
-            terms, room_bytes = replace(terms, is_read_repacked=True), room_bytes + file.memory_bytes(0)
-        holdings = replace(terms.holdings, repacking_bytes=room_bytes)
-        return replace(terms, holdings=holdings, repacked=tuple(sorted(kinds)))
 
     @functools.cached_property
     def _ranges(self) -> list[RowRange]:
@@ -164,12 +143,13 @@ class Planner:
     @functools.cached_property
     def _streamed_terms(self) -> Terms:
         """The terms of a run whose weights stream."""
-        return self._repacking(self._terms, self._prepared.repacked_streamed, self._prepared.repacked_file)
+        return with_repacking(self._terms, self._graph, self._prepared.repacked_streamed, self._prepared.repacked_file)
 
     @functools.cached_property
     def _resident_terms(self) -> Terms:
         """The terms of a run whose weights all fit."""
-        return self._repacking(replace(self._terms, holdings=self._holdings), self._prepared.repacked)
+        terms = replace(self._terms, holdings=self._holdings)
+        return with_repacking(terms, self._graph, self._prepared.repacked)
 
     @property
     def _whole_bytes(self) -> int:

@@ -33,7 +33,8 @@ def choose_kinds(
 
     streamed_in: the budget that they stream in; None where all have room. Each pass then waits for the drive, and may
         wait until what it brought is repacked.
-    packed: the kinds that are read repacked then.
+    packed: the kinds that are read repacked then, which are chosen where nothing was measured too: somebody packed
+        them.
     """
     from edge_run.runtime.probing.probe import recall_drive, recall_kernels
 
@@ -43,7 +44,7 @@ def choose_kinds(
         return frozenset(kinds) if config.repack == "on" else frozenset()
     plain, repacked = recall_kernels(config)
     kept, widths, streaming = _decisions(config), _widths(config), None
-    if not repacked and not kept:
+    if not repacked and not kept and not packed:
         return frozenset()
     if streamed_in is not None:
         streaming = Streaming.under(streamed_in, gguf.data_bytes, recall_drive(gguf, config))
@@ -62,7 +63,7 @@ def choose_kinds(
             decided[name] = decision
     if any(kept.get(name) != decision for name, decision in decided.items()):
         keep_file(_place(config), json.dumps({**kept, **decided}).encode(), "which weights are repacked")
-    return frozenset(kind for kind, name in names.items() if decided.get(name))
+    return frozenset(kind for kind, name in names.items() if decided.get(name, kind in packed))
 
 
 def _widths(config: ModelConfig) -> list[int]:

@@ -65,4 +65,5 @@ class Service:
 
     def _served(self, found: OpenModel) -> ServedModel:
         name = found.entry.name
-        return ServedModel(name, found.model, found.answering, self.defaults, self._preparing, self.counts_of(name))
+        counts = self.counts_of(name)
+        return ServedModel(name, found.model, found.answering, self.defaults, self._preparing, counts, found.forecast)

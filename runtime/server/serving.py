@@ -99,10 +99,10 @@ async def serve_model(model: Model, bound: socket.socket, options: ServeOptions,
 
     say: told in a line when the server is ready, and when it is about to end.
     """
-    forecast = model.plan.forecast
     spare_collections()
     async with AsyncModel.of(model) as answering:
         catalogue = Catalogue.of(model, answering)
+        forecast = catalogue.open.forecast if catalogue.open else None
         await _serve(catalogue, model.path.name, forecast.first_token_s if forecast else USUAL_S, bound, options, say)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edge_run.base.results import Plan
+from edge_run.base.results import Forecast, Plan
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.server.answers import json_response
 from edge_run.runtime.server.catalogue.folder import ModelEntry
@@ -96,7 +96,7 @@ def _of_model(served: ServedModel) -> dict[str, Any]:
         "io": {
             "bytes_read": stats.io.bytes_read,
             "bandwidth_bytes_per_s": stats.io.bandwidth_bytes_per_s,
-            "limit_bytes_per_s": _drive_limit(plan),
+            "limit_bytes_per_s": _drive_limit(plan, served.forecast),
             "efficiency": stats.io.efficiency,
             "streamed_bytes_per_pass": plan.streamed_bytes_per_pass,
         },
@@ -105,7 +105,7 @@ def _of_model(served: ServedModel) -> dict[str, Any]:
             "prefill_tokens_per_s": latest.prefill_tokens_per_s if latest else 0.0,
             "first_token_s": latest.ttft_s if latest else 0.0,
         },
-        "forecast": dataclasses.asdict(plan.forecast) if plan.forecast else None,
+        "forecast": dataclasses.asdict(served.forecast) if served.forecast else None,
         "progress": dataclasses.asdict(progress) if (progress := model.progress) else None,
         "speculation": dataclasses.asdict(model.speculation),
         "experts": dataclasses.asdict(stats.experts) if stats.experts else None,
@@ -114,8 +114,8 @@ def _of_model(served: ServedModel) -> dict[str, Any]:
     }
 
 
-def _drive_limit(plan: Plan) -> float:
+def _drive_limit(plan: Plan, forecast: Forecast | None) -> float:
     """Return what the drive was measured to read in a second; 0 where that is not known, or nothing streams."""
-    if plan.forecast is None or not plan.forecast.read_s_per_token:
+    if forecast is None or not forecast.read_s_per_token:
         return 0.0
-    return plan.streamed_bytes_per_pass / plan.forecast.read_s_per_token
+    return plan.streamed_bytes_per_pass / forecast.read_s_per_token

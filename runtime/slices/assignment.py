@@ -30,7 +30,7 @@ class Assignment:
     ) -> None:
         self.share, self._transport, self._maps, self._supply, self._driver = share, transport, maps, supply, driver
         self._tail_programs: dict[PassShape, Program] = {}
-        self.lent_residency, self._has_buffer = lent_residency, bool(lent_residency and not lent_residency.is_over)
+        self.lent_residency = lent_residency
         if lent_residency:
             lent_residency.on_end = self._compile_all
         driver.features[:] = supply.streams
@@ -40,8 +40,7 @@ class Assignment:
     def compile(self, shape: PassShape, like: PassShape | None = None) -> None:
         """Compile the program of `shape`, from its own graph or from that of the shape `like`."""
         graph, layout = self._maps[like or shape]
-        has_lost_buffer = self._has_buffer and self.lent_residency and self.lent_residency.is_over
-        is_lent = shape.tokens == 1 and not has_lost_buffer
+        is_lent = shape.tokens == 1 and not (self.lent_residency and self.lent_residency.has_ended)
         streams = self._supply.streams
         features = [StageVisits(one) if is_lent and isinstance(one, WeightStreaming) else one for one in streams]
 

@@ -31,14 +31,13 @@ from edge_run.runtime.planning.memory_plan import make_plan
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.slices.assignment import Assignment
+from edge_run.runtime.slices.lending import lender, own_cells
 from edge_run.runtime.slices.maps import SliceMaps
 from edge_run.runtime.slices.slice import Share, Transport, own_part
-from edge_run.runtime.streaming.assemble import Streams, WeightMemory, open_streams
-from edge_run.runtime.streaming.lent_residency import Borrower, CellRoom, IdleBuffer, LentResidency
+from edge_run.runtime.streaming.assemble import WeightMemory, open_streams
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel, read_gguf
-from edge_run.tiers.kv.cells import Cells
-from edge_run.tiers.kv.loans import Loans, idle_bytes
+from edge_run.tiers.kv.loans import idle_bytes
 from edge_run.tiers.partial import PartialModel
 from edge_run.tiers.readers import Readers, ReadTotals
 
@@ -180,8 +179,8 @@ class SliceEngine:
             plan, streams = open_streams(own_part(graph, layout, share), terms, memory, grant)
             self._supply = Supply(self.loaded, plan, readers, streams)
             self._assigned.callback(self._supply.close)
-            lender = self._lend(terms, streams)
-            self._assignment = Assignment(share, transport, self.maps, self._supply, driver, lender)
+            lent = lender(self.loaded, terms, streams, self.decoder.count)
+            self._assignment = Assignment(share, transport, self.maps, self._supply, driver, lent)
         except BaseException:
             self.release()
             raise
@@ -220,29 +219,15 @@ class SliceEngine:
         self._stack.close()
 
     def _terms(self, share: Share) -> Terms:
-        """Return the terms of a plan for `share`: what is kept for its units is its own, and is lent until written."""
-        kept_bytes, loaded = self._drop_foreign(share), self.loaded
-        own = [kept for kept in self.layout.kept if share.owners[kept[2]] == share.node]
-        is_by_cell = loaded.context.untouched_bytes and not self.shape.has_streams
-        tensors = self.layout.flow.cells if is_by_cell else ()
-        cells = [t for t in tensors if any(start <= t.address < start + size for start, size, _ in own)]
+        """Return the terms of a plan for `share`."""
+        holdings = replace(self.holdings, kv_bytes=self._drop_foreign(share))
         return replace(
-            loaded.terms(replace(self.holdings, kv_bytes=kept_bytes)),
+            self.loaded.terms(holdings),
             idle_bytes=self.lendable_bytes,
-            cells=Cells(cells, _libc.PAGE) if cells else None,
+            cells=own_cells(self.loaded, self.layout, share),
             verified_tokens=self.shape.verified_tokens,
             is_shared=True,
         )
-
-    def _lend(self, terms: Terms, streams: Streams) -> LentResidency | None:
-        """Return what lends weights the room that passes leave; None where they have no use for it."""
-        borrower: Borrower | None = next((stream for stream in streams if stream.most_loans), None)
-        if borrower is None:
-            return None
-        loans = Loans(terms.pool_bytes, borrower.loan_bytes, borrower.most_loans)
-        buffer = IdleBuffer(self.loaded.driver.compute_buffer, terms.idle_bytes)
-        cells = CellRoom(terms.cells) if terms.cells else None
-        return LentResidency(loans, borrower, buffer, cells, self.decoder.count)
 
     def _drop_foreign(self, share: Share) -> int:
         """Give back the memory of what other units keep between passes; return the bytes that are left."""

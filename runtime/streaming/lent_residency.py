@@ -172,8 +172,9 @@ class LentResidency:
 
     loans: how much is lent.
     count: of the context's cells in use.
+    has_ended: whether the buffer was idle, and never is again.
     lacking_bytes: returns how much less than its budget the process may hold now.
-    on_end: runs when the buffer is idle no more.
+    on_end: runs when it has ended.
     say: is told, once, that this is more than weights can give up.
     """
 
@@ -195,16 +196,11 @@ class LentResidency:
         self.loans, self._borrower, self._buffer = loans, borrower, buffer
         self._cells, self.count, self._draft_cells, self._work = cells, count, draft_cells, work
         self.on_end: Callable[[], None] = lambda: None
-        self._has_told_end = buffer.is_over
+        self._had_buffer, self.has_ended = not buffer.is_over, False
         self._own_bytes, self._draft_bytes = loans.pool_bytes, 0
         self.lacking_bytes: Callable[[], int] = lambda: 0
         self.say: Callable[[str], None] = logger.warning
         self._has_told_lack = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the buffer is never idle again."""
-        return self._buffer.is_over
 
     def before_pass(self, n_tokens: int) -> None:
         """Divide the room for a pass of `n_tokens` tokens, which must be the next one."""
@@ -216,8 +212,8 @@ class LentResidency:
         self._own_bytes = own_bytes
         self._divide(self._own_bytes + self._draft_bytes)
         self._tell_lack()
-        if self.is_over and not self._has_told_end:
-            self._has_told_end = True
+        if self._buffer.is_over and self._had_buffer and not self.has_ended:
+            self.has_ended = True
             self.on_end()
 
     def before_drafting(self, kept_tokens: int, most_tokens: int) -> bool:

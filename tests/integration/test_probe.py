@@ -12,10 +12,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from edge_run import ModelConfig
+from edge_run import Model, ModelConfig, plan
 from edge_run.base.errors import NotSupported
 from edge_run.base.profile import DeviceProfile, KernelSpeed, RepackedSpeed
 from edge_run.cli import app
@@ -291,3 +292,16 @@ def test_a_process_that_is_stopped_leaves_nothing(tmp_path: Path, end: signal.Si
     assert list(here.iterdir()) == []
     expected = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
     assert (process.returncode, out, err) == (expected[end], "", "")
+
+
+def test_an_open_model_has_a_forecast_once_the_device_was_measured(kernels: Kernels, kit: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"context_tokens": 256, "threads": 1, "cache_folder": tmp_path / "cache", "sequences": 3}
+    with Model(kit, **options) as model:
+        assert model.forecast() is None
+        probe([], kit, ModelConfig(**options))
+        found = model.forecast(64)
+        planned = plan(kit, prompt_tokens=64, profile=probing.recall(read_gguf(kit), ModelConfig(**options)), **options)
+    assert found is not None
+    assert planned.forecast is not None
+    assert (found.prompt_tokens, found.parallel) == (64, 3)
+    assert found.parallel_tokens_per_s == pytest.approx(planned.forecast.parallel_tokens_per_s, rel=0.05)

@@ -154,7 +154,10 @@ def test_a_file_that_was_repacked_for_other_kernels_is_left_alone(folder: Path, 
         with pytest.raises(PackedFileError, match=r"the kernels of another processor.*edge-run pack"):
             prepare(gguf, replace(config, packed=target), is_opened=False)
         pack(path, is_replacing=True)
-        assert prepare(gguf, config, is_opened=False).repacked_file is not None
+        for asked in ("on", "auto"):
+            prepared = prepare(gguf, replace(config, repack=asked), is_opened=False)
+            assert prepared.repacked_file is not None
+            assert prepared.repacked_streamed >= {"Q4_0/256", "Q4_0/1536"}, "though nothing was measured"
         for left in (replace(config, repack="off"), replace(config, packed="off")):
             assert prepare(gguf, left, is_opened=False).repacked_file is None
     finally:

@@ -26,6 +26,7 @@ from edge_run.runtime.planning import spill_terms
 from edge_run.runtime.scheduling.widths import PassWidths
 from edge_run.tiers.kv.spill import Spill
 from in_child import in_child
+from kit_models import KIT
 from spilling import open_spilling, open_whole, spill_of
 from talks import OPTIONS, SEQUENCES, TEXT, WIDTH, Talk
 from tiny_models import make_model
@@ -339,6 +340,22 @@ def test_an_answer_that_is_cancelled_leaves_the_others(folder: Path) -> None:
     with open_model(path, folder, small_memory(path, folder)) as model:
         assert answers_but_one(model) == wanted
     assert len(wanted[2]) == 5 < len(wanted[0])
+
+
+@in_child
+def test_texts_are_as_long_as_there_is_room_for(folder: Path) -> None:
+    """Also where all weights stay, so that nothing has a use for what is not in use."""
+    with pytest.raises(BudgetError) as refusal:
+        Engine.open(KIT, ModelConfig(memory=40 * MIB, kv_spill=folder, **MANY))
+    for more in range(1, 16):
+        memory = refusal.value.minimum_bytes + more * MIB
+        engine = Engine.open(KIT, ModelConfig(memory=memory, kv_spill=folder, **MANY))
+        room, plan = engine.decoder.capabilities.context_tokens, engine.plan
+        engine.close()
+        assert 0 < room <= plan.context_tokens // SEQUENCES < MANY["context_tokens"] // SEQUENCES
+        if plan.window_bytes == plan.spilled_kv_bytes == 0:
+            return
+    raise AssertionError("there is no budget for all weights and a part of the context")
 
 
 @in_child

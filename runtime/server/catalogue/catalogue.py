@@ -15,6 +15,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from edge_run.base.errors import EdgeRunError, KernelError, ModelFileError
+from edge_run.base.results import Forecast
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, model_name
@@ -39,10 +40,11 @@ class OpenModel:
     model: for what any thread may ask of it. answering: the same model, which tasks share.
     keep_s: how long it stays open when nobody uses it; None: until another one is needed.
     expires_at: when that is over; None while it is used, or for never.
+    forecast: how fast it is expected to be; None where the device was not measured.
     """
 
-    def __init__(self, entry: ModelEntry, model: Model, answering: AsyncModel) -> None:
-        self.entry, self.model, self.answering = entry, model, answering
+    def __init__(self, entry: ModelEntry, model: Model, answering: AsyncModel, forecast: Forecast | None) -> None:
+        self.entry, self.model, self.answering, self.forecast = entry, model, answering, forecast
         self.keep_s: float | None = None
         self.expires_at: datetime | None = None
 
@@ -83,7 +85,7 @@ class Catalogue:
             makes_embeddings=model.embedding is not None,
         )
         made = cls(ModelFolder((entry,)), lambda path: model)
-        made.open = OpenModel(entry, model, answering)
+        made.open = OpenModel(entry, model, answering, model.forecast())
         made._turns.opened(entry.name)
         return made
 
@@ -217,9 +219,10 @@ class Catalogue:
     async def _open(self, entry: ModelEntry) -> None:
         began_s = time.monotonic()
         model = await anyio.to_thread.run_sync(self._open_file, entry.path)
+        forecast = await anyio.to_thread.run_sync(model.forecast)
         spare_collections()
         answering = await AsyncModel.of(model).__aenter__()
-        self.open = OpenModel(entry, model, answering)
+        self.open = OpenModel(entry, model, answering, forecast)
         took_s = time.monotonic() - began_s
         self._turns.opened(entry.name, took_s)
         logger.info("%s is open after %.1f s", entry.name, took_s)

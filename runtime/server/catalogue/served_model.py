@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 
-from edge_run.base.results import Generation
+from edge_run.base.results import Forecast, Generation
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
@@ -56,6 +56,7 @@ class ServedModel:
 
     name: what it is called. model: for what any thread may ask of it. answering: the same model, which tasks share.
     defaults: what counts where a request says nothing. counts: what requests for it came to, before too.
+    forecast: how fast it is expected to be; None where the device was not measured.
     """
 
     def __init__(
@@ -66,8 +67,9 @@ class ServedModel:
         defaults: AnswerDefaults,
         preparing: Preparing,
         counts: Counts,
+        forecast: Forecast | None = None,
     ) -> None:
-        self.name, self.model, self.answering = name, model, answering
+        self.name, self.model, self.answering, self.forecast = name, model, answering, forecast
         self.defaults, self.counts, self._preparing = defaults, counts, preparing
 
     @property

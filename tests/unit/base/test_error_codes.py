@@ -33,8 +33,8 @@ def test_code_words_and_figures_arrive_and_no_name_of_a_class(kind: type[EdgeRun
 
 
 def test_kinds_of_our_own_are_told_as_what_they_are_kinds_of() -> None:
-    error = PassFailed("NaN", node="b", code=6)
-    assert error_document(error) == {"code": 6, "error": "NaN", "figures": {"node": "b", "code": 6}}
+    error = PassFailed("NaN", node="b", code=6, number=3)
+    assert error_document(error) == {"code": 6, "error": "NaN", "figures": {"node": "b", "code": 6, "number": 3}}
     assert read(error_document(error)).exit_code == 6
     assert (code_of(GraphChanged("another")), code_of(error)) == (GRAPH_CHANGED, 6)
     assert GRAPH_CHANGED not in KINDS

@@ -11,7 +11,7 @@ import pytest
 from edge_run.base.errors import ProtocolError
 from edge_run.base.fields import MOST_BYTES, Fields, plain, shown
 from edge_run.runtime.mesh.fetch import MeshFetch
-from edge_run.runtime.mesh.offers import SHARED_FIELDS, device_spec, read_settings
+from edge_run.runtime.mesh.offers import IN_FLIGHT, SHARED_FIELDS, device_spec, read_settings
 from edge_run.runtime.worker.models import read_asked
 
 NESTED: Any = json.loads("[" * 500 + "]" * 500)
@@ -31,7 +31,7 @@ def asked(**fields: Any) -> dict[str, Any]:
 
 def settings(**fields: Any) -> dict[str, Any]:
     usual = {"kv_type": "f16", "flash_attention": "auto", "exact": False, "mesh_activations": "exact"}
-    return {"settings": {**dict.fromkeys(SHARED_FIELDS, 8), **usual, **fields}}
+    return {"settings": {**dict.fromkeys([*SHARED_FIELDS, IN_FLIGHT], 8), **usual, **fields}}
 
 
 def lack(answer: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ READERS: dict[str, tuple[Callable[[dict[str, Any]], object], Callable[..., dict[
                ["missing_bytes", "most_weight_bytes"], [{"missing_bytes": None}]),
     "a model": (lambda order: read_asked(Fields(order, "an order", "b")), asked, ["model", "shards"], []),
     "settings": (lambda order: read_settings(Fields(order, "an order", "b")), settings,
-                 [name for name in SHARED_FIELDS if name not in ("kv_type", "flash_attention", "mesh_activations")],
+                 sorted({*SHARED_FIELDS, IN_FLIGHT} - {"kv_type", "flash_attention", "mesh_activations"}),
                  [{"exact": True}, {"exact": False}]),
 }  # fmt: skip
 

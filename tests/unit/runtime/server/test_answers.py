@@ -41,7 +41,7 @@ class FakeModel:
         self.error: Exception | None = None
         self.ended = 0
         self.path, self.progress, self.has_chat_template = Path("model.gguf"), None, True
-        self.numerics = "made up"
+        self.numerics, self.forecast = "made up", lambda: None
         self.plan, self.embedding = SimpleNamespace(forecast=None, model_bytes=1), None
         self.context_tokens = self.trained_context_tokens = 100
         self.chat_template = ""

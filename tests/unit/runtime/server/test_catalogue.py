@@ -35,7 +35,9 @@ class Files:
             raise ModelFileError("broken.gguf: it is broken")
         self.opened.append(path.stem)
         self.open.add(path.stem)
-        return SimpleNamespace(path=path, close=lambda: self.open.remove(path.stem), cancel=lambda: None)
+        return SimpleNamespace(
+            path=path, close=lambda: self.open.remove(path.stem), cancel=lambda: None, forecast=lambda: None
+        )
 
 
 @asynccontextmanager

@@ -34,6 +34,7 @@ class FakeModel:
 
     def __init__(self) -> None:
         self.path, self.most_parallel, self.turns = Path("model.gguf"), 2, list[list[list[int]]]()
+        self.forecast = lambda: None
         self.plan, self.trained_context_tokens, self.chat_template = SimpleNamespace(model_bytes=1), 8, ""
         self.embedding = EmbeddingShape("mean", 1, 8)
         self.goes_on, self.is_left, self._turn = anyio.Event(), False, anyio.Lock()

@@ -133,7 +133,7 @@ def test_nothing_is_lent_of_what_is_not_known(buffer: int) -> None:
     touch(buffer, SIZE)
     found.forget()
     lent.before_pass(1)
-    assert lent.is_over
+    assert lent.has_ended
     assert weights.n_loans == 0
     assert seen().resident_bytes() == found.resident_bytes() + SIZE - 2 * _libc.PAGE, "nothing was dropped"
 
