@@ -16,6 +16,7 @@ that came true; acceptance at a depth is the share of passes that went so far of
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 from collections.abc import Iterator, Sequence
@@ -179,23 +180,22 @@ def count(model_file: Path, draft_file: Path, folder: Path, kinds: Sequence[str]
 
 def report(folder: Path) -> tuple[list[dict[str, Any]], str]:
     """Return a row for each kind, way and width, and the tables."""
-    counted: dict[tuple[str, str], list[int]] = {}
+    counted: dict[tuple[str, str], list[list[int]]] = {}
     for path in sorted(folder.glob("*.counts")):
         for way, passes in json.loads(path.read_text()).items():
-            counted.setdefault((path.stem.rpartition("-")[0], way), []).extend(passes)
-    rows = [
-        {"kind": kind, "way": way, "width": WIDTH, "passes": len(some)}
-        | {"tokens_per_pass": round(1 + statistics.fmean(some), 3)}
-        | {f"depth_{depth}": share for depth, share in enumerate(by_depth(some), 1)}
-        for (kind, way), some in counted.items()
-        if some
-    ]
+            counted.setdefault((path.stem.rpartition("-")[0], way), []).append(passes)
+    rows = []
+    for (kind, way), answers in counted.items():
+        passes = list(itertools.chain.from_iterable(answers))
+        row = {"kind": kind, "way": way, "width": WIDTH, "answers": len(answers), "passes": len(passes)}
+        row["tokens_per_pass"] = round(1 + statistics.fmean(passes), 3)
+        rows.append(row | {f"depth_{depth}": share for depth, share in enumerate(by_depth(passes), 1)})
     of = {(row["kind"], row["way"]): row for row in rows}
     kinds = [kind for kind in ALL_KINDS if any(known == kind for known, _ in of)]
     ways = [way for way in WAYS if any(known == way for _, known in of)]
-    table = [f"| tokens a pass of {WIDTH} | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
+    table = [f"| tokens a pass of {WIDTH} (answers) | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
     for kind in kinds:
-        cells = (f"{of[kind, way]['tokens_per_pass']:.2f}" if (kind, way) in of else "-" for way in ways)
+        cells = (_cell(of.get((kind, way))) for way in ways)
         table.append(f"| {kind} | {' | '.join(cells)} |")
     for way in ways:
         table += ["", f"| acceptance by depth, {way} | {' | '.join(map(str, range(1, DEPTHS + 1)))} |"]
@@ -204,6 +204,10 @@ def report(folder: Path) -> tuple[list[dict[str, Any]], str]:
             shares = (str(of[kind, way][f"depth_{depth}"]) for depth in range(1, DEPTHS + 1))
             table.append(f"| {kind} | {' | '.join(shares)} |")
     return rows, "\n".join(table)
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    return f"{row['tokens_per_pass']:.2f} ({row['answers']})" if row else "-"
 
 
 def by_depth(passes: Sequence[int]) -> Iterator[float | str]:
