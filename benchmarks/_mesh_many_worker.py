@@ -97,6 +97,7 @@ def answer_all(engine: Engine, arguments: argparse.Namespace) -> dict[str, objec
             os.kill(victim, signal.SIGKILL)
             victim = 0
     batch.close()
+    assert 0 < began_s < ended_s, "at no time all answers were being made: give them more --tokens"
     return {
         "tokens": [answer.tokens for answer in answers],
         "tokens_per_s": made / (ended_s - began_s),
