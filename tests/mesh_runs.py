@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +12,14 @@ import numpy as np
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.mesh import LinkRate
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.fetch import exchange as piece_exchange
+from edge_run.runtime.generation.batch import Batch
+from edge_run.runtime.generation.continuation import Continuation
+from edge_run.runtime.generation.meter import Meter
+from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.mesh import coordinator
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from edge_run.runtime.worker.worker import Worker
@@ -35,6 +40,25 @@ def greedy(engine: Engine, tokens: int = 16, at: Callable[[int], None] = lambda 
         said.append(int(logits.argmax()))
         logits = session.step(said[-1])
     return said
+
+
+def answers(
+    engine: Engine, prompts: Sequence[list[int]], at: Callable[[int, Batch], None] = lambda i, batch: None
+) -> list[list[int]]:
+    """Return the tokens of greedy answers in shared passes. at: called each time before these advance."""
+    batch = Batch(engine, Meter(engine), 4)
+    batch._widths.observe = lambda *_: None  # type: ignore[method-assign]  # who shares a pass depends on no clock
+    found: dict[int, list[int]] = {}
+    for prompt in prompts:
+        answer = Continuation(engine.model, prompt, 12, SamplingConfig(temperature=0), engine.context_tokens)
+        found[batch.submit(answer, Turn())] = answer.tokens
+    for i in itertools.count():
+        if batch.is_idle:
+            break
+        at(i, batch)
+        assert all(event.error is None for event in batch.advance())
+    batch.close()
+    return [*found.values()]
 
 
 def alone(path: Path, tokens: int = 16) -> list[int]:

@@ -6,7 +6,7 @@ repository=$(cd "$(dirname "$0")/../.." && pwd)
 mkdir -p "$1" && cd "$1"
 folder=$PWD environment=$PWD/root/opt/edge-run
 : "${ARM64_ARCH:=armv8.2-a+fp16+dotprod+i8mm}" # instructions that llama.cpp is built with
-: "${DEBIAN:=http://deb.debian.org/debian}"
+: "${DEBIAN:=}" # the mirror; without one it is the one that debootstrap knows
 
 for tool in debootstrap qemu-aarch64-static aarch64-linux-gnu-g++ cmake ninja unshare; do
     command -v $tool >/dev/null || { echo "$tool is missing: CONTRIBUTING.md names what is needed" >&2; exit 1; }
@@ -20,7 +20,7 @@ formats=/proc/sys/fs/binfmt_misc # which program runs which kind of file
 # Packages are unpacked here and not set up there, which would take half an hour under emulation.
 if [ ! -e "$environment" ]; then
     wanted=python3,python3-venv,libgomp1,libstdc++6,procps,mosquitto,git,make,gcc,libc6-dev,iproute2,util-linux
-    debootstrap --arch=arm64 --variant=minbase --include=$wanted --download-only bookworm packages "$DEBIAN"
+    debootstrap --arch=arm64 --variant=minbase --include=$wanted --download-only bookworm packages ${DEBIAN:+"$DEBIAN"}
     rm -rf root.new && mkdir -p root.new/usr/{bin,sbin,lib}
     for name in bin sbin lib; do ln -s usr/$name root.new/$name; done
     for package in packages/var/cache/apt/archives/*.deb; do

@@ -5,7 +5,6 @@ In one process, over a mesh made of queues; with real processes and a real broke
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 import time
@@ -22,10 +21,6 @@ from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Document, Unled
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.generation.batch import Batch
-from edge_run.runtime.generation.continuation import Continuation
-from edge_run.runtime.generation.meter import Meter
-from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.mesh import coordinator, device_group
 from edge_run.runtime.mesh import orders as run_orders
@@ -33,7 +28,7 @@ from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from fake_mesh import Hub
 from in_child import in_child
 from mesh_processes import round_robin
-from mesh_runs import CHUNK_BYTES, OPTIONS, PROMPT, Run, alone, greedy, running
+from mesh_runs import CHUNK_BYTES, OPTIONS, PROMPT, Run, alone, answers, greedy, running
 from tiny_models import make_model
 
 
@@ -67,27 +62,11 @@ def test_many_answers_share_passes_on_a_mesh_also_when_devices_die(exact: bool, 
     engine.close()
     with running(path, options=options) as run:
         assert answers(run.engine, prompts) == wanted
-        found = answers(run.engine, prompts, at=lambda i: run.hub.kill("b") if i == 6 else None)
+        found = answers(run.engine, prompts, at=lambda i, batch: run.hub.kill("b") if i == 6 else None)
         use = run.engine.mesh_use
         assert use is not None
         assert use.recoveries == 1
         assert found == wanted
-
-
-def answers(engine: Engine, prompts: list[list[int]], at: Callable[[int], None] = lambda i: None) -> list[list[int]]:
-    """Return the tokens of greedy answers in shared passes; at: called before each pass."""
-    batch = Batch(engine, Meter(engine), 4)
-    found: dict[int, list[int]] = {}
-    for prompt in prompts:
-        answer = Continuation(engine.model, prompt, 12, SamplingConfig(temperature=0), engine.context_tokens)
-        found[batch.submit(answer, Turn())] = answer.tokens
-    for i in itertools.count():
-        if batch.is_idle:
-            break
-        at(i)
-        assert all(event.error is None for event in batch.advance())
-    batch.close()
-    return [*found.values()]
 
 
 @in_child

@@ -6,7 +6,7 @@ In one process, over a mesh made of queues; the last test has real processes and
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,35 +31,17 @@ from edge_run.runtime.mesh.engine import open_mesh_engine
 from edge_run.runtime.slices.engine import SliceEngine
 from in_child import in_child
 from mesh_processes import mesh_of
-from mesh_runs import OPTIONS, PROMPT, running
+from mesh_runs import OPTIONS, PROMPT, answers, running
 from mosquitto import PROGRAM
 from tiny_models import make_model
 
 MANY = {**OPTIONS, "context_tokens": 1024, "sequences": 4}
 PROMPTS = [PROMPT[: 5 + 9 * i] for i in range(6)]
-At = Callable[[int, Batch], None]
 
 
 def over_all(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: object, sequences: int) -> MeshPlan | None:
     """Return the plan over links that cost nothing, which is of all devices."""
     return plan_pipeline(works, specs, lambda a, b: Hop(0.0), sequences)
-
-
-def answers(engine: Engine, at: At = lambda i, batch: None, prompts: Sequence[list[int]] = PROMPTS) -> list[list[int]]:
-    """Return the tokens of greedy answers in shared passes. at: called before tokens are chosen anew."""
-    batch = Batch(engine, Meter(engine), 4)
-    batch._widths.observe = lambda *_: None  # type: ignore[method-assign]  # who shares a pass depends on no clock
-    found: dict[int, list[int]] = {}
-    for prompt in prompts:
-        answer = Continuation(engine.model, prompt, 12, SamplingConfig(temperature=0), engine.context_tokens)
-        found[batch.submit(answer, Turn())] = answer.tokens
-    for i in itertools.count():
-        if batch.is_idle:
-            break
-        at(i, batch)
-        assert all(event.error is None for event in batch.advance())
-    batch.close()
-    return [*found.values()]
 
 
 def batches() -> list[list[BatchToken]]:
@@ -122,7 +104,7 @@ def test_passes_are_begun_before_others_are_finished(folder: Path) -> None:
 
     with running(make_model("llama", folder), options=MANY) as run:
         run.hub.on_send = note
-        answers(run.engine)
+        answers(run.engine, PROMPTS)
         engine = run.workers["b"]._engine
         assert engine is not None
         assert engine.most_in_flight == 4
@@ -142,7 +124,7 @@ def test_a_device_that_dies_with_several_passes_in_flight(folder: Path) -> None:
     coordinator.plan_pipeline = over_all
     for victim, moment in (("b", 4), ("c", 23)):
         with running(path, options=MANY) as run:
-            wanted = answers(run.engine)
+            wanted = answers(run.engine, PROMPTS)
             sent = itertools.count()
 
             def strike(source: str, target: str, header: Document, run: Any = run, sent: Any = sent,
@@ -151,19 +133,19 @@ def test_a_device_that_dies_with_several_passes_in_flight(folder: Path) -> None:
                     run.hub.kill(victim)
 
             run.hub.on_send = strike
-            assert answers(run.engine) == wanted
+            assert answers(run.engine, PROMPTS) == wanted
             use = run.engine.mesh_use
             assert use is not None
             assert use.recoveries == 1
             run.hub.kill("c" if victim == "b" else "b")
-            assert answers(run.engine) == wanted, "alone"
+            assert answers(run.engine, PROMPTS) == wanted, "alone"
 
 
 @in_child
 def test_answers_that_are_stopped_or_dropped_with_passes_in_flight_leave_nothing_behind(folder: Path) -> None:
     coordinator.plan_pipeline = over_all
     with running(make_model("llama", folder), options=MANY) as run:
-        wanted = answers(run.engine)
+        wanted = answers(run.engine, PROMPTS)
         for moment in (3, 22):
             sent = itertools.count()
 
@@ -172,10 +154,10 @@ def test_answers_that_are_stopped_or_dropped_with_passes_in_flight_leave_nothing
                     run.engine.interrupt.cancel()
 
             run.hub.on_send = stop
-            answers(run.engine)  # all end where they were
+            answers(run.engine, PROMPTS)  # all end where they were
             run.hub.on_send = lambda source, target, header: None
             run.engine.interrupt.reset()
-            assert answers(run.engine) == wanted
+            assert answers(run.engine, PROMPTS) == wanted
         batch = Batch(run.engine, Meter(run.engine), 4)
         for prompt in PROMPTS:
             room = run.engine.context_tokens
@@ -184,15 +166,15 @@ def test_answers_that_are_stopped_or_dropped_with_passes_in_flight_leave_nothing
         for _ in range(5):
             batch.advance()
         batch.close()  # with passes in flight
-        assert answers(run.engine) == wanted
+        assert answers(run.engine, PROMPTS) == wanted
 
         def drop(i: int, batch: Batch) -> None:
             if i == 4:
                 batch.drop(1)
 
-        found = answers(run.engine, drop)
+        found = answers(run.engine, PROMPTS, drop)
         assert [len(tokens) for number, tokens in enumerate(found) if number != 1] == [12] * 5
-        assert answers(run.engine) == wanted
+        assert answers(run.engine, PROMPTS) == wanted
 
 
 @in_child
@@ -201,7 +183,7 @@ def test_a_context_that_runs_full_with_several_passes_in_flight(folder: Path) ->
     short = {**MANY, "context_tokens": 256}  # the six prompts have 165 tokens, and others are kept beside
     prompts = [[7 + i, *PROMPT[:55]] for i in range(8)]
     with running(make_model("llama", folder), options=short) as run:
-        found = answers(run.engine, prompts=prompts)
+        found = answers(run.engine, prompts)
         assert [len(tokens) for tokens in found] == [12] * 8
 
 
@@ -246,11 +228,11 @@ def test_real_devices_one_of_which_is_killed_in_the_middle(folder: Path, tmp_pat
         mesh.wait_for(here, 2)
         config = ModelConfig(memory="4GiB", chunk_bytes=16384, **MANY)  # type: ignore[arg-type]
         engine = open_mesh_engine(path, config, here)
-        wanted = answers(engine)
+        wanted = answers(engine, PROMPTS)
         use = engine.mesh_use
         assert use is not None
         assert len(use.nodes) == 3
-        assert answers(engine, lambda i, batch: mesh.workers["c"].kill() if i == 9 else None) == wanted
+        assert answers(engine, PROMPTS, lambda i, batch: mesh.workers["c"].kill() if i == 9 else None) == wanted
         use = engine.mesh_use
         assert use is not None
         assert [node.name for node in use.nodes] == ["here", "b"]

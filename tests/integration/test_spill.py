@@ -19,19 +19,15 @@ import pytest
 from eager import Eager
 from edge_run import Model
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import Cancelled, ConfigError, NotSupported, TierReadError
+from edge_run.base.errors import Cancelled, TierReadError
 from edge_run.base.protocols import BatchToken, Logits
-from edge_run.base.units import KIB, MIB
+from edge_run.base.units import KIB
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation import speculation_setup
 from edge_run.runtime.generation.speculation_setup import open_session
-from edge_run.runtime.keeping.opening import open_keeper
 from edge_run.runtime.planning import spill_terms
-from edge_run.runtime.planning.plan import planner
-from exactness import open_at
 from in_child import in_child
-from program import run_program
 from spilling import open_spilling, open_whole, spilled_of
 from talks import OPTIONS, TEXT, Talk, check_rows
 from tiny_models import make_model
@@ -381,46 +377,3 @@ def test_only_what_is_looked_at_is_read(kind: str, name: str, folder: Path) -> N
     say(wanted)
     engine.close()
     assert all(np.array_equal(a, b) for a, b in zip(wanted.rows, kept.rows, strict=True))
-
-
-def test_what_it_excludes_is_refused_in_one_line(tmp_path: Path) -> None:
-    for options in ({"gpu_memory": "1GiB"}, {"backend": "llama.cpp"}, {"sequences": 2, "speculate": "ngram"}):
-        with pytest.raises(ConfigError, match="kv spill: "):
-            ModelConfig(kv_spill=tmp_path, **options)
-
-
-@in_child
-def test_a_model_without_flash_attention(folder: Path) -> None:
-    """It is refused where values of its context have no room, and only there."""
-    path = make_model("grok", folder)
-    with pytest.raises(NotSupported, match="flash attention"):
-        open_spilling(path, folder)
-    engine = open_at(path, 0.3, {**OPTIONS, "kv_spill": folder, "context_tokens": 512}, chunk_bytes=32 * KIB)
-    assert engine.kv_spill is None
-    engine.close()
-
-
-@in_child
-def test_the_prompt_cache_gives_way(folder: Path) -> None:
-    path, said = make_model("llama", folder), list[str]()
-    engine = open_spilling(path, folder, prompt_cache=folder / "prompts")
-    assert open_keeper(engine, said.append) is None
-    assert "--kv-spill" in said[0]
-    engine.close()
-
-
-def test_a_plan_says_what_is_away(folder: Path) -> None:
-    path = make_model("hrm_text", folder)
-    options = {**OPTIONS, "check_file": True, "context_tokens": 32_768, "cache_folder": folder}
-    least = planner(path, ModelConfig(memory=MIB, **options)).sweep()[0].minimum_bytes
-    plans = {
-        spill: planner(path, ModelConfig(memory=least + 56 * MIB, kv_spill=spill, **options)).plan()
-        for spill in ("on", "off")
-    }
-    assert plans["on"].context_tokens == 32_768 > plans["off"].context_tokens
-    assert plans["off"].spilled_kv_bytes == 0 < plans["on"].spilled_kv_bytes
-    assert [point.kv_bytes_per_pass > 0 for point in plans["on"].by_context] == [False, False, False, True, True]
-    flags = ("-c", 32_768, "--memory", least + 56 * MIB, "--kv-spill", "on", "--no-probe", "--cache-dir", folder)
-    said = run_program("plan", path, *flags)
-    assert said.returncode == 0
-    assert "keys and values" in said.stdout

@@ -103,6 +103,16 @@ def check_all(spill: Spill) -> None:
         states.check()
 
 
+def check_logits(found: Talks, script: Callable[[Talks], None], path: Path, options: dict[str, Any]) -> None:
+    """Compare the logits of `script` with those of llama.cpp's own loader, with as many streams."""
+    plain = Engine.open(path, ModelConfig(**{**MANY, **options}, backend="llama.cpp"))
+    assert plain.shape.has_streams == (plain.shape.sequences > 1)
+    wanted = Talks(plain)
+    script(wanted)
+    assert all(np.array_equal(a, b) for a, b in zip(wanted.rows, found.rows, strict=True))
+    plain.close()
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3moe", "gemma3"])
 @in_child
 def test_texts_that_share_passes(name: str, folder: Path) -> None:
@@ -120,12 +130,7 @@ def test_texts_that_share_passes(name: str, folder: Path) -> None:
     assert engine.memory_use.peak_bytes <= engine.budget_bytes
     engine.close()
     context_shape.wants_streams = lambda config: config.sequences > 1  # type: ignore[assignment]
-    plain = Engine.open(path, ModelConfig(**MANY, backend="llama.cpp"))
-    assert plain.shape.has_streams
-    wanted = Talks(plain)
-    say_much(wanted)
-    assert all(np.array_equal(a, b) for a, b in zip(wanted.rows, found.rows, strict=True))
-    plain.close()
+    check_logits(found, say_much, path, {})
 
 
 def open_beside_values(path: Path, folder: Path, options: dict[str, Any]) -> Engine:
@@ -158,11 +163,7 @@ def test_exact_texts_keep_values_in_memory(name: str, n_sequences: int, folder: 
     assert figures.read_bytes > figures.written_bytes > 0
     assert engine.memory_use.peak_bytes <= engine.budget_bytes
     engine.close()
-    plain = Engine.open(path, ModelConfig(**{**MANY, **options}, backend="llama.cpp"))
-    wanted = Talks(plain)
-    script(wanted)
-    assert all(np.array_equal(a, b) for a, b in zip(wanted.rows, found.rows, strict=True))
-    plain.close()
+    check_logits(found, script, path, options)
 
 
 @in_child
