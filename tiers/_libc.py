@@ -85,9 +85,13 @@ def map_shared(descriptor: int, length: int, at: int) -> None:
     _checked(_mmap(at, length, PROT_READ_WRITE, flags, descriptor, 0), f"mmap of {length} bytes of a file")
 
 
-def map_file(descriptor: int, length: int) -> int:
-    """Map the first `length` bytes of a file for reading, and return their address; nothing is read."""
-    return _checked(_mmap(None, length, PROT_READ, _MAP_SHARED, descriptor, 0), f"mmap of {length} bytes of a file")
+def map_file(descriptor: int, length: int, offset: int = 0, at: int | None = None) -> int:
+    """Map `length` bytes of a file for reading, and return their address; nothing is read.
+
+    at: replace whatever was mapped there.
+    """
+    flags = _MAP_SHARED | (_MAP_FIXED if at is not None else 0)
+    return _checked(_mmap(at, length, PROT_READ, flags, descriptor, offset), f"mmap of {length} bytes of a file")
 
 
 def unmap(address: int, length: int) -> None:

@@ -99,6 +99,17 @@ class SourceFile:
         """Return whether `length` bytes at `offset` are to be read from the page cache."""
         return self._cache is not None and self._cache.holds(offset, length)
 
+    def map_cached(self, address: int, length: int, offset: int) -> bool:
+        """Map `length` bytes at `offset` at `address`, if all of them lie in the page cache; return whether they do."""
+        if self._cache is None or not self._cache.holds(offset, length, least_share=1):
+            return False
+        try:
+            _libc.map_file(self._cache.descriptor, length, offset, at=address)
+        except OSError:
+            _libc.map_anonymous(length, _libc.PROT_NONE, at=address)  # the kernel may have left a hole
+            return False
+        return True
+
     def check_unchanged(self) -> None:
         """Raise ModelFileError when the file was written to since it was opened; set `is_doubtful` when it may be."""
         found = self._identify()

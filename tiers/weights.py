@@ -46,7 +46,7 @@ class Weights:
         run_chunks: int = MAX_READ_CHUNKS,
         check: Callable[[], None] = lambda: None,
         *,
-        is_constant: bool = True,
+        compares: bool = True,
     ) -> None:
         """Manage the chunks of `address_space`.
 
@@ -55,9 +55,10 @@ class Weights:
         state: decides which chunks are in memory.
         run_chunks: the most chunks that one read brings.
         check: runs while the consumer waits, and may raise to stop; the chunks being acquired are then not held.
-        is_constant: whether the sources stay as they are, so that what is read again can be compared.
+        compares: whether what is read again is compared with what was read first; off where the sources change, or
+            where nothing is read twice.
         """
-        self._check, self._is_constant = check, is_constant
+        self._check, self._compares = check, compares
         self._address_space = address_space
         self._sources = sources
         self._readers = readers
@@ -297,7 +298,7 @@ class Weights:
         source = self._sources[first.shard]
         n_bytes = source.read_into(first.address, last.address + last.length - first.address, first.file_offset)
         chunks = [load.chunk for load in run]
-        if self._is_constant and (source.is_doubtful or not self._sums.has_all(chunks)):
+        if self._compares and (source.is_doubtful or not self._sums.has_all(chunks)):
             places = map(self._address_space.place, chunks)
             lengths = [min(place.length, source.size_bytes - place.file_offset) for place in places]
             is_same = self._sums.agree(chunks, first.address, lengths)

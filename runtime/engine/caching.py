@@ -14,6 +14,7 @@ from edge_run.base.results import Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import MARGIN_BYTES, available_bytes
 from edge_run.runtime.engine.loading import Loaded, WeightBacking
+from edge_run.tiers.drives.cached_start import PIECE_BYTES, CachedStart
 
 logger = logging.getLogger(__name__)
 
@@ -31,3 +32,13 @@ def use_page_cache(loaded: Loaded, backing: WeightBacking, plan: Plan, ledger: L
     logger.info("beside this run there are %d bytes for the page cache; it keeps the model: %s", room_bytes, keeps)
     for source in backing.sources:
         source.use_page_cache(keeps=keeps)
+
+
+def start_cached(backing: WeightBacking, plan: Plan) -> CachedStart:
+    """Have what lies in the page cache serve from there at first, but repacked weights, which are no bytes of a file.
+
+    plan: the run's, which must leave room for a copy at a time.
+    """
+    taken_bytes = sum(item.size_bytes for item in plan.items)
+    is_for_us = not (backing.repacked or backing.drives) and taken_bytes + PIECE_BYTES <= plan.budget_bytes
+    return CachedStart(backing.address_space, backing.sources, backing.chunks if is_for_us else ())

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
 
 from edge_run.base.results import ExpertUse, KvSpill, Plan
 from edge_run.devices.host.ledger import Ledger
@@ -15,7 +14,7 @@ from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import ONE_TOKEN, compile_program
 from edge_run.runtime.decoding.narrow_pass import NarrowPass, map_narrow_pass
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
-from edge_run.runtime.engine.caching import use_page_cache
+from edge_run.runtime.engine.caching import start_cached, use_page_cache
 from edge_run.runtime.engine.choosing import choosing
 from edge_run.runtime.engine.loading import Loaded, WeightBacking
 from edge_run.runtime.engine.spilling import open_spill, spillable_uses
@@ -41,6 +40,7 @@ from edge_run.runtime.streaming.route_recorder import RouteRecorder
 from edge_run.runtime.streaming.spilled_cells import SpilledCells
 from edge_run.runtime.streaming.weights import WeightStreaming
 from edge_run.tiers._libc import PAGE
+from edge_run.tiers.drives.cached_start import CachedStart
 from edge_run.tiers.drives.copied_source import Drives
 from edge_run.tiers.kv.cells import CellCount, Cells, StreamCount
 from edge_run.tiers.kv.loans import Loans, idle_bytes
@@ -48,6 +48,26 @@ from edge_run.tiers.readers import NOTHING_READ, Readers, ReadTotals
 from edge_run.tiers.residency import Residency
 from edge_run.tiers.upload import Upload
 from edge_run.tiers.weights import MAX_READ_CHUNKS
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """How weights began to be read.
+
+    plan: what goes where.
+    streams: the features that read the weights of a pass.
+    whole: waits for all weights of a model that is read once, but those that begin in the page cache.
+    cached: these.
+    lender: lends the weights what passes leave.
+    spilled: the keys and values that may be in a file.
+    """
+
+    plan: Plan
+    streams: Streams = ()
+    whole: Callable[[], object] | None = None
+    cached: CachedStart | None = None
+    lender: LentResidency | None = None
+    spilled: SpilledCells | None = None
 
 
 class Supply:
@@ -58,27 +78,12 @@ class Supply:
     """
 
     def __init__(
-        self,
-        loaded: Loaded,
-        plan: Plan,
-        readers: Readers | None = None,
-        streams: Streams = (),
-        whole: Callable[[], object] | None = None,
-        upload: Upload | None = None,
-        lender: LentResidency | None = None,
-        spilled: SpilledCells | None = None,
+        self, loaded: Loaded, begun: Begun, readers: Readers | None = None, upload: Upload | None = None
     ) -> None:
-        """Supply the weights of `loaded`.
-
-        whole: waits for all weights of a model that is read once.
-        upload: the upload of the weights that lie on a GPU.
-        lender: lends the weights what passes leave.
-        spilled: the keys and values that may be in a file.
-        """
-        self.plan, self.is_unread = plan, readers is not None
-        self.streams: Streams = streams
-        self._lender, self._spilled = lender, spilled
-        self._loaded, self._readers, self._whole, self._upload = loaded, readers, whole, upload
+        """Supply the weights of `loaded`, which `readers` read. upload: that of the weights that lie on a GPU."""
+        self.plan, self.streams, self.is_unread = begun.plan, begun.streams, readers is not None
+        self._loaded, self._readers, self._upload = loaded, readers, upload
+        self._whole, self._cached, self._lender, self._spilled = begun.whole, begun.cached, begun.lender, begun.spilled
 
     @property
     def count(self) -> CellCount | None:
@@ -99,7 +104,8 @@ class Supply:
         if (backing := self._loaded.backing) is None:
             return totals
         if cached_bytes := sum(source.cached_bytes for source in backing.sources):
-            totals += ReadTotals(cached_bytes=cached_bytes)
+            copied_bytes = self._cached.copied_bytes if self._cached else 0
+            totals += ReadTotals(copied_bytes, cached_bytes=cached_bytes)
         return totals + (backing.drives.totals if backing.drives else NOTHING_READ)
 
     @property
@@ -134,6 +140,8 @@ class Supply:
                 source.check_unchanged()
             if self._loaded.backing.repacked:
                 self._loaded.backing.repacked.check_unchanged()
+        if self._cached:
+            self._cached.check()
         if self._upload:
             self._upload.finish()
 
@@ -149,6 +157,8 @@ class Supply:
         """Stop the readers, and save what was learnt about streaming by expert for later runs. Idempotent."""
         if self._readers:
             self._readers.close()
+        if self._cached:
+            self._cached.close()
         if self._upload:
             self._upload.close()
         prepared, streams, self.streams = self._loaded.prepared, self.streams, ()
@@ -170,24 +180,20 @@ def open_supply(
     """
     backing = loaded.backing
     if backing is None:
-        return Supply(loaded, plan_plain(loaded.terms(loaded.holdings)))
+        return Supply(loaded, Begun(plan_plain(loaded.terms(loaded.holdings))))
     readers = Readers(loaded.prepared.config.readers)
     stack.callback(readers.close)
     begin = _whole if backing.is_whole else _streamed
-    plan, streams, whole, lender, spilled = begin(loaded, backing, readers, ledger, stack)
-    for stream in streams:
+    begun = begin(loaded, backing, readers, ledger, stack)
+    for stream in begun.streams:
         if recorder and isinstance(stream, ExpertStreaming):
             recorder.is_resident = stream.is_resident
     offload, gguf = loaded.prepared.offload, loaded.prepared.gguf
     check = loaded.driver.interrupt.check
     upload = open_upload(loaded.model, gguf, backing.sources, readers, offload.gpu, check) if offload else None
-    supply = Supply(loaded, plan, readers, streams, whole, upload, lender, spilled)
+    supply = Supply(loaded, begun, readers, upload)
     stack.callback(supply.close)
     return supply
-
-
-# With what waits for a model that is read once, what lends memory to one that streams, and what brings spilled cells.
-Begun: TypeAlias = "tuple[Plan, Streams, Callable[[], object] | None, LentResidency | None, SpilledCells | None]"
 
 
 def _whole(
@@ -198,10 +204,13 @@ def _whole(
     plan = plan_resident(loaded.terms(loaded.holdings), backing.address_space, everything)
     use_page_cache(loaded, backing, plan, ledger)
     loaded.enter_in_ledger(plan, ledger, stack)
-    states = Residency(backing.address_space.n_chunks, everything, everything, 0)
-    weights = _memory(loaded, backing, readers).weights(states, MAX_READ_CHUNKS)
+    cached = start_cached(backing, plan)
+    stack.callback(cached.close)
+    rest = [chunk for chunk in everything if chunk not in cached.mapped]
+    states = Residency(backing.address_space.n_chunks, rest, rest, 0)
+    weights = _memory(loaded, backing, readers).weights(states, MAX_READ_CHUNKS, compares=False)  # nothing twice
     weights.start()
-    return plan, (), lambda: weights.acquire(everything), None, None
+    return Begun(plan, whole=lambda: weights.acquire(rest), cached=cached)
 
 
 def _streamed(
@@ -229,7 +238,8 @@ def _streamed(
         spilled, graph = open_spill(loaded, terms, narrow, readers, stack)
     driver.features += [*streams, *choosing(loaded, graph, spilled), *([spilled] if spilled else [])]
     driver.programs[ONE_TOKEN] = compile_program(graph, driver.features, cuts.splits() if cuts else ())
-    return plan, streams, None, _lend(loaded, terms, plan, streams, products, spilled), spilled
+    lender = _lend(loaded, terms, plan, streams, products, spilled)
+    return Begun(plan, streams, lender=lender, spilled=spilled)
 
 
 def _memory(loaded: Loaded, backing: WeightBacking, readers: Readers) -> WeightMemory:

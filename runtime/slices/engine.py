@@ -24,7 +24,7 @@ from edge_run.runtime.decoding.narrow_pass import touched_bytes
 from edge_run.runtime.engine.engine import garbage_collection_paused, one_opening
 from edge_run.runtime.engine.loading import Loaded, WeightBacking, load
 from edge_run.runtime.engine.passes import Passes
-from edge_run.runtime.engine.supply import Supply
+from edge_run.runtime.engine.supply import Begun, Supply
 from edge_run.runtime.graph.units import Layout
 from edge_run.runtime.llama.holdings import COORDINATOR_RESERVE_BYTES, WORKER_RESERVE_BYTES
 from edge_run.runtime.planning.memory_plan import make_plan
@@ -65,7 +65,7 @@ class SliceEngine:
         self.gguf, self.config, self.budget_bytes = prepared.gguf, prepared.config, prepared.budget_bytes
         self.shape = loaded.shape
         items = loaded.holdings.items()
-        self._idle = Supply(loaded, make_plan(loaded.terms(loaded.holdings), mode="streamed", items=items))
+        self._idle = Supply(loaded, Begun(make_plan(loaded.terms(loaded.holdings), mode="streamed", items=items)))
         self._supply = self._idle
         self._assignment: Assignment | None = None
         self._past_reads, self._past_wait_s = ReadTotals(), 0.0
@@ -177,7 +177,7 @@ class SliceEngine:
             memory = WeightMemory(backing.address_space, backing.sources, readers, driver.interrupt.check)
             grant = bound(self.loaded.enter_in_ledger, ledger=self._ledger, stack=self._assigned)
             plan, streams = open_streams(own_part(graph, layout, share), terms, memory, grant)
-            self._supply = Supply(self.loaded, plan, readers, streams)
+            self._supply = Supply(self.loaded, Begun(plan, streams), readers)
             self._assigned.callback(self._supply.close)
             lent = lender(self.loaded, terms, streams, self.decoder.count)
             self._assignment = Assignment(share, transport, self.maps, self._supply, driver, lent)

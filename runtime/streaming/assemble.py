@@ -62,16 +62,24 @@ class WeightMemory:
     repacked: RepackedWeights | None = None
 
     def weights(
-        self, state: Residency | OnDemand, run_chunks: int, sources: Sequence[SourceFile | PackedSource] = ()
+        self,
+        state: Residency | OnDemand,
+        run_chunks: int,
+        sources: Sequence[SourceFile | PackedSource] = (),
+        *,
+        compares: bool = True,
     ) -> Weights:
         """Return the weights whose chunks `state` keeps account of; a read is of at most `run_chunks` chunks.
 
         sources: from which they are read instead of the shards.
+        compares: whether what is read again is compared with what was read first.
         """
         chosen: Sequence[Source] = sources or self.sources
         if self.repacked:
             chosen = self.repacked.sources(sources or self.sources)
-        return Weights(self.address_space, chosen, self.readers, state, run_chunks=run_chunks, check=self.check)
+        return Weights(
+            self.address_space, chosen, self.readers, state, run_chunks=run_chunks, check=self.check, compares=compares
+        )
 
     def lookups(self, ranges: Sequence[RowRange]) -> Lookups:
         """Return the lookups of rows in the tables that are read by row."""

@@ -14,6 +14,7 @@ from edge_run.base.errors import ConfigError, ContextFull, NotSupported
 from edge_run.runtime.embedding.embedding import normalized, shared
 from edge_run.runtime.embedding.results import EmbeddingShape
 from edge_run.runtime.engine.engine import Engine
+from in_child import in_child
 from llama_tensors import silence_llama_logs
 from small_engines import open_engine, streaming_engine
 from stock_embeddings import stock_vectors
@@ -50,9 +51,10 @@ def vectors(engine: Engine) -> np.ndarray:
 @pytest.mark.parametrize(
     "name", ["bert", "bert-rank", "gemma-embedding", "jina-bert-v2", "modern-bert", "nomic-bert", "qwen3-embedding"]
 )
-def test_vectors_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+@in_child
+def test_vectors_are_those_of_llama_cpp(name: str, folder: Path) -> None:
     """Read as a whole and streamed; nothing of a text is left for the next one."""
-    path = make_model(name, tmp_path)
+    path = make_model(name, folder)
     wanted = stock_vectors(path, TEXTS, WIDTH)
     with open_engine(path, memory="1GiB", **OPTIONS) as engine:
         assert engine.plan.mode == "resident"

@@ -41,8 +41,11 @@ class PageCache:
                 return "mincore"
         return ""
 
-    def holds(self, offset: int, length: int) -> bool:
-        """Return whether next to all of `length` bytes at `offset` are there, page-aligned, up to the file's end."""
+    def holds(self, offset: int, length: int, least_share: float = LEAST_SHARE) -> bool:
+        """Return whether `length` bytes at `offset` are there, page-aligned, up to the file's end.
+
+        least_share: of them, that is enough.
+        """
         length = min(length, self._size_bytes - offset)
         if length <= 0 or not self.way:
             return False
@@ -53,7 +56,7 @@ class PageCache:
                 found = _libc.cached_bytes(self.descriptor, offset, length)
         except OSError:
             return False
-        return found >= LEAST_SHARE * length
+        return found >= least_share * length
 
     def bring(self, offset: int, length: int) -> None:
         """Have the kernel begin to read `length` bytes at `offset`."""

@@ -88,7 +88,7 @@ class Spill:
         frames = OnDemand(len(self._owner), 0)
         run_pieces = max(1, READ_BYTES // shape.piece_bytes)
         self._weights = Weights(
-            self._space, [file], readers, frames, run_chunks=run_pieces, check=check, is_constant=False
+            self._space, [file], readers, frames, run_chunks=run_pieces, check=check, compares=False
         )
         self._counts = Counter[tuple[int, int]]()  # of the pieces that are away, by tensor and text
         self._homeless: list[int] = []  # pieces that are not away any more, and have no memory of their own yet

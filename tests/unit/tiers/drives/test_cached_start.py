@@ -1,0 +1,178 @@
+"""A start on the page cache's own pages: what is mapped, what is copied, what a change or a failure does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.units import MIB
+from edge_run.tiers import _libc
+from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace
+from edge_run.tiers.drives.cached_start import CachedStart
+from edge_run.tiers.source import SourceFile
+from mapped import PAGE, content, is_readable, mapped, write_random
+
+SIZE = 20 * CHUNK_BYTES + 5 * PAGE + 123
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "model.gguf"
+    write_random(file, SIZE)
+    file.read_bytes()
+    return file
+
+
+@pytest.fixture
+def source(path: Path) -> Iterator[SourceFile]:
+    one = SourceFile(path)
+    one.use_page_cache(keeps=True)
+    if not one.is_cached(0, SIZE):
+        one.close()
+        pytest.skip("no file stays in the page cache here, or the kernel does not say so")
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def space() -> Iterator[AddressSpace]:
+    with mapped([SIZE], CHUNK_BYTES) as space:
+        yield space
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Copies wait until this is set."""
+    event, read_into = threading.Event(), SourceFile.read_into
+
+    def wait(self: SourceFile, address: int, length: int, offset: int) -> int:
+        event.wait(10)
+        return read_into(self, address, length, offset)
+
+    monkeypatch.setattr(SourceFile, "read_into", wait)
+    return event
+
+
+@contextlib.contextmanager
+def started(space: AddressSpace, source: SourceFile) -> Iterator[CachedStart]:
+    start = CachedStart(space, [source], range(space.n_chunks))
+    try:
+        yield start
+    finally:
+        start.close()
+        start.close()
+
+
+def bytes_in(space: AddressSpace, chunks: frozenset[int]) -> bytes:
+    places = [space.place(chunk) for chunk in sorted(chunks)]
+    return b"".join(content(place.address, place.length) for place in places)
+
+
+def is_of_a_file(address: int) -> bool:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, stop = (int(text, 16) for text in line.split()[0].split("-"))
+        if start <= address < stop:
+            return line.endswith("model.gguf")
+    return False
+
+
+def test_all_is_there_at_once_and_a_moment_later_in_memory_of_its_own(
+    path: Path, source: SourceFile, space: AddressSpace, held: threading.Event
+) -> None:
+    data = path.read_bytes()[: 20 * CHUNK_BYTES]
+    with started(space, source) as start:
+        assert start.mapped == frozenset(range(20)), "whole chunks"
+        assert all(is_of_a_file(space.place(chunk).address) for chunk in start.mapped)
+        assert bytes_in(space, start.mapped) == data
+        held.set()
+        start._thread.join()
+        assert not any(is_of_a_file(space.place(chunk).address) for chunk in start.mapped)
+        assert bytes_in(space, start.mapped) == data
+        assert start.copied_bytes == len(data)
+        start.check()
+
+
+def test_who_reads_meanwhile_finds_the_same_bytes(path: Path, source: SourceFile, space: AddressSpace) -> None:
+    data = path.read_bytes()[: 20 * CHUNK_BYTES]
+    with started(space, source) as start:
+        while start._thread.is_alive():
+            assert bytes_in(space, start.mapped) == data
+
+
+def test_what_is_not_in_the_page_cache_is_left_to_others(
+    path: Path, source: SourceFile, space: AddressSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert source._cache is not None
+    holds = source._cache.holds
+    monkeypatch.setattr(source._cache, "holds", lambda at, length, least_share: at == 0 and holds(at, length))
+    with started(space, source) as start:
+        assert start.mapped == frozenset(range(4))
+    assert not is_readable(space.place(4).address)
+
+
+def test_nothing_is_mapped_without_a_page_cache(path: Path, space: AddressSpace) -> None:
+    source = SourceFile(path)
+    with started(space, source) as start:
+        assert not start.mapped
+        start.check()
+    source.close()
+
+
+def test_a_file_that_changes_before_it_is_copied_is_told_before_the_next_pass(
+    path: Path, source: SourceFile, space: AddressSpace, held: threading.Event
+) -> None:
+    with started(space, source) as start:
+        start.check()
+        with path.open("r+b") as file:
+            file.seek(3 * MIB)
+            file.write(b"other")
+        os.utime(path, ns=(1, 1))
+        held.set()
+        with pytest.raises(ModelFileError, match="changed"):
+            start.check()
+        start._thread.join()
+        with pytest.raises(ModelFileError, match="changed"):
+            start.check()
+
+
+def test_once_all_is_copied_the_file_may_change(path: Path, source: SourceFile, space: AddressSpace) -> None:
+    with started(space, source) as start:
+        start._thread.join()
+        start.check()
+        path.write_bytes(b"other")
+        start.check()
+        assert len(bytes_in(space, start.mapped)) == 20 * CHUNK_BYTES
+
+
+def test_a_failing_copy_is_told_and_what_was_mapped_stays(
+    path: Path, source: SourceFile, space: AddressSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(12, "no memory")
+
+    data = path.read_bytes()[: 20 * CHUNK_BYTES]
+    monkeypatch.setattr(_libc, "move_pages", refuse)
+    with started(space, source) as start:
+        start._thread.join()
+        with pytest.raises(Exception, match="no memory"):
+            start.check()
+        assert bytes_in(space, start.mapped) == data
+    monkeypatch.setattr(source, "read_into", lambda *_: (_ for _ in ()).throw(TierReadError("bad sector")))
+    with started(space, source) as start:
+        start._thread.join()
+        with pytest.raises(TierReadError, match="bad sector"):
+            start.check()
+
+
+def test_closing_stops_it(source: SourceFile, space: AddressSpace, held: threading.Event) -> None:
+    with started(space, source) as start:
+        start._is_closed = True
+        held.set()
+    assert start.copied_bytes <= 4 * CHUNK_BYTES
+    assert not start._thread.is_alive()

@@ -1,0 +1,116 @@
+"""The start of a model that lies in the page cache: on the kernel's own pages, which are copied in the background.
+
+Fresh memory has to be cleared before a page can be copied there, which on a virtual machine takes several times as long
+as the copy. So the first passes read the page cache itself, mapped where the weights belong. A mapped file is at the
+mercy of whoever cuts it: a read past its new end ends the process, as it does with llama.cpp's mmap. So this does not
+last: a thread copies piece after piece into memory of this run, with what time the passes leave it, and puts each into
+its place in a single step, while others may read there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Sequence
+
+from edge_run.base.errors import EdgeRunError
+from edge_run.tiers import _libc
+from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace
+from edge_run.tiers.readers import as_read_error
+from edge_run.tiers.source import SourceFile
+
+PIECE_BYTES = 4 * CHUNK_BYTES  # copied at a time, into memory that this takes besides the weights
+LOWEST_PRIORITY = 19
+
+
+class CachedStart:
+    """The chunks of a model that begin in the page cache. One thread maps, checks and closes.
+
+    mapped: these chunks.
+    copied_bytes: what of them was copied so far.
+    """
+
+    def __init__(self, address_space: AddressSpace, sources: Sequence[SourceFile], chunks: Iterable[int]) -> None:
+        """Map those of `chunks` that the page cache holds as a whole, and begin to copy them.
+
+        address_space: in which they have no memory yet.
+        sources: the shards, by number, which know the page cache (`SourceFile.use_page_cache`).
+        """
+        self._address_space, self._sources = address_space, sources
+        self._pieces = [piece for piece in self._cut(chunks) if self._map(piece)]
+        self.mapped = frozenset(chunk for piece in self._pieces for chunk in piece)
+        self.copied_bytes = 0
+        self._error: EdgeRunError | None = None
+        self._is_closed, self._is_verified = False, not self._pieces
+        self._thread = threading.Thread(target=self._copy_all, name="edge-run-copier", daemon=True)
+        if self._pieces:
+            self._thread.start()
+
+    def check(self) -> None:
+        """Check, before a pass, that no file has changed since its pages were mapped, until all are copied.
+
+        Raises ModelFileError, or TierReadError when a copy failed.
+        """
+        if self._is_verified:
+            return
+        is_last = not self._thread.is_alive()
+        if self._error:
+            raise self._error
+        for source in self._sources:
+            source.check_unchanged()
+        self._is_verified = is_last
+
+    def close(self) -> None:
+        """Stop copying. Idempotent."""
+        self._is_closed = True
+        if self._pieces:
+            self._thread.join()
+
+    def _cut(self, chunks: Iterable[int]) -> list[range]:
+        """Return the whole ones of `chunks` in pieces, each in a row."""
+        space, pieces = self._address_space, list[range]()
+        most = PIECE_BYTES // space.chunk_bytes
+        for chunk in sorted(set(chunks) - space.ragged):
+            last = pieces[-1] if pieces else range(0)
+            if last and len(last) < most and chunk == last.stop and space.is_followed_by(last[-1], chunk):
+                pieces[-1] = range(last.start, chunk + 1)
+            else:
+                pieces.append(range(chunk, chunk + 1))
+        return pieces
+
+    def _map(self, piece: range) -> bool:
+        place = self._address_space.place(piece[0])
+        return self._sources[place.shard].map_cached(place.address, self._length(piece), place.file_offset)
+
+    def _length(self, piece: range) -> int:
+        return len(piece) * self._address_space.chunk_bytes
+
+    def _copy_all(self) -> None:
+        with contextlib.suppress(OSError):  # no more than good manners
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        mapping = 0
+        try:
+            mapping = _libc.map_anonymous(PIECE_BYTES + CHUNK_BYTES)
+            room = -(-mapping // CHUNK_BYTES) * CHUNK_BYTES  # so that pages stay huge when they move
+            _libc.prepare_for_weights(room, PIECE_BYTES)
+            for piece in self._pieces:
+                if self._is_closed:
+                    return
+                self._copy(piece, room)
+        except Exception as error:  # whatever it is, the next pass tells
+            self._error = as_read_error(error)
+        finally:
+            if mapping:
+                _libc.unmap(mapping, PIECE_BYTES + CHUNK_BYTES)
+
+    def _copy(self, piece: range, room: int) -> None:
+        place, length = self._address_space.place(piece[0]), self._length(piece)
+        source = self._sources[place.shard]
+        n_bytes = source.read_into(room, length, place.file_offset)
+        try:
+            _libc.move_pages(room, place.address, length)  # who reads there meanwhile waits for the kernel
+        except OSError:
+            source.map_cached(place.address, length, place.file_offset)  # the kernel may have left a hole
+            raise
+        self.copied_bytes += n_bytes
