@@ -32,6 +32,7 @@ def timings(generation: Generation) -> dict[str, Any]:
     read = generation.prompt_tokens - generation.cached_tokens
     decoded = max(0, generation.completion_tokens - 1)
     prefill, decode = generation.prefill_tokens_per_s, generation.decode_tokens_per_s
+    guesses = generation.speculation
     return {
         "cache_n": generation.cached_tokens,
         "prompt_n": read,
@@ -42,6 +43,7 @@ def timings(generation: Generation) -> dict[str, Any]:
         "predicted_ms": 1000 * decoded / decode if decode else 0.0,
         "predicted_per_token_ms": 1000 / decode if decode else 0.0,
         "predicted_per_second": decode,
+        **({"draft_n": guesses.drafted, "draft_n_accepted": guesses.accepted} if guesses.drafted else {}),
         "bytes_read": generation.io.bytes_read,
         "finish_reason": generation.finish_reason,
     }

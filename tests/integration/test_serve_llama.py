@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import httpx
 import pytest
 
 from edge_run import Model
+from edge_run.base.results import Speculation
+from edge_run.runtime.server.usage import timings
 from served import EXACTLY, TEMPLATE, Served, served
 
 PROMPT = "Once upon a time"
@@ -33,6 +36,13 @@ def test_a_completion(server: Served, model: Model) -> None:
     assert (found["stop"], found["stop_type"], found["tokens_predicted"]) == (True, "limit", 12)
     assert found["generation_settings"]["temperature"] == 0
     assert found["timings"]["predicted_n"] == 12
+
+
+def test_guesses_are_counted_where_there_were_any(model: Model) -> None:
+    answer = model.generate(PROMPT, max_tokens=4, temperature=0).result()
+    assert "draft_n" not in timings(answer)
+    found = timings(replace(answer, speculation=Speculation("ngram", drafted=5, accepted=3)))
+    assert (found["draft_n"], found["draft_n_accepted"]) == (5, 3)
 
 
 def test_a_completion_in_a_stream_that_a_word_ends(server: Served, model: Model) -> None:
