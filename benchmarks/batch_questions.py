@@ -1,0 +1,108 @@
+"""A batch of questions on a model that does not fit: its speed against one answer after the other, and kills.
+
+    batch_questions.py MODEL [--share 0.5] [--questions 1000] [--kills 5] [--alone 30]
+
+`edge-run batch` answers questions of GSM8K in a budget of a share of the file, as many at once as the planner chooses.
+It gets SIGKILL when 1/6, 2/6 ... of the answers are there, give or take a random number of them, and is started again
+each time. In the end every question must have one answer, and no answer may have been made twice: what was written
+before a kill must still be there, the same. The rate counts all tokens of answers over all the time that the batch ran,
+with what the kills threw away and all openings. Then `--alone` questions are answered one after the other. Reach: 8
+times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from _box import ROOT, SHARED, write_results
+from batch_dask import line, n_lines, questions_of
+from edgebox import NO_BOX, boxed
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--share", type=float, default=0.5, help="of the file, as budget")
+    parser.add_argument("--questions", type=int, default=1000)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--alone", type=int, default=30)
+    parser.add_argument("--mbps", type=int, default=0, help="of the drive; 0: no limit")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--source", type=Path, default=SHARED / "data" / "prompts" / "gsm8k.jsonl")
+    parser.add_argument("--name", default="batch-questions")
+    given = parser.parse_args()
+    given.model = given.model.resolve()
+    questions = questions_of(given.source, given.questions)
+    chance = random.Random(given.seed)
+    step = given.questions / (given.kills + 1)
+    kills = [round((number + 1 + chance.uniform(-0.4, 0.4)) * step) for number in range(given.kills)]
+    rows = [answered(given, "together", questions, kills), answered(given, "alone", questions[: given.alone], [])]
+    ratio = rows[0]["tokens_per_s"] / rows[1]["tokens_per_s"]
+    text = (
+        f"{rows[0]['answers']} of {given.questions} questions have an answer, each once, after {len(kills)} kills "
+        f"(at {', '.join(map(str, kills))} answers): {rows[0]['tokens_per_s']:.1f} tokens/s against "
+        f"{rows[1]['tokens_per_s']:.2f} one after the other, {ratio:.1f} times."
+    )
+    write_results(given.name, rows, f"{(__doc__ or '').strip()}\n\n* {given.model.name}: {text}")
+
+
+def answered(given: argparse.Namespace, way: str, questions: list[str], kills: list[int]) -> dict[str, Any]:
+    """Return how fast questions were answered; the batch is killed when so many answers are there."""
+    budget = round(given.share * given.model.stat().st_size)
+    with tempfile.TemporaryDirectory() as folder:
+        source, results, kept, wall_s = Path(folder, "in"), Path(folder, "out"), b"", 0.0
+        source.write_text("".join(map(line, range(len(questions)), questions)))
+        words = [sys.executable, "-m", "edge_run", "batch", source, "-o", results, "-m", given.model]
+        words += ["--memory", budget, "-n", given.tokens, "--temp", 0]
+        words += ["--parallel", 1] if way == "alone" else []
+        limits = {"memory": budget, "disk_mbps": given.mbps or None}
+        for kill in [*kills, None]:
+            began_s = time.monotonic()
+            command = boxed([*map(str, words)], **limits, cold=None if kept else given.model)
+            with tempfile.TemporaryFile("w+") as said:
+                process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, cwd=ROOT)
+                while process.poll() is None and not (kill and n_lines(results) >= kill):
+                    time.sleep(0.05)
+                if process.poll() is None:
+                    kill_inside(process.pid)
+                code = process.wait()
+                said.seek(0)
+                if code == NO_BOX:
+                    raise SystemExit(f"skipped: {said.read()[-1000:]}")
+                if code and kill is None:
+                    raise SystemExit(f"batch failed:\n{said.read()[-3000:]}")
+            wall_s += time.monotonic() - began_s
+            now = results.read_bytes()
+            whole = kept[: kept.rfind(b"\n") + 1]  # a line that was being written at a kill is written again
+            if not now.startswith(whole):
+                raise SystemExit("an answer that was written before a kill is gone")
+            kept = now
+            print(way, n_lines(results), "answers after", round(wall_s), "s", flush=True)
+        found = [json.loads(one) for one in kept.splitlines()]
+    ids = {one["custom_id"] for one in found}
+    if len(ids) != len(found) or len(found) != len(questions):
+        raise SystemExit(f"{len(ids)} ids in {len(found)} answers to {len(questions)} questions")
+    tokens = sum(one["response"]["body"]["usage"]["completion_tokens"] for one in found)
+    return {"way": way, "answers": len(found), "tokens": tokens, "wall_s": wall_s, "tokens_per_s": tokens / wall_s}
+
+
+def kill_inside(pid: int) -> None:
+    """Kill the command in a box, whose process is `pid`."""
+    import psutil
+
+    for child in psutil.Process(pid).children():
+        child.kill()
+
+
+if __name__ == "__main__":
+    main()
