@@ -21,7 +21,7 @@ PROT_NONE, PROT_READ, PROT_READ_WRITE = 0, 1, 3
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 _MADV_DONTNEED, _MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_NOHUGEPAGE, _MADV_DONTDUMP = 4, 10, 14, 15, 16
-_MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25  # since Linux 5.14 and 6.1
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 22, 23, 25  # since Linux 5.14, and 6.1
 
 _M_MMAP_THRESHOLD = -3
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
@@ -92,6 +92,11 @@ def map_file(descriptor: int, length: int, offset: int = 0, at: int | None = Non
     """
     flags = _MAP_SHARED | (_MAP_FIXED if at is not None else 0)
     return _checked(_mmap(at, length, PROT_READ, flags, descriptor, offset), f"mmap of {length} bytes of a file")
+
+
+def populate(address: int, length: int) -> None:
+    """Bring all pages of a mapped range to memory; a page that cannot be read is an error here, and no signal."""
+    _checked(_madvise(address, length, _MADV_POPULATE_READ), f"madvise of {length} bytes")
 
 
 def unmap(address: int, length: int) -> None:

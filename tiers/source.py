@@ -100,11 +100,16 @@ class SourceFile:
         return self._cache is not None and self._cache.holds(offset, length)
 
     def map_cached(self, address: int, length: int, offset: int) -> bool:
-        """Map `length` bytes at `offset` at `address`, if all of them lie in the page cache; return whether they do."""
-        if self._cache is None or not self._cache.holds(offset, length, least_share=1):
+        """Map `length` bytes at `offset` at `address`, if next to all of them lie in the page cache.
+
+        Return whether all do then: the rest is brought there, and where that fails, nothing is mapped.
+        """
+        if self._cache is None or not self._cache.holds(offset, length):
             return False
         try:
             _libc.map_file(self._cache.descriptor, length, offset, at=address)
+            if not self._cache.holds(offset, length, least_share=1):
+                _libc.populate(address, length)
         except OSError:
             _libc.map_anonymous(length, _libc.PROT_NONE, at=address)  # the kernel may have left a hole
             return False

@@ -32,7 +32,7 @@ class CachedStart:
     """
 
     def __init__(self, address_space: AddressSpace, sources: Sequence[SourceFile], chunks: Iterable[int]) -> None:
-        """Map those of `chunks` that the page cache holds as a whole, and begin to copy them.
+        """Map those of `chunks` that the page cache holds, and begin to copy them.
 
         address_space: in which they have no memory yet.
         sources: the shards, by number, which know the page cache (`SourceFile.use_page_cache`).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -110,9 +111,43 @@ def test_what_is_not_in_the_page_cache_is_left_to_others(
 ) -> None:
     assert source._cache is not None
     holds = source._cache.holds
-    monkeypatch.setattr(source._cache, "holds", lambda at, length, least_share: at == 0 and holds(at, length))
+    monkeypatch.setattr(source._cache, "holds", lambda at, length, **_: at == 0 and holds(at, length))
     with started(space, source) as start:
         assert start.mapped == frozenset(range(4))
+    assert not is_readable(space.place(4).address)
+
+
+def test_a_page_that_the_kernel_took_away_is_brought_back(
+    path: Path, source: SourceFile, space: AddressSpace, held: threading.Event
+) -> None:
+    descriptor = os.open(path, os.O_RDWR)
+    os.fdatasync(descriptor)
+    os.posix_fadvise(descriptor, 3 * MIB, PAGE, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    assert source._cache is not None
+    if source._cache.holds(0, 8 * MIB, least_share=1):
+        pytest.skip("this file system does not let a page go")
+    with started(space, source) as start:
+        assert source._cache.holds(0, 8 * MIB, least_share=1)
+        assert start.mapped == frozenset(range(20))
+        assert bytes_in(space, start.mapped) == path.read_bytes()[: 20 * CHUNK_BYTES]
+        held.set()
+
+
+def test_one_that_cannot_be_read_is_left_to_a_reader_who_can_say_so(
+    source: SourceFile, space: AddressSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: int) -> None:
+        raise OSError(errno.EFAULT, "a signal otherwise")
+
+    assert source._cache is not None
+    holds = source._cache.holds
+    monkeypatch.setattr(
+        source._cache, "holds", lambda at, length, least_share=0.9: least_share < 1 and holds(at, length)
+    )
+    monkeypatch.setattr(_libc, "populate", fail)
+    with started(space, source) as start:
+        assert not start.mapped
     assert not is_readable(space.place(4).address)
 
 
