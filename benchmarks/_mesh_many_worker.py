@@ -80,7 +80,9 @@ def answer_all(engine: Engine, arguments: argparse.Namespace) -> dict[str, objec
     for sequence in range(n):
         prompt = [(7 * i * i + 3 + sequence) % 200 + 1 for i in range(PROMPT)]
         room = engine.context_tokens
-        answer = Continuation(engine.model, prompt, arguments.tokens, SamplingConfig(temperature=0, ignore_eos=True), room)
+        answer = Continuation(
+            engine.model, prompt, arguments.tokens, SamplingConfig(temperature=0, ignore_eos=True), room
+        )
         batch.submit(answer, Turn())
         answers.append(answer)
     began_s, ended_s, before, made, victim = 0.0, 0.0, 0, 0, arguments.kill

@@ -6,12 +6,13 @@ Kernels of different widths add in another order, so that logits differ in the l
 as close as that may change places. Each answer is made alone, greedily, then all of them in shared passes, in the same
 model. They are compared up to the first difference: what follows is another text. `margin` is by how much the token
 that was chosen alone was likelier, in nats. Reach: fewer than 1 difference in 200 tokens compared. Seconds do not
-matter here.
+matter here. Prompts are pieces of a text, which leave much open, or with `--questions` what a chat's user asks.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=16)
     parser.add_argument("--exact", action="store_true", help="then there must be no difference")
     parser.add_argument("--text", type=Path, default=SHARED / "data" / "text" / "wikitext-2-valid.txt")
+    parser.add_argument("--questions", type=Path, help="lines of JSON with a question each: prompts of a chat")
     parser.add_argument("--name", default="many-ties")
     given = parser.parse_args()
     rows = [row for path in given.models for row in measured(path, given)]
@@ -47,14 +49,18 @@ def main() -> None:
 
 def measured(path: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
     """Return where each answer in shared passes leaves the one alone."""
-    context = given.parallel * (given.prompt + given.tokens + 16)
-    options: dict[str, Any] = {"max_tokens": given.tokens, "temperature": 0, "ignore_eos": True, "top_logprobs": 2}
+    longest = 400 if given.questions else given.prompt
+    context = given.parallel * (longest + given.tokens + 16)
+    options: dict[str, Any] = {
+        "max_tokens": given.tokens,
+        "temperature": 0,
+        "ignore_eos": not given.questions,
+        "top_logprobs": 2,
+    }
     with Model(
         path, memory=parse_size(given.memory), sequences=given.parallel, context_tokens=context, exact=given.exact
     ) as model:
-        text = model.tokenize(given.text.read_text("utf-8", "replace")[:1_000_000], add_special=False)
-        starts = np.linspace(0, len(text) - given.prompt - 1, given.answers, dtype=int)
-        prompts = [text[start : start + given.prompt] for start in starts]
+        prompts = prompts_of(model, given)
         alone = [model.generate(prompt, **options).result() for prompt in prompts]
         together = dict[int, Generation]()
         for number, piece in model.generate_many(prompts, **options):
@@ -64,7 +70,7 @@ def measured(path: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
                 together[number] = piece.generation
         rows = []
         for number, one in enumerate(alone):
-            same = zip(one.token_ids, together[number].token_ids, strict=True)
+            same = zip(one.token_ids, together[number].token_ids, strict=False)
             first = next((place for place, (left, right) in enumerate(same) if left != right), None)
             compared = len(one.token_ids) if first is None else first + 1
             margin = 0.0 if first is None else margin_at(one, first)
@@ -79,6 +85,17 @@ def measured(path: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
             )
         print(path.stem, sum(row["compared"] for row in rows), sum(row["differs"] for row in rows), flush=True)
         return rows
+
+
+def prompts_of(model: Model, given: argparse.Namespace) -> list[list[int]]:
+    """Return what the answers go on from."""
+    if given.questions:
+        lines = given.questions.read_text("utf-8").splitlines()[: given.answers]
+        chats = [[{"role": "user", "content": json.loads(line)["question"]}] for line in lines]
+        return [model.prompt_tokens(model.chat_prompt(chat)) for chat in chats]
+    text = model.tokenize(given.text.read_text("utf-8", "replace")[:1_000_000], add_special=False)
+    starts = np.linspace(0, len(text) - given.prompt - 1, given.answers, dtype=int)
+    return [text[start : start + given.prompt] for start in starts]
 
 
 def margin_at(answer: Generation, place: int) -> float:

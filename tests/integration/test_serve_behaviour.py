@@ -91,7 +91,7 @@ def test_all_that_kept_the_budget(server: Served) -> None:
 
 def test_answers_share_passes_and_one_that_leaves_does_not_stop_the_others(kit: Path) -> None:
     with served(kit, "-c", 8192, "-t", 1, "--parallel", 3) as server, contextlib.ExitStack() as leaving:
-        body = {**LONG, "temperature": 0, "max_tokens": 1500}
+        body = {**LONG, "temperature": 0, "max_tokens": 500}
         streams = [
             leaving.enter_context(httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60))
             for _ in range(3)
@@ -118,7 +118,7 @@ def test_exact_answers_at_once_have_a_part_of_the_context_each(kit: Path) -> Non
 
 def test_told_to_stop_it_lets_answers_finish(kit: Path) -> None:
     with served(kit, "-c", 2048, "-t", 1, "--drain", 60) as server:
-        with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "max_tokens": 1500}) as response:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "max_tokens": 500}) as response:
             found = events(response)
             next(found)
             server.process.send_signal(signal.SIGTERM)
