@@ -122,7 +122,7 @@ def streamed(path: Path, draft: Path) -> Iterator[Engine]:
     speculation_setup.WidthControl = Eager  # type: ignore[misc]
     count_peak_from_here()
     budget = 40 * MIB
-    options = {**OPTIONS, "draft": draft, "speculate": "draft", "chunk_bytes": 32 * KIB, "backend": "edge-run"}
+    options = {**OPTIONS, "draft": draft, "speculate": "draft", "chunk_bytes": 128 * KIB, "backend": "edge-run"}
     while True:
         try:
             engine = Engine.open(path, ModelConfig(**options, memory=budget))

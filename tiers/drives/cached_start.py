@@ -3,8 +3,8 @@
 Fresh memory has to be cleared before a page can be copied there, which on a virtual machine takes several times as long
 as the copy. So the first passes read the page cache itself, mapped where the weights belong. A mapped file is at the
 mercy of whoever cuts it: a read past its new end ends the process, as it does with llama.cpp's mmap. So this does not
-last: a thread copies piece after piece into memory of this run, with what time the passes leave it, and puts each into
-its place in a single step, while others may read there.
+last: after the first pass a thread copies piece after piece into memory of this run, with what time the passes leave
+it, and puts each into its place in a single step, while others may read there.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace
 from edge_run.tiers.readers import as_read_error
 from edge_run.tiers.source import SourceFile
 
+PATIENCE_S = 2.0  # after which copying begins, whether the first pass is over or not
 PIECE_BYTES = 4 * CHUNK_BYTES  # copied at a time, into memory that this takes besides the weights
 LOWEST_PRIORITY = 19
 
@@ -43,17 +44,21 @@ class CachedStart:
         self.copied_bytes = 0
         self._error: EdgeRunError | None = None
         self._is_closed, self._is_verified = False, not self._pieces
+        self._has_begun, self._may_copy = False, threading.Event()
         self._thread = threading.Thread(target=self._copy_all, name="edge-run-copier", daemon=True)
         if self._pieces:
             self._thread.start()
 
     def check(self) -> None:
-        """Check, before a pass, that no file has changed since its pages were mapped, until all are copied.
+        """Check before each pass that no file has changed since its pages were mapped, until all are copied.
 
         Raises ModelFileError, or TierReadError when a copy failed.
         """
         if self._is_verified:
             return
+        if self._has_begun:
+            self._may_copy.set()
+        self._has_begun = True
         is_last = not self._thread.is_alive()
         if self._error:
             raise self._error
@@ -64,6 +69,7 @@ class CachedStart:
     def close(self) -> None:
         """Stop copying. Idempotent."""
         self._is_closed = True
+        self._may_copy.set()
         if self._pieces:
             self._thread.join()
 
@@ -89,6 +95,7 @@ class CachedStart:
     def _copy_all(self) -> None:
         with contextlib.suppress(OSError):  # no more than good manners
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        self._may_copy.wait(PATIENCE_S)
         mapping = 0
         try:
             mapping = _libc.map_anonymous(PIECE_BYTES + CHUNK_BYTES)

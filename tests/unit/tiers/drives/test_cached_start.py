@@ -15,6 +15,7 @@ from edge_run.base.errors import ModelFileError, TierReadError
 from edge_run.base.units import MIB
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace
+from edge_run.tiers.drives import cached_start
 from edge_run.tiers.drives.cached_start import CachedStart
 from edge_run.tiers.source import SourceFile
 from mapped import PAGE, content, is_readable, mapped, write_random
@@ -58,6 +59,11 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     monkeypatch.setattr(SourceFile, "read_into", wait)
     return event
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_start, "PATIENCE_S", 0.0)
 
 
 @contextlib.contextmanager
@@ -203,6 +209,19 @@ def test_a_failing_copy_is_told_and_what_was_mapped_stays(
         start._thread.join()
         with pytest.raises(TierReadError, match="bad sector"):
             start.check()
+
+
+def test_the_first_pass_is_not_disturbed(
+    source: SourceFile, space: AddressSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached_start, "PATIENCE_S", 60.0)
+    with started(space, source) as start:
+        start.check()
+        start._thread.join(0.2)
+        assert start.copied_bytes == 0
+        start.check()
+        start._thread.join()
+        assert start.copied_bytes == 20 * CHUNK_BYTES
 
 
 def test_closing_stops_it(source: SourceFile, space: AddressSpace, held: threading.Event) -> None:
