@@ -72,6 +72,13 @@ def open_engine(arguments: argparse.Namespace, config: ModelConfig) -> Engine:
     return open_mesh_engine(arguments.model, config, mesh, MeshOptions(say=lambda text: None))
 
 
+def at_work(engine: Engine, pids: Sequence[int]) -> int:
+    """Return which of the processes of workers w0, w1... computes layers; 0 of none."""
+    use = engine.mesh_use
+    names = [node.name for node in use.nodes if node.blocks] if use else []
+    return next((pid for number, pid in enumerate(pids) if f"w{number}" in names), 0)
+
+
 def answer_all(engine: Engine, arguments: argparse.Namespace) -> dict[str, object]:
     """Make all answers; return what they are, and what the time took in which all of them were being made."""
     n = arguments.sequences
@@ -85,7 +92,7 @@ def answer_all(engine: Engine, arguments: argparse.Namespace) -> dict[str, objec
         )
         batch.submit(answer, Turn())
         answers.append(answer)
-    began_s, ended_s, before, made, victim = 0.0, 0.0, 0, 0, arguments.kill
+    began_s, ended_s, before, made, victim = 0.0, 0.0, 0, 0, at_work(engine, arguments.kill)
     cpu_before_s = cpu_after_s = 0.0
     while not batch.is_idle:
         failed = [event.error for event in batch.advance() if event.error]
@@ -117,7 +124,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=24, help="of each answer")
     parser.add_argument("--turns", action="store_true")
-    parser.add_argument("--kill", type=int, default=0, metavar="PID")
+    parser.add_argument("--kill", type=int, nargs="*", default=[], help="w0, w1...: the first that computes is killed")
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--watch", type=int, nargs="*", default=[], help="processes that compute too")
     arguments = parser.parse_args()

@@ -56,7 +56,7 @@ def measure(model: Path, arguments: argparse.Namespace, cache: Path, sequences: 
             command = [*box, sys.executable, str(WORKER), str(here), str(model), "--workers", str(n_workers)]
             command += ["--memory", arguments.memory, "--cache", str(cache), "--sequences", str(sequences)]
             command += ["--tokens", str(arguments.tokens), "--watch", *map(str, watched), *WAYS[way]]
-            command += [str(watched[0])] if "--kill" in command else []
+            command += [*map(str, watched)] if "--kill" in command else []
             found, _ = run_json(command, timeout=TIMEOUT_S, env=_environment())
         finally:
             mesh.close()

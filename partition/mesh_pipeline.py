@@ -17,7 +17,9 @@ from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import MOST_SETS, Hop, Hops, rings
 
 MOST_IN_FLIGHT = 8  # for each, devices keep memory for an activation
-NEXT_TOKEN = 0.25  # what each token of a pass costs to compute after the first one, of what that costs
+# What each token of a pass costs to compute after the first one, of what that costs: 0.4 to 1.0 where two real models
+# were measured (benchmarks/mesh_many.py), most in passes of a few tokens, as groups are.
+NEXT_TOKEN = 0.6
 _NEVER = math.inf
 
 

@@ -36,7 +36,7 @@ def test_the_slowest_device_decides_so_all_have_as_much_to_compute() -> None:
     assert plan.most_in_flight == 4
     alone_s = pass_cost(16) * 0.14
     assert plan.many_s == pytest.approx(4 * pass_cost(4) * 0.04)
-    assert alone_s / plan.many_s == pytest.approx(4.75 / 1.75 * 0.14 / 0.16)
+    assert alone_s / plan.many_s == pytest.approx(pass_cost(16) / pass_cost(4) * 0.14 / 0.16)
 
 
 def test_where_the_tail_takes_longest_the_others_share_the_rest_evenly() -> None:
