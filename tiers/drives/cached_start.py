@@ -41,18 +41,17 @@ class CachedStart:
         self._address_space, self._sources = address_space, sources
         self._pieces = [piece for piece in self._cut(chunks) if self._map(piece)]
         self.mapped = frozenset(chunk for piece in self._pieces for chunk in piece)
-        self.copied_bytes = 0
+        self.copied_bytes = self._n_copied = 0
         self._error: EdgeRunError | None = None
         self._is_closed, self._is_verified = False, not self._pieces
         self._has_begun, self._may_copy = False, threading.Event()
-        self._thread = threading.Thread(target=self._copy_all, name="edge-run-copier", daemon=True)
         if self._pieces:
-            self._thread.start()
+            self._begin()
 
     def check(self) -> None:
         """Check before each pass that no file has changed since its pages were mapped, until all are copied.
 
-        Raises ModelFileError, or TierReadError when a copy failed.
+        Raises ModelFileError, or TierReadError when a copy failed, which is tried again then.
         """
         if self._is_verified:
             return
@@ -60,8 +59,9 @@ class CachedStart:
             self._may_copy.set()
         self._has_begun = True
         is_last = not self._thread.is_alive()
-        if self._error:
-            raise self._error
+        if is_last and (error := self._error):
+            self._begin()
+            raise error
         for source in self._sources:
             source.check_unchanged()
         self._is_verified = is_last
@@ -72,6 +72,12 @@ class CachedStart:
         self._may_copy.set()
         if self._pieces:
             self._thread.join()
+
+    def _begin(self) -> None:
+        """Have a thread copy what is not copied yet."""
+        self._error = None
+        self._thread = threading.Thread(target=self._copy_all, name="edge-run-copier", daemon=True)
+        self._thread.start()
 
     def _cut(self, chunks: Iterable[int]) -> list[range]:
         """Return the whole ones of `chunks` in pieces, each in a row."""
@@ -101,10 +107,11 @@ class CachedStart:
             mapping = _libc.map_anonymous(PIECE_BYTES + CHUNK_BYTES)
             room = -(-mapping // CHUNK_BYTES) * CHUNK_BYTES  # so that pages stay huge when they move
             _libc.prepare_for_weights(room, PIECE_BYTES)
-            for piece in self._pieces:
+            for piece in self._pieces[self._n_copied :]:
                 if self._is_closed:
                     return
                 self._copy(piece, room)
+                self._n_copied += 1
         except Exception as error:  # whatever it is, the next pass tells
             self._error = as_read_error(error)
         finally:

@@ -209,6 +209,14 @@ def test_a_failing_copy_is_told_and_what_was_mapped_stays(
         start._thread.join()
         with pytest.raises(TierReadError, match="bad sector"):
             start.check()
+        start._thread.join()
+        monkeypatch.undo()
+        with pytest.raises(TierReadError, match="bad sector"):
+            start.check()  # it was tried again, and is once more
+        start._thread.join()
+        start.check()
+        assert start.copied_bytes == len(data)
+        assert bytes_in(space, start.mapped) == data
 
 
 def test_the_first_pass_is_not_disturbed(
