@@ -107,13 +107,18 @@ class SourceFile:
         if self._cache is None or not self._cache.holds(offset, length):
             return False
         try:
-            _libc.map_file(self._cache.descriptor, length, offset, at=address)
+            self.map(address, length, offset)
             if not self._cache.holds(offset, length, least_share=1):
                 _libc.populate(address, length)
         except OSError:
             _libc.map_anonymous(length, _libc.PROT_NONE, at=address)  # the kernel may have left a hole
             return False
         return True
+
+    def map(self, address: int, length: int, offset: int) -> None:
+        """Map `length` bytes at `offset` at `address`, wherever they lie; after `use_page_cache`. Raises OSError."""
+        assert self._cache is not None
+        _libc.map_file(self._cache.descriptor, length, offset, at=address)
 
     def check_unchanged(self) -> None:
         """Raise ModelFileError when the file was written to since it was opened; set `is_doubtful` when it may be."""

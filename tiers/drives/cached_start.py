@@ -125,6 +125,6 @@ class CachedStart:
         try:
             _libc.move_pages(room, place.address, length)  # who reads there meanwhile waits for the kernel
         except OSError:
-            source.map_cached(place.address, length, place.file_offset)  # the kernel may have left a hole
+            source.map(place.address, length, place.file_offset)  # the kernel may have left a hole
             raise
         self.copied_bytes += n_bytes
