@@ -91,7 +91,7 @@ def test_a_model_that_fits_and_whose_first_read_fails(llama: Path) -> None:
     (wanted,) = plain_tokens(llama, PROMPT)
     saboteur = sabotage()
     saboteur.set(2, n_failures=10**9)  # one that fails before anybody waits for it would be read again, unnoticed
-    with open_engine(llama) as engine:
+    with open_engine(llama, page_cache="off") as engine:  # which may hold all of it, so that nothing is read
         assert engine.plan.mode == "resident"
         session = Session(engine.decoder)
         with pytest.raises(TierReadError, match="sabotage"):
