@@ -29,10 +29,10 @@ class Assignment:
         lent_residency: LentResidency | None,
     ) -> None:
         self.share, self._transport, self._maps, self._supply, self._driver = share, transport, maps, supply, driver
-        self._tail_programs: dict[PassShape, Program] = {}
+        self._programs, self._tail_programs = driver.programs, dict[PassShape, Program]()
         self.lent_residency = lent_residency
-        if lent_residency:
-            lent_residency.on_end = self._compile_all
+        self._weights = [one for one in supply.streams if isinstance(one, WeightStreaming)]
+        self._by_visits = self._visiting()
         driver.features[:] = supply.streams
         driver.before_pass = self._before_pass
         self._compile_all()
@@ -40,26 +40,24 @@ class Assignment:
     def compile(self, shape: PassShape, like: PassShape | None = None) -> None:
         """Compile the program of `shape`, from its own graph or from that of the shape `like`."""
         graph, layout = self._maps[like or shape]
-        is_lent = shape.tokens == 1 and not (self.lent_residency and self.lent_residency.has_ended)
-        streams = self._supply.streams
-        features = [StageVisits(one) if is_lent and isinstance(one, WeightStreaming) else one for one in streams]
+        by_visits = self._by_visits if shape.tokens == 1 else []
+        features = [StageVisits(one) if one in by_visits else one for one in self._supply.streams]
 
         def program(share: Share) -> Program:
             return compile_program(own_part(graph, layout, share), [Slice(share, self._transport, layout), *features])
 
-        self._driver.programs[shape] = program(self.share.body)
+        self._programs[shape] = program(self.share.body)
         if self.share.tail:
             self._tail_programs[shape] = program(self.share.tail)
 
     @contextlib.contextmanager
     def computing_tail(self) -> Iterator[None]:
         """Have passes in this block compute the tail, and nothing else."""
-        driver, programs = self._driver, self._driver.programs
-        driver.programs = self._tail_programs
+        self._driver.programs = self._tail_programs
         try:
             yield
         finally:
-            driver.programs = programs
+            self._driver.programs = self._programs
 
     def end(self) -> None:
         """Make the driver compute nothing."""
@@ -74,6 +72,13 @@ class Assignment:
         if batch not in self._maps:  # unknown shapes of several tokens are guessed from it: they hold no stage visits
             self.compile(batch, like=ONE_TOKEN)
 
+    def _visiting(self) -> list[WeightStreaming]:
+        """Return which weights are held by stage visits in passes of one token."""
+        return [one for one in self._weights if one.may_hold_stage_visits]
+
     def _before_pass(self, shape: PassShape) -> None:
         if self.lent_residency:
             self.lent_residency.before_pass(shape.tokens)
+        if shape.tokens == 1 and (visiting := self._visiting()) != self._by_visits:
+            self._by_visits = visiting
+            self._compile_all()

@@ -179,7 +179,7 @@ class SliceEngine:
             plan, streams = open_streams(own_part(graph, layout, share), terms, memory, grant)
             self._supply = Supply(self.loaded, Begun(plan, streams), readers)
             self._assigned.callback(self._supply.close)
-            lent = lender(self.loaded, terms, streams, self.decoder.count)
+            lent = lender(self.loaded, terms, plan, streams, self.decoder.count)
             self._assignment = Assignment(share, transport, self.maps, self._supply, driver, lent)
         except BaseException:
             self.release()

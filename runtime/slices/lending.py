@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from edge_run.base.results import Plan
+from edge_run.devices.host.limit_watch import LimitWatch
 from edge_run.runtime.engine.loading import Loaded
 from edge_run.runtime.graph.units import Layout
 from edge_run.runtime.planning.terms import Terms
@@ -22,15 +24,17 @@ def own_cells(loaded: Loaded, layout: Layout, share: Share) -> Cells | None:
     return Cells(tensors, _libc.PAGE) if tensors else None
 
 
-def lender(loaded: Loaded, terms: Terms, streams: Streams, count: CellCount) -> LentResidency | None:
-    """Return what lends weights the room that passes leave; None where they have no use for it.
+def lender(loaded: Loaded, terms: Terms, plan: Plan, streams: Streams, count: CellCount) -> LentResidency | None:
+    """Return what lends weights the room that passes leave, and has them give back what a limit takes that falls.
 
-    terms: those of the plan of `streams`. count: counts the context's cells in use.
+    terms: those of `plan`. streams: its weights. count: counts the context's cells in use. None where no weights can.
     """
-    borrower: Borrower | None = next((stream for stream in streams if stream.most_loans), None)
+    borrower: Borrower | None = next((stream for stream in streams if stream.most_loans > stream.least_loans), None)
     if borrower is None:
         return None
-    loans = Loans(terms.pool_bytes, borrower.loan_bytes, borrower.most_loans)
+    loans = Loans(terms.pool_bytes, borrower.loan_bytes, borrower.most_loans, borrower.least_loans)
     buffer = IdleBuffer(loaded.driver.compute_buffer, terms.idle_bytes)
     cells = CellRoom(terms.cells) if terms.cells else None
-    return LentResidency(loans, borrower, buffer, cells, count)
+    lent = LentResidency(loans, borrower, buffer, cells, count)
+    lent.lacking_bytes = LimitWatch(sum(item.size_bytes for item in plan.items)).lacking_bytes
+    return lent

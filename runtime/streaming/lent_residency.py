@@ -172,9 +172,7 @@ class LentResidency:
 
     loans: how much is lent.
     count: of the context's cells in use.
-    has_ended: whether the buffer was idle, and never is again.
     lacking_bytes: returns how much less than its budget the process may hold now.
-    on_end: runs when it has ended.
     say: is told, once, that this is more than weights can give up.
     """
 
@@ -195,8 +193,6 @@ class LentResidency:
         """
         self.loans, self._borrower, self._buffer = loans, borrower, buffer
         self._cells, self.count, self._draft_cells, self._work = cells, count, draft_cells, work
-        self.on_end: Callable[[], None] = lambda: None
-        self._had_buffer, self.has_ended = not buffer.is_over, False
         self._own_bytes, self._draft_bytes = loans.pool_bytes, 0
         self.lacking_bytes: Callable[[], int] = lambda: 0
         self.say: Callable[[str], None] = logger.warning
@@ -212,9 +208,6 @@ class LentResidency:
         self._own_bytes = own_bytes
         self._divide(self._own_bytes + self._draft_bytes)
         self._tell_lack()
-        if self._buffer.is_over and self._had_buffer and not self.has_ended:
-            self.has_ended = True
-            self.on_end()
 
     def before_drafting(self, kept_tokens: int, most_tokens: int) -> bool:
         """Divide the room for passes of the draft model; return whether there is room, which a stop prevents.

@@ -30,8 +30,8 @@ class WeightStreaming:
     held.
 
     lent: the chunks that stay while they have lent memory.
-    holds_stage_visits: whether all chunks of a stage visit are held from its start in passes in which those stay that
-        are always lent (`StageVisits`).
+    holds_stage_visits: whether there are frames for all that streams of a stage visit, while those chunks stay that are
+        always lent (`StageVisits`).
     """
 
     def __init__(
@@ -76,6 +76,11 @@ class WeightStreaming:
     def least_loans(self) -> int:
         """Fewer than none, where it can do with fewer chunks of its own."""
         return -self._n_spare
+
+    @property
+    def may_hold_stage_visits(self) -> bool:
+        """Whether the next pass may: not while a limit that fell takes what is always lent otherwise."""
+        return self.holds_stage_visits and self._n_borrowed >= len(self._always_lent)
 
     @property
     def loan_bytes(self) -> int:
@@ -253,14 +258,13 @@ class WeightStreaming:
 
 @dataclass(frozen=True, slots=True)
 class StageVisits:
-    """The steps of `streaming` for passes in which the chunks stay that are always lent."""
+    """The steps of `streaming` for passes that may hold all chunks of a stage visit from its start."""
 
     streaming: WeightStreaming
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
-        """Add the steps for `graph`, by stage visits where the frames hold these, else by segments."""
-        add = self.streaming.register_stage_visits if self.streaming.holds_stage_visits else self.streaming.register
-        add(graph, steps)
+        """Add the steps for `graph`, by stage visits."""
+        self.streaming.register_stage_visits(graph, steps)
 
 
 class PinnedWeights(WeightStreaming):

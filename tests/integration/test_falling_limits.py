@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+import slices
 from control_groups import control_group
+from edge_run.base.config import ModelConfig
 from edge_run.base.units import KIB, MIB
 from edge_run.devices.host import limit_watch
 from edge_run.devices.host.memory import memory_groups, process_memory
+from edge_run.runtime.slices.engine import SliceEngine
 from exactness import open_at
 from in_child import in_child
 from talks import OPTIONS, Talk, check_rows
@@ -72,6 +75,42 @@ def test_weights_give_up_what_is_taken_and_have_it_again(name: str, scale: int, 
         wanted.step(2)
 
     check_rows(path, all_of_it, options, talk)
+
+
+@pytest.mark.parametrize(("name", "room"), [("llama", "visits"), ("qwen3moe", "experts")])
+@in_child
+def test_slices_give_up_what_is_taken_and_have_it_again(name: str, room: str, folder: Path) -> None:
+    """What streams of a stage visit is held for all of it, until what is always lent otherwise is taken."""
+    path, options, taken = make_model(name, folder), {**OPTIONS, "context_tokens": 2048}, [0]
+    by_visits: list[bool] = []
+    with slices.least_lent():
+        engines = {
+            node: SliceEngine.open(path, ModelConfig(memory="8GiB", **options, chunk_bytes=8 * KIB)) for node in "ab"
+        }
+    with slices.room_for(room, path.stat().st_size):
+        together = slices.Together(engines, slices.owners_of(len(engines["a"].layout.units), [1, 1]))
+    assignments = [engine._assignment for engine in engines.values()]
+    for assignment in assignments:
+        assert assignment
+        assert assignment.lent_residency
+        assignment.lent_residency.lacking_bytes = lambda: taken[0]
+
+    def all_of_it(talk: Talk) -> None:
+        talk.prompt(100)
+        by_visits.clear()
+        for taken[0] in (0, 64 * KIB, MORE_THAN_THERE_IS, 0):
+            talk_on(talk)
+            by_visits.append(all(assignment and assignment._by_visits for assignment in assignments))
+
+    said, witnesses = slices.say_known(together, all_of_it)
+    assert by_visits[::2] == [room == "visits", False]
+    assert by_visits[-1] == (room == "visits")
+    for witness in witnesses:
+        assert min(witness.counts) == witness.lender.loans.least_loans < 0
+        assert witness.counts[-1] > 0
+    for engine in engines.values():
+        engine.close()
+    check_rows(path, all_of_it, options, said)
 
 
 @pytest.mark.root
