@@ -14,11 +14,13 @@ import errno
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edge_run.base.units import MIB, round_down, round_up
 from edge_run.tiers import _libc
 
 CHUNK_BYTES = 2 * MIB
+PLACES_KEPT = 8192  # that were looked up last: a large mixture has millions of chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,7 @@ class MappedSpan:
     base: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkPlace:
+class ChunkPlace(NamedTuple):
     """Where one chunk lies.
 
     address: its first byte in memory.
@@ -172,6 +173,8 @@ class AddressSpace:
         """Return where `chunk` lies."""
         place = self._places.get(chunk)
         if place is None:
+            if len(self._places) >= PLACES_KEPT:
+                self._places.clear()
             place = self._places[chunk] = self._locate(chunk)
         return place
 

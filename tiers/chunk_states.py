@@ -9,13 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection
-from enum import Enum
+from enum import IntEnum
 from typing import NamedTuple
 
 NEW_FRAME = -1
 
 
-class ChunkState(Enum):
+class ChunkState(IntEnum):
     """The state of a chunk. A frame has none of its own: it is not made yet, free, or under a chunk.
 
     ABSENT: not in memory. No frame is under it, but for one that is left since a read failed.
@@ -57,7 +57,7 @@ class ChunkStates(ABC):
     """
 
     def __init__(self, n_chunks: int, own: Collection[int], n_frames: int) -> None:
-        self._state = [ChunkState.ABSENT] * n_chunks
+        self._state = bytearray(n_chunks)  # all are absent; there may be millions
         self._own = set(own)
         self._n_frames = self._n_unmade = n_frames
         self._vacant: set[int] = set()  # frames under chunks whose reads failed
@@ -82,7 +82,7 @@ class ChunkStates(ABC):
 
     def state(self, chunk: int) -> ChunkState:
         """Return where `chunk` is."""
-        return self._state[chunk]
+        return ChunkState(self._state[chunk])
 
     def failed(self, chunk: int, has_frame: bool = True) -> tuple[bool, list[Load]]:
         """Note that a read failed or was not made, so that the chunk is absent.
@@ -111,17 +111,17 @@ class ChunkStates(ABC):
 
     def without_memory(self) -> list[int]:
         """Return the chunks that have no memory once all moves are made, and those that will get new memory."""
-        absent = (chunk for chunk, state in enumerate(self._state) if state is ChunkState.ABSENT)
+        absent = (chunk for chunk, state in enumerate(self._state) if state == ChunkState.ABSENT)
         return [chunk for chunk in absent if chunk not in self._vacant]
 
     def check(self) -> None:
         """Raise AssertionError unless every frame is in exactly one place and no state contradicts another."""
-        framed = {c for c, state in enumerate(self._state) if c not in self._own and state is not ChunkState.ABSENT}
+        framed = {c for c, state in enumerate(self._state) if c not in self._own and state != ChunkState.ABSENT}
         n_free = self._n_unmade + len(self._vacant)
         assert len(framed) + n_free == self._n_frames, (len(framed), n_free, self._n_frames)
         assert not framed & self._vacant, "a frame is free and in use"
         assert not self._own & self._vacant, "memory of a chunk's own is free for others"
-        assert self._n_loading == sum(state is ChunkState.LOADING for state in self._state)
+        assert self._n_loading == sum(state == ChunkState.LOADING for state in self._state)
         assert all(self._state[c] in (ChunkState.ABSENT, ChunkState.LOADING) for c in self._wanted)
 
     @abstractmethod

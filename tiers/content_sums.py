@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Collection, Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 
 from edge_run.tiers import _libc
 
@@ -17,14 +18,14 @@ _ODD = 0x9E3779B97F4A7C15  # Knuth's multiplier: pages that change places change
 
 
 class ContentSums:
-    """The checksums of an `AddressSpace`'s chunks. The caller ensures that only one thread handles a chunk."""
+    """The checksums of an `AddressSpace`'s chunks, 4 bytes each. Each chunk is handled by one thread at a time."""
 
-    def __init__(self) -> None:
-        self._sums: dict[int, int] = {}
+    def __init__(self, n_chunks: int) -> None:
+        self._sums = array("I", bytes(4 * n_chunks))  # 0: none yet
 
-    def has_all(self, chunks: Collection[int]) -> bool:
+    def has_all(self, chunks: Iterable[int]) -> bool:
         """Return whether all of `chunks` have a checksum."""
-        return self._sums.keys() >= set(chunks)
+        return all(map(self._sums.__getitem__, chunks))
 
     def agree(self, chunks: Sequence[int], address: int, lengths: Sequence[int]) -> bool:
         """Record those of `chunks` that are new; return whether the others are what was first read for them.
@@ -36,7 +37,19 @@ class ContentSums:
             count = len(list(same))
             found += _sums(start, length, count) if length % _libc.PAGE == 0 else [_ragged_sum(start, length)]
             start += length * count
-        return [self._sums.setdefault(chunk, content) for chunk, content in zip(chunks, found, strict=True)] == found
+        agreeing = [self._agrees(chunk, _folded(content)) for chunk, content in zip(chunks, found, strict=True)]
+        return all(agreeing)
+
+    def _agrees(self, chunk: int, content: int) -> bool:
+        known = self._sums[chunk]
+        if not known:
+            self._sums[chunk] = content
+        return known in (0, content)
+
+
+def _folded(content: int) -> int:
+    """Return a sum of 64 bits as one of 32, which is not 0."""
+    return (content ^ content >> 32) & 0xFFFFFFFF or 1
 
 
 def _sums(address: int, length: int, count: int) -> list[int]:

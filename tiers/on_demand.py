@@ -15,6 +15,7 @@ The methods take events (`hold`, `acquire`, `release`, `loaded`, `failed`) and r
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Collection, Iterable
 
@@ -31,7 +32,7 @@ class OnDemand(ChunkStates):
 
     def __init__(self, n_chunks: int, n_frames: int, fixed: Collection[int] = ()) -> None:
         super().__init__(n_chunks, fixed, n_frames)
-        self._holders = [0] * n_chunks
+        self._holders = array("H", bytes(2 * n_chunks))
         self._spent: dict[int, None] = {}  # in the order in which they were let go
         self._queued: deque[int] = deque()
 
@@ -64,7 +65,7 @@ class OnDemand(ChunkStates):
             wanted.difference_update(chunks)
         for chunk in reversed(chunks):
             holders[chunk] -= 1
-            if not holders[chunk] and state[chunk] is held:
+            if not holders[chunk] and state[chunk] == held:
                 self._set_spent(chunk)
         return self._feed()
 
@@ -107,10 +108,10 @@ class OnDemand(ChunkStates):
     def check(self) -> None:
         """Raise AssertionError unless every frame is in exactly one place and no state contradicts another."""
         super().check()
-        present = {c for c, state in enumerate(self._state) if state is not ChunkState.ABSENT}
-        assert set(self._spent) == {c for c in present - self._own if self._state[c] is ChunkState.SPENT}
+        present = {c for c, state in enumerate(self._state) if state != ChunkState.ABSENT}
+        assert set(self._spent) == {c for c in present - self._own if self._state[c] == ChunkState.SPENT}
         assert all(self._holders[c] == 0 for c in self._spent)
-        assert all(self._holders[c] > 0 for c in present if self._state[c] is ChunkState.HELD)
+        assert all(self._holders[c] > 0 for c in present if self._state[c] == ChunkState.HELD)
         assert min(self._holders, default=0) >= 0, "a chunk was released more often than it was held"
 
     def _add_holders(self, chunks: Iterable[int], absent: deque[int]) -> None:
@@ -119,15 +120,15 @@ class OnDemand(ChunkStates):
         for chunk in chunks:
             holders[chunk] += 1
             state = states[chunk]
-            if state is held:
+            if state == held:
                 continue
-            if state is spent:
+            if state == spent:
                 self._spent.pop(chunk, None)
                 states[chunk] = held
                 continue
             if absent is self._starved:
                 self._wanted.add(chunk)
-            if state is ChunkState.ABSENT:
+            if state == ChunkState.ABSENT:
                 absent.append(chunk)
 
     def _set_spent(self, chunk: int) -> None:
@@ -146,7 +147,7 @@ class OnDemand(ChunkStates):
                 chunk = asked[0]
                 is_wanted = chunk in wanted
                 is_needed = is_wanted or (asked is self._queued and holders[chunk])
-                if is_needed and state[chunk] is is_absent:
+                if is_needed and state[chunk] == is_absent:
                     if (load := self._start(chunk, is_wanted)) is None:
                         return loads
                     loads.append(load)

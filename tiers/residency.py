@@ -62,13 +62,13 @@ class Residency(ChunkStates):
         while self._frontier < self._consumer + len(self._order):
             chunk = self._order[self._frontier % len(self._order)]
             state = self._state[chunk]
-            if state is ChunkState.ABSENT:
+            if state == ChunkState.ABSENT:
                 if (load := self._start(chunk)) is None:
                     break
                 loads.append(load)
-            elif state is ChunkState.SPENT:
+            elif state == ChunkState.SPENT:
                 self._set_fresh(chunk)
-            elif state is ChunkState.HELD:
+            elif state == ChunkState.HELD:
                 break
             self._frontier += 1
         return loads
@@ -81,14 +81,14 @@ class Residency(ChunkStates):
         met: set[int] = set()
         for chunk in chunks:
             state = self._state[chunk]
-            if state is ChunkState.PINNED:
+            if state == ChunkState.PINNED:
                 continue
             if state in (ChunkState.FRESH, ChunkState.SPENT):
                 self._fresh.discard(chunk)
                 self._state[chunk] = ChunkState.HELD
-            elif state is not ChunkState.HELD and chunk not in met:
+            elif state != ChunkState.HELD and chunk not in met:
                 self._wanted.add(chunk)
-                if state is ChunkState.ABSENT:
+                if state == ChunkState.ABSENT:
                     self._starved.append(chunk)
             if chunk in (self._uses if chunk in met else self._first_use):
                 self._consumer = self._next_use(chunk) + 1
@@ -98,7 +98,7 @@ class Residency(ChunkStates):
     def release(self, chunks: Iterable[int]) -> list[Load]:
         """Release `chunks`, whose frames serve the next ones. Return the reads that can start."""
         for chunk in chunks:
-            if self._state[chunk] is ChunkState.HELD:
+            if self._state[chunk] == ChunkState.HELD:
                 self._set_idle(chunk)
             self._wanted.discard(chunk)
         self._starved = deque(chunk for chunk in self._starved if chunk in self._wanted)
@@ -127,7 +127,7 @@ class Residency(ChunkStates):
             if chunk in self._own:
                 continue
             self._own.add(chunk)
-            if state is not ChunkState.ABSENT or chunk in self._vacant:
+            if state != ChunkState.ABSENT or chunk in self._vacant:
                 self._n_unmade += 1
             self._vacant.discard(chunk)
             self._fresh.discard(chunk)
@@ -137,13 +137,13 @@ class Residency(ChunkStates):
 
     def is_loading(self, chunks: Iterable[int]) -> bool:
         """Return whether any of `chunks` is on its way."""
-        return any(self._state[chunk] is ChunkState.LOADING for chunk in chunks)
+        return any(self._state[chunk] == ChunkState.LOADING for chunk in chunks)
 
     def unpin(self, chunks: Iterable[int]) -> None:
         """Unpin `chunks`, whose reads are done: they have no memory now, and stream from now on."""
         for chunk in chunks:
             assert chunk in self._own, chunk
-            assert self._state[chunk] is not ChunkState.LOADING, chunk
+            assert self._state[chunk] != ChunkState.LOADING, chunk
             self._own.remove(chunk)
             self._state[chunk] = ChunkState.ABSENT
         self._frontier = self._consumer
@@ -151,9 +151,9 @@ class Residency(ChunkStates):
     def check(self) -> None:
         """Raise AssertionError unless every frame is in exactly one place and no state contradicts another."""
         super().check()
-        assert self._fresh == {c for c, state in enumerate(self._state) if state is ChunkState.FRESH}
-        assert {c for c, state in enumerate(self._state) if state is ChunkState.SPENT} <= set(self._spent)
-        assert all(self._state[c] is ChunkState.ABSENT for c in self._starved)
+        assert self._fresh == {c for c, state in enumerate(self._state) if state == ChunkState.FRESH}
+        assert {c for c, state in enumerate(self._state) if state == ChunkState.SPENT} <= set(self._spent)
+        assert all(self._state[c] == ChunkState.ABSENT for c in self._starved)
 
     def _set_idle(self, chunk: int) -> None:
         """Keep `chunk` in memory when it is used again before the frontier, else free its frame."""
@@ -187,7 +187,7 @@ class Residency(ChunkStates):
         """
         while self._spent:
             victim = self._spent.pop()
-            if self._state[victim] is ChunkState.SPENT:
+            if self._state[victim] == ChunkState.SPENT:
                 self._state[victim] = ChunkState.ABSENT
                 return victim
         if not is_urgent or not self._fresh:

@@ -71,7 +71,7 @@ class Weights:
         self._leaving: deque[int] = deque()  # released by the consumer, not yet in `_residency`
         self._moved = self._promised = self._asked = 0
         self._lost: dict[int, OSError] = {}
-        self._sums = ContentSums()
+        self._sums = ContentSums(address_space.n_chunks)
         self._patient: dict[int, Callable[[], int]] = {}  # queued reads that nobody waits for, by chunk
         self._error: EdgeRunError | None = None
         self._exposed: list[int] | None = None

@@ -20,7 +20,9 @@ from edge_run.runtime.planning.terms import Terms, used_experts
 from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.rows import RowRange
 
-CHUNK_BOOK_BYTES = 24  # its state in two accounts, and who holds it
+CHUNK_BOOK_BYTES = 8  # its state in two accounts, how many hold it, and its checksum
+DENSE_BOOK_BYTES = 280  # of each dense chunk besides: its places in the order of a pass, and in segments
+PIECE_BOOK_BYTES = 200  # of each expert in each tensor: which chunks it has
 _SHARES_TRIED = 8
 
 
@@ -120,7 +122,9 @@ class _Sharing:
         self._ranges, self._rows = ranges, sum(r.budget_bytes for r in ranges)
         is_learnt = terms.expert_prefetch != "off"
         self._prediction = prediction_bytes(len(experts.layers), experts.n_experts) if is_learnt else 0
-        self._books = CHUNK_BOOK_BYTES * address_space.n_chunks
+        n_pieces = sum(tensor.n_experts for tensor in experts.at.values())
+        self._books = CHUNK_BOOK_BYTES * address_space.n_chunks + PIECE_BOOK_BYTES * n_pieces
+        self._books += DENSE_BOOK_BYTES * len(dense)
         self._chunk_bytes = address_space.chunk_bytes
         self._chunk_cost = with_page_tables(self._chunk_bytes)
         n_used = used_experts(terms.gguf)

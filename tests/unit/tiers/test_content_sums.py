@@ -24,7 +24,7 @@ def memory() -> Iterator[int]:
 
 
 def test_what_was_read_together_agrees_when_it_is_read_apart(memory: int) -> None:
-    sums = ContentSums()
+    sums = ContentSums(5)
     assert not sums.has_all([1])
     assert sums.agree(range(4), memory, LENGTHS)
     assert sums.has_all(range(4))
@@ -35,14 +35,14 @@ def test_what_was_read_together_agrees_when_it_is_read_apart(memory: int) -> Non
 
 @pytest.mark.parametrize("place", [0, 3 * PAGE, 7 * PAGE - 1, 8 * PAGE + 122])
 def test_a_byte_that_changed_is_found(memory: int, place: int) -> None:
-    sums = ContentSums()
+    sums = ContentSums(5)
     sums.agree(range(4), memory, LENGTHS)
     _libc.view(memory + place, 1)[0] ^= 4
     assert not sums.agree(range(4), memory, LENGTHS)
 
 
 def test_pages_that_changed_places_are_found(memory: int) -> None:
-    sums, page = ContentSums(), bytes(_libc.view(memory, PAGE))
+    sums, page = ContentSums(5), bytes(_libc.view(memory, PAGE))
     sums.agree([0], memory, [2 * PAGE])
     _libc.copy(memory + PAGE, memory, PAGE)
     _libc.view(memory + PAGE, PAGE)[:] = page
