@@ -3,12 +3,13 @@
     shares.py MODEL.gguf ... [--rounds 5] [--tokens 128] [--threads 2] [--streamed 0.6]
 
 Counted are the CPU seconds of the thread that makes the text, which computes as llama.cpp's first thread: in
-`llama_decode` without the callback, in the callback, in the samplers (default settings, on the whole vocabulary), and
-the rest, which is Python. The clock is that of the thread, so that others at work hardly change the shares. Each model
-runs all in memory, and with `--streamed` in a budget of that share of its file. `python` has the callback and the
-copies of logits in it. Shares are of these CPU seconds where all is in memory; of a pass that streams they are of the
-time that goes by, in which the thread also waits for the drive. Reach: Python 1 % in memory, and 2 % of passes that
-take 200 ms or more; sampling 3 %, over the 151,936 tokens of Qwen's vocabulary.
+`llama_decode` without the callback, but with the products that it has llama.cpp compute; in the callback; in the
+samplers (default settings, on the whole vocabulary); and the rest, which is Python. The clock is that of the thread, so
+that others at work hardly change the shares. Each model runs all in memory, and with `--streamed` in a budget of that
+share of its file. `python` has the callback and the copies of logits in it. Shares are of these CPU seconds where all
+is in memory; of a pass that streams they are of the time that goes by, in which the thread also waits for the drive.
+Reach: Python 1 % in memory, and 2 % of passes that take 200 ms or more; sampling 3 %, over the 151,936 tokens of Qwen's
+vocabulary.
 """
 
 from __future__ import annotations
