@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from default_kernels import needs_default_kernels
 from edge_run import ModelConfig, NotSupported, plan
 from edge_run.base.errors import PackedFileError
 from edge_run.base.profile import KernelSpeed, RepackedSpeed
@@ -23,7 +24,6 @@ from edge_run.runtime.decoding.repacked_weights import RepackedWeights
 from edge_run.runtime.decoding.short_pass import map_short_pass
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.graph.segments import ROW_GROUP
-from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.llama.repacking import MOST_ROWS_TOGETHER, groups_of, types_with_kernels
@@ -51,13 +51,8 @@ MOE_MODELS = ["qwen3moe", "deepseek2", "gpt-oss", "glm4moe"]
 STATEFUL = ["mamba", "rwkv7", "jamba"]
 
 
-def _others() -> list[str]:
-    names = map(ggml.buffer_type_name, ggml.repacked_buffer_types())
-    return [name for name in names if name != "CPU_REPACK"]
-
-
 pytestmark = [
-    pytest.mark.skipif(bool(_others()), reason=f"llama.cpp's default uses {_others()} too, which runs do not"),
+    needs_default_kernels,
     pytest.mark.skipif("Q4_0" not in types_with_kernels(), reason="no kernel for repacked weights on this processor"),
 ]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from default_kernels import needs_default_kernels
 from edge_run.base.errors import Cancelled, TierReadError
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.llama.row_products import RowProducts
@@ -44,10 +45,10 @@ def say(talk: Talk) -> None:
         ("llama", "Q4_0", {}),
         ("llama", "Q8_0", {"exact": True, "flash_attention": "off"}),
         ("llama", "Q4_K_M", {"threads": 2}),
-        ("llama", "Q4_0", {"repack": "on"}),
-        ("phi3", "Q4_K_M", {"repack": "on", "threads": 2}),
-        ("gemma3", "Q4_0", {"repack": "on"}),
-        ("gemma3", "IQ4_NL", {"repack": "on"}),
+        pytest.param("llama", "Q4_0", {"repack": "on"}, marks=needs_default_kernels),
+        pytest.param("phi3", "Q4_K_M", {"repack": "on", "threads": 2}, marks=needs_default_kernels),
+        pytest.param("gemma3", "Q4_0", {"repack": "on"}, marks=needs_default_kernels),
+        pytest.param("gemma3", "IQ4_NL", {"repack": "on"}, marks=needs_default_kernels),
         ("gemma3", "Q6_K", {}),
         ("falcon-h1", None, {}),
         ("minicpm3", None, {}),
@@ -89,7 +90,10 @@ def test_matrices_beside_experts(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "quantisation", "options"),
-    [("qwen3moe", "Q4_0", {"repack": "on", "threads": 2}), ("gpt-oss", None, {})],
+    [
+        pytest.param("qwen3moe", "Q4_0", {"repack": "on", "threads": 2}, marks=needs_default_kernels),
+        ("gpt-oss", None, {}),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @in_child

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from default_kernels import needs_default_kernels
 from eager import Eager
 from edge_run import Model
 from edge_run.base.config import ModelConfig
@@ -96,7 +97,7 @@ def test_windows_and_states_stay_in_memory(name: str, folder: Path) -> None:
         ("llama", {"kv_type": "q8_0"}),
         ("qwen3", {"kv_type": "q8_0/q4_0"}),
         ("qwen3moe", {"by_expert": True, "context_tokens": 32_768}),
-        ("llama", {"repack": "on"}),
+        pytest.param("llama", {"repack": "on"}, marks=needs_default_kernels),
     ],
     ids=["two at once", "q8_0", "q8_0/q4_0", "by expert", "repacked"],
 )
