@@ -169,6 +169,7 @@ def test_who_was_away_learns_the_newest_list_before_anything_else(tmp_path: Path
             defy(three)
             make_change(tmp_path / "one", lambda editor: editor.remove("three"), lambda listed: True)
             wait_for(lambda: len(one.members()) == 1, "it is gone")
+            wait_for(lambda: not spread(tmp_path / "one")[1], "the broker has it: others may have heard it directly")
             cluster = read_cluster(tmp_path / "two")
             assert cluster is not None
             assert three.node in [member.node for member in cluster.listed.roll.members]  # type: ignore[union-attr]
