@@ -20,7 +20,7 @@ from edge_run.runtime.planning.terms import Terms, used_experts
 from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.rows import RowRange
 
-CHUNK_BOOK_BYTES = 8  # its state in two accounts, how many hold it, and its checksum
+CHUNK_BOOK_BYTES = 12  # its state and its checksum, of experts and of dense weights apart, and how many hold it
 DENSE_BOOK_BYTES = 280  # of each dense chunk besides: its places in the order of a pass, and in segments
 PIECE_BOOK_BYTES = 200  # of each expert in each tensor: which chunks it has
 _SHARES_TRIED = 8
