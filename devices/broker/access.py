@@ -63,6 +63,10 @@ class BrokerAccess:
 
     users: Mapping[str, BrokerUser] = field(default_factory=dict)
 
+    def widened(self, other: BrokerAccess) -> BrokerAccess:
+        """Return the access of all users of this one, and of those that `other` alone has."""
+        return BrokerAccess({**other.users, **self.users})
+
     def document(self) -> dict[str, Any]:
         """Return it as what `parse_access` reads."""
         return {"users": {name: asdict(user) for name, user in self.users.items()}}

@@ -28,11 +28,14 @@ logger = logging.getLogger(__name__)
 
 
 class EmbeddedBroker:
-    """A broker on `host`:`port` until it is closed, for the users that `access` names. Any thread may use it."""
+    """A broker on `host`:`port` until it is closed. Any thread may use it.
+
+    access: whom it lets in.
+    """
 
     def __init__(self, host: str, port: int, access: BrokerAccess) -> None:
         """Start it. Raises MeshError where it cannot listen there."""
-        self._host, self._port, self._access = host, port, access
+        self._host, self._port, self.access = host, port, access
         self._place = place_text(host, port)
         self._lock, self._started, self._ended = threading.Lock(), threading.Event(), threading.Event()
         self._said = ""
@@ -61,7 +64,7 @@ class EmbeddedBroker:
     def set_access(self, access: BrokerAccess) -> None:
         """Let in whom `access` names, from now on: who is not named any more, or has another password, is cut off."""
         with self._lock:
-            self._access = access
+            self.access = access
             if self._process is not None:
                 self._write(self._process, access.document())
 
@@ -103,7 +106,7 @@ class EmbeddedBroker:
             process = self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )
-            self._write(process, {"host": self._host, "port": self._port, "access": self._access.document()})
+            self._write(process, {"host": self._host, "port": self._port, "access": self.access.document()})
         with process:
             assert process.stdout is not None
             while line := process.stdout.readline(1 << 16):

@@ -55,6 +55,11 @@ class Roster:
         return self.cluster.listed
 
     @property
+    def is_heard(self) -> bool:
+        """Whether the list that is known came back from the broker."""
+        return self.heard is not None and self.heard is self.listed
+
+    @property
     def is_settled(self) -> bool:
         """Whether what others say may be believed."""
         return self.listed is None or self._is_settled

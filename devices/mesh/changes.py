@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from edge_run.devices.members.member_list import Invitation, MemberList, Role
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 
 HEARD_S, TRIES = 5.0, 5
-_POLL_S = 0.02
 
 
 def make_change(
@@ -43,13 +41,8 @@ def spread(folder: Path) -> tuple[MemberList | None, str]:
         return None, str(error)
     try:
         node.publish_list()
-        until_s = time.monotonic() + HEARD_S
-        while time.monotonic() < until_s:
-            with node.held() as state:
-                roster = state.roster
-                if roster.heard is not None and roster.heard is roster.listed:
-                    return roster.listed, ""
-            time.sleep(_POLL_S)
+        if (listed := node.wait_list_heard(timeout_s=HEARD_S)) is not None:
+            return listed, ""
         return None, f"the broker at {node.broker} takes the list and does not pass it on; see `edge-run mesh doctor`"
     finally:
         node.close()

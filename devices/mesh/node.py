@@ -23,6 +23,7 @@ from edge_run.devices.link.places import AddressFilter
 from edge_run.devices.members.cluster import Broker, Cluster
 from edge_run.devices.members.identity import Identity
 from edge_run.devices.members.list_file import ListFile
+from edge_run.devices.members.member_list import MemberList
 from edge_run.devices.mesh.channel import Channel, ChannelCallbacks
 from edge_run.devices.mesh.clocks import Clocks
 from edge_run.devices.mesh.home_assistant import HomeAssistant
@@ -263,6 +264,13 @@ class LocalNode:
         """Let everybody have the list of members as it is kept here, also who may have heard it."""
         with self.held() as state:
             state.say_list()
+
+    def wait_list_heard(self, *, timeout_s: float) -> MemberList | None:
+        """Wait until the broker hands back the list as it is kept here, and return it; None where it does not."""
+        with self._changed:
+            roster = self.state.roster
+            self._changed.wait_for(lambda: roster.is_heard or self._is_closed, timeout_s)
+            return roster.listed if roster.is_heard else None
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -179,6 +179,13 @@ def test_what_is_kept_is_bounded_and_of_each_user_the_newest(puts: list[tuple[st
     assert [one.payload for one in kept.matching("lease")] == [b"held"], "nobody's rubbish takes another's place"
 
 
+@given(st.sampled_from(ACCESSES), st.sampled_from(ACCESSES))
+def test_a_wider_access_keeps_who_was_in_and_has_what_is_new(new: BrokerAccess, before: BrokerAccess) -> None:
+    users = new.widened(before).users
+    assert users.keys() == new.users.keys() | before.users.keys()
+    assert all(users[name] == user for name, user in new.users.items())
+
+
 def test_an_access_is_read_as_it_was_written() -> None:
     for access in ACCESSES:
         assert parse_access(access.document()) == access

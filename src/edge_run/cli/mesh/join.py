@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edge_run.devices.members.cluster import Cluster, Invited
     from edge_run.devices.mesh.node import LocalNode
 
-MEASURE_S, COME_IN_S = 10.0, 30.0
+MEASURE_S, COME_IN_S, LAST_WORD_S = 10.0, 30.0, 1.0
 MOST_LETTERS = 1 << 16
 _PATH = click.Path(path_type=Path)
 
@@ -106,8 +106,12 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
             terminal.say(UNLISTED.format(cluster.id))
 
         def let_in(cluster: Cluster) -> None:
+            """Let the broker go by the list of `cluster`; who was removed hears of that, and is cut off then."""
             if broker is not None:
-                broker.set_access(access_of(cluster, device))
+                access = access_of(cluster, device)
+                broker.set_access(access.widened(broker.access))
+                node.wait_list_heard(timeout_s=LAST_WORD_S)
+                broker.set_access(access)
 
         _take_part(node, terminal, let_in)
 
