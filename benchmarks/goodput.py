@@ -9,7 +9,7 @@ of the following takes longer than twice the pass that edge-run predicts for tha
 many of these come in a minute, and counts for the rate at which a server has most.
 
 `default` is llama-server as it starts, but for repacked weights and a cache of prompts beside the model, with which it
-is killed for want of memory; `tuned` has as many slots as edge-run has answers at once, and passes of 128 tokens.
+is killed for want of memory where the model does not fit; `tuned` has as many slots as edge-run has answers at once, and passes of 128 tokens.
 
 With `--first-tokens`, edge-run alone is asked at half of the best rate, prompts of 64 tokens: how long the
 first token takes (p90), against what is predicted: the pass that is under way, and that of the prompt.
@@ -48,7 +48,7 @@ TRACE = SHARED / "data" / "requests" / "azure-conv.csv"
 FIRST_S, PASSES, START_S = 60.0, 2.0, 900.0
 NEW_TOKENS, FIRST_SHARE = 64, 0.9
 TOKENS = range(300, 4000)  # words of any vocabulary
-PEER = ("--no-repack", "--cache-ram", "0", "--no-webui")
+STREAMED_PEER = ("--no-repack", "--cache-ram", "0")
 Request = tuple[float, list[int], int]
 
 
@@ -129,7 +129,8 @@ def serving(name: str, given: argparse.Namespace, cache: Path) -> Iterator[tuple
         words = [sys.executable, "-m", "edge_run", "serve", given.model, *usual, "--memory", given.memory]
         words += ["--parallel", given.parallel, "--cache-dir", cache, "--max-queue", 1000, "--drain", 0]
     else:
-        words = [given.peer, "-m", given.model, *usual, *PEER]
+        fits = 2 * given.model.stat().st_size < parse_size(given.memory)  # also where it repacks all weights
+        words = [given.peer, "-m", given.model, *usual, "--no-webui", *([] if fits else STREAMED_PEER)]
         words += ["-np", given.parallel, "-kvu", "-b", 128, "-ub", 128] if name == "tuned" else []
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(box(given, [*map(str, words)]), stdout=subprocess.DEVNULL, stderr=log, cwd=ROOT)
