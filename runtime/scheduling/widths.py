@@ -11,9 +11,9 @@ from edge_run.partition.width_costs import WidthCosts
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # of passes with prompts in them
 RIDING = 1.1  # a pass that takes up to this, over one without prompts: they ride along
-LEAST_RIDING_TOKENS = 32  # of prompts; with fewer they would take too long
+LEAST_RIDING_TOKENS = 16  # of prompts; with fewer they would take too long
 EVEN = 1.5  # otherwise a pass takes up to this, over one without
-LEAST_TOKENS = 8  # of prompts in a pass, whatever it takes
+LEAST_TOKENS = 32  # of prompts in a pass, whatever it takes: kernels compute fewer hardly faster
 
 
 class PassWidths:

@@ -7,7 +7,7 @@ import pytest
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.scheduling.scheduler import AGING_S, PassRules, PlannedPass, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
-from edge_run.runtime.scheduling.widths import PassWidths
+from edge_run.runtime.scheduling.widths import LEAST_TOKENS, PassWidths
 
 
 class Bench:
@@ -48,10 +48,10 @@ def test_answers_go_on_while_a_prompt_is_read_in_parts() -> None:
     bench = Bench()
     short = bench.scheduler.submit([1, 2, 3])
     assert bench.step().width == 3
-    long = bench.scheduler.submit(list(range(100, 140)))
+    long = bench.scheduler.submit(list(range(100, 260)))
     first = bench.step()
     assert numbers(first) == [short, long]
-    assert [len(part.tokens) for part in first.parts] == [1, 8]
+    assert [len(part.tokens) for part in first.parts] == [1, LEAST_TOKENS]
     assert first.parts[0].tokens == (4,)
     assert not first.parts[1].is_last
     for _ in range(4):

@@ -22,15 +22,16 @@ def test_prompts_alone_have_the_widest_passes() -> None:
 
 
 def test_before_anything_was_seen_a_prompt_gets_a_few_tokens() -> None:
-    assert PassWidths(WidthCosts(), 512).with_prompts(4) == 12
+    assert PassWidths(WidthCosts(), 512).with_prompts(4) == 36
     assert PassWidths(WidthCosts(), 8).with_prompts(4) == 8
 
 
 def test_tokens_of_prompts_ride_along_while_weights_are_read() -> None:
     assert seen(read_s=1.0, token_s=0.01).with_prompts(4) == 96
     assert seen(read_s=10.0, token_s=0.01).with_prompts(4) == 512
+    assert seen(read_s=0.3, token_s=0.01).with_prompts(4) == 24
 
 
 def test_where_nothing_is_read_answers_keep_their_pace() -> None:
-    assert seen(read_s=0.0, token_s=0.01).with_prompts(16) == 24
-    assert seen(read_s=0.0, token_s=0.01).with_prompts(2) == 10  # a few tokens at least, or a prompt would never end
+    assert seen(read_s=0.0, token_s=0.01).with_prompts(128) == 192
+    assert seen(read_s=0.0, token_s=0.01).with_prompts(2) == 34  # a few tokens at least, or a prompt would never end
