@@ -9,7 +9,8 @@ of the following takes longer than twice the pass that edge-run predicts for tha
 many of these come in a minute, and counts for the rate at which a server has most.
 
 `default` is llama-server as it starts, but for repacked weights and a cache of prompts beside the model, with which it
-is killed for want of memory where the model does not fit; `tuned` has as many slots as edge-run has answers at once, and passes of 128 tokens.
+is killed for want of memory where the model does not fit; `tuned` has as many slots as edge-run has answers at once,
+and passes of 128 tokens.
 
 With `--first-tokens`, edge-run alone is asked at half of the best rate, prompts of 64 tokens: how long the
 first token takes (p90), against what is predicted: the pass that is under way, and that of the prompt.

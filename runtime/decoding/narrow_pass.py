@@ -12,7 +12,7 @@ from edge_run.runtime.graph.nodes import GraphMap
 
 
 class NarrowPass(NamedTuple):
-    """The passes that make a token, or verify guesses.
+    """The passes that make tokens, or verify guesses, with the part of a prompt that may ride along.
 
     graph: of a pass of one token.
     flow: what flows through it.
@@ -31,11 +31,11 @@ def touched_bytes(buffer: ComputeBuffer, flow: Flow) -> int:
     return buffer.touched_bytes((storage.address, storage.size_bytes) for storage in flow.storages)
 
 
-def map_narrow_pass(decoder: LocalDecoder, driver: Driver, narrow_tokens: int) -> NarrowPass:
-    """Map the passes of at most `narrow_tokens` tokens; the context of `decoder` must be empty, and is again."""
+def map_narrow_pass(decoder: LocalDecoder, driver: Driver, widest: PassShape) -> NarrowPass:
+    """Map the passes up to the `widest`; the context of `decoder` must be empty, and is again."""
     buffer, touched = driver.compute_buffer, 0
-    if narrow_tokens > 1:
-        decoder.map_graph(PassShape(narrow_tokens, narrow_tokens))
+    if widest != ONE_TOKEN:
+        decoder.map_graph(widest)
         touched = touched_bytes(buffer, driver.take_flow())
     graph = decoder.map_graph(ONE_TOKEN)
     flow = driver.take_flow()

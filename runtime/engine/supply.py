@@ -11,7 +11,7 @@ from edge_run.base.results import ExpertUse, KvSpill, Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.limit_watch import LimitWatch
 from edge_run.runtime.decoding.decoder import LocalDecoder
-from edge_run.runtime.decoding.driver import ONE_TOKEN, compile_program
+from edge_run.runtime.decoding.driver import ONE_TOKEN, PassShape, compile_program
 from edge_run.runtime.decoding.narrow_pass import NarrowPass, map_narrow_pass
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.engine.caching import start_cached, use_page_cache
@@ -291,9 +291,10 @@ def _count_of(terms: Terms) -> CellCount:
 def _mapped(loaded: Loaded) -> tuple[NarrowPass, Terms]:
     """Return what passes of one token are like, and the terms of a plan that may lend what passes leave."""
     driver, shape = loaded.driver, loaded.shape
+    widest = PassShape(shape.narrow_tokens, shape.narrow_outputs)
     with contextlib.closing(LocalDecoder(loaded.model, loaded.context, driver, shape)) as decoder:
         is_lendable = not loaded.prepared.offload  # what is copied to a GPU has an order of its own
-        narrow = map_narrow_pass(decoder, driver, shape.narrow_tokens if is_lendable else 1)
+        narrow = map_narrow_pass(decoder, driver, widest if is_lendable else ONE_TOKEN)
     terms = loaded.terms(loaded.holdings)
     if not is_lendable:
         return narrow, terms

@@ -21,7 +21,7 @@ from edge_run.base.errors import ConfigError, KernelError
 from edge_run.base.units import round_down, round_up
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.decoder import LocalDecoder
-from edge_run.runtime.decoding.driver import Driver
+from edge_run.runtime.decoding.driver import Driver, PassShape
 from edge_run.runtime.decoding.narrow_pass import NarrowPass, map_narrow_pass
 from edge_run.runtime.graph.cell_uses import cell_uses
 from edge_run.runtime.graph.nodes import GraphMap, WeightRead
@@ -142,7 +142,8 @@ def _map_narrow_pass(gguf: GgufModel, model: LlamaModel, shape: ContextShape) ->
     """Return what narrow passes are like, and the bytes of the cache that was made for them."""
     driver = Driver()
     with _short_context(gguf, model, shape, driver, driver.callback) as (decoder, context):
-        widest = min(shape.narrow_tokens, decoder.capabilities.micro_batch_tokens)
+        most = decoder.capabilities.micro_batch_tokens
+        widest = PassShape(min(shape.narrow_tokens, most), min(shape.narrow_outputs, most))
         return map_narrow_pass(decoder, driver, widest), context.kv_bytes
 
 

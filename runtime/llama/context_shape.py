@@ -9,12 +9,13 @@ from edge_run.base.units import round_up
 
 # `Numerics.batching` where sequences share passes, and cells if there are any, or have cells of their own.
 UNIFIED, STREAMS = "unified", "streams"
+RIDING_TOKENS = 32  # of prompts, in a pass in which other texts go on
 CELLS_STEP = 256  # to which llama.cpp rounds up the cells of a sequence
 
 
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """What a context is made for; all but outputs_per_pass belongs to the numerics key.
+    """What a context is made for; all but outputs_per_pass and riding_tokens belongs to the numerics key.
 
     is_exact: logits do not depend on the width of passes.
     has_streams: each sequence has cells of its own, an equal part of all: so that logits do not depend on the others,
@@ -22,6 +23,7 @@ class ContextShape:
     pooling: how one vector is made of a text, where the context is for embeddings: then all tokens are outputs. Else
         empty.
     rollback_tokens: by how many tokens recurrent state can be cut back, of a model whose state can be.
+    riding_tokens: of prompts, in passes in which other texts go on, beside which room is lent to weights.
     """
 
     context_tokens: int
@@ -36,11 +38,17 @@ class ContextShape:
     has_streams: bool = False
     pooling: str = ""
     rollback_tokens: int = 0
+    riding_tokens: int = 0
+
+    @property
+    def narrow_outputs(self) -> int:
+        """Tokens in a pass at most that makes tokens or verifies guesses."""
+        return min(self.outputs_per_pass, self.micro_batch_tokens)
 
     @property
     def narrow_tokens(self) -> int:
-        """Tokens in a pass at most that makes a token or verifies guesses; a prompt's passes are as wide as can be."""
-        return min(self.outputs_per_pass, self.micro_batch_tokens)
+        """The same with those of prompts that ride along; prompts alone have passes as wide as can be."""
+        return min(self.narrow_outputs + self.riding_tokens, self.micro_batch_tokens)
 
     @property
     def kept_rows(self) -> int:
@@ -62,7 +70,7 @@ class ContextShape:
     @property
     def verified_tokens(self) -> int:
         """Guesses that a pass verifies at most, each of which takes a cell beside those of the text."""
-        return self.narrow_tokens if self.sequences > 1 and not (self.has_streams or self.pooling) else 0
+        return self.narrow_outputs if self.sequences > 1 and not (self.has_streams or self.pooling) else 0
 
     @property
     def sequence_tokens(self) -> int:
@@ -126,4 +134,5 @@ def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int
         has_streams=has_streams,
         pooling=config.pooling if config.embeddings else "",
         rollback_tokens=config.rollback_tokens,
+        riding_tokens=RIDING_TOKENS if config.sequences > 1 and not has_streams else 0,
     ).fitted()

@@ -2,18 +2,19 @@
 
 Over streamed weights a pass reads the same for one token as for many, so a prompt's tokens ride along for nothing as
 long as they are computed while the weights are read (chunked prefill: Agrawal et al., SARATHI, 2023). Where nothing is
-read they cost what they cost, and a prompt gets as many as keep the time between tokens even.
+read they cost what they cost, and a prompt gets as many as keep the time between tokens even, but `RIDING_TOKENS` at
+least: kernels compute fewer hardly faster, and weights are lent the same room beside them.
 """
 
 from __future__ import annotations
 
 from edge_run.partition.width_costs import WidthCosts
+from edge_run.runtime.llama.context_shape import RIDING_TOKENS
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # of passes with prompts in them
 RIDING = 1.1  # a pass that takes up to this, over one without prompts: they ride along
 LEAST_RIDING_TOKENS = 16  # of prompts; with fewer they would take too long
 EVEN = 1.5  # otherwise a pass takes up to this, over one without
-LEAST_TOKENS = 32  # of prompts in a pass, whatever it takes: kernels compute fewer hardly faster
 
 
 class PassWidths:
@@ -37,7 +38,7 @@ class PassWidths:
         """Return how many tokens a pass may have in which `n_answers` requests make one each, and prompts are read."""
         if not n_answers:
             return self.most_tokens
-        least = min(self.most_tokens, n_answers + LEAST_TOKENS)
+        least = min(self.most_tokens, n_answers + RIDING_TOKENS)
         if not self._costs.is_known:
             return least
         alone_s = self._costs.pass_s(n_answers)

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from edge_run.base.errors import Cancelled, ContextFull
+from edge_run.base.protocols import BatchToken
 from edge_run.base.units import KIB
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.llama.context_shape import RIDING_TOKENS
 from exactness import open_at
 from in_child import in_child
 from slices import least_lent
@@ -171,3 +173,32 @@ def test_a_context_that_does_not_fit_opens_shorter(name: str, by_expert: bool, f
         wanted.step(3)
 
     check_rows(path, fill_and_go_on, OPTIONS, talk)
+
+
+@in_child
+def test_a_part_of_a_prompt_rides_along_beside_what_is_lent(folder: Path) -> None:
+    options = {**OPTIONS, "sequences": SEQUENCES, "micro_batch_tokens": 256}
+    engine, witness = open_lending(make_model("llama", folder), 0.3, options, by_expert=False)
+    idle_bytes, ends = witness.lender._buffer.size_bytes, [0] * SEQUENCES
+
+    def needed(*parts: tuple[int, int]) -> int:
+        """What a pass needs that has so many tokens of these sequences, beside the cells."""
+        batch = list[BatchToken]()
+        for sequence, n_tokens in parts:
+            places = range(ends[sequence], ends[sequence] + n_tokens)
+            batch += [BatchToken(5 + place % 9, place, sequence, place == places[-1]) for place in places]
+            ends[sequence] += n_tokens
+        engine.decoder.decode(batch)
+        cells = witness.lender._cells
+        assert cells
+        return witness.lender.loans.needed_bytes - sum(
+            stream.bytes_for(n)
+            for stream, n in zip(cells._streams, witness.lender.count.tops, strict=True)  # type: ignore[union-attr]
+        )
+
+    assert needed((0, 1), (1, 1), (2, 1)) < idle_bytes
+    for _ in range(4):  # where it touched more than it may, nothing would be lent any more after a few passes
+        assert needed((0, 1), (1, 1), (2, 1), (3, RIDING_TOKENS)) < idle_bytes
+    assert not witness.lender._buffer.is_over
+    assert needed((0, 1), (3, 3 * RIDING_TOKENS)) >= idle_bytes
+    engine.close()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from edge_run.partition.width_costs import WidthCosts
+from edge_run.runtime.llama.context_shape import RIDING_TOKENS
 from edge_run.runtime.scheduling.scheduler import AGING_S, PassRules, PlannedPass, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
-from edge_run.runtime.scheduling.widths import LEAST_TOKENS, PassWidths
+from edge_run.runtime.scheduling.widths import PassWidths
 
 
 class Bench:
@@ -51,7 +52,7 @@ def test_answers_go_on_while_a_prompt_is_read_in_parts() -> None:
     long = bench.scheduler.submit(list(range(100, 260)))
     first = bench.step()
     assert numbers(first) == [short, long]
-    assert [len(part.tokens) for part in first.parts] == [1, LEAST_TOKENS]
+    assert [len(part.tokens) for part in first.parts] == [1, RIDING_TOKENS]
     assert first.parts[0].tokens == (4,)
     assert not first.parts[1].is_last
     for _ in range(4):
