@@ -111,9 +111,13 @@ class WidthCosts:
 
     def pass_s(self, width: int) -> float:
         """Return the seconds of a pass of `width` tokens now. At least one pass must have been recorded."""
-        read_s = self._read_byte_s(width) * self._bytes.at(width, self._union_growth)
-        compute_s = self._compute.at(width, self._compute_growth)
+        read_s, compute_s = self._parts_s(width)
         return self._factor.at(width) * _together_s(compute_s, read_s)
+
+    def is_read_bound(self, width: int) -> bool:
+        """Whether a pass of `width` tokens reads for longer than it computes. One must have been recorded."""
+        read_s, compute_s = self._parts_s(width)
+        return read_s > compute_s
 
     def is_within_reach(self, width: int) -> bool:
         """Return whether a pass of `width` tokens may be tried: the prediction may be wrong, and must not cost much.
@@ -123,6 +127,11 @@ class WidthCosts:
         """
         widest = self._compute.widest
         return width <= widest or self.pass_s(width) <= MOST_STEP * self.pass_s(widest)
+
+    def _parts_s(self, width: int) -> tuple[float, float]:
+        """Return how long a pass of `width` tokens reads, and how long it computes."""
+        read_s = self._read_byte_s(width) * self._bytes.at(width, self._union_growth)
+        return read_s, self._compute.at(width, self._compute_growth)
 
     @property
     def _pace(self) -> float:

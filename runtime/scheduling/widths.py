@@ -1,9 +1,9 @@
 """How many tokens a pass may have when some requests make tokens and others have their prompts read. Pure.
 
 Over streamed weights a pass reads the same for one token as for many, so a prompt's tokens ride along for nothing as
-long as they are computed while the weights are read (chunked prefill: Agrawal et al., SARATHI, 2023). Where nothing is
-read they cost what they cost, and a prompt gets as many as keep the time between tokens even, but `RIDING_TOKENS` at
-least: kernels compute fewer hardly faster, and weights are lent the same room beside them.
+long as they are computed while the weights are read (chunked prefill: Agrawal et al., SARATHI, 2023). Where computing
+takes longer they cost what they cost, and a prompt gets as many as keep the time between tokens even. It always gets
+`RIDING_TOKENS`: kernels compute fewer hardly faster, and weights are lent the same room beside them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.llama.context_shape import RIDING_TOKENS
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # of passes with prompts in them
-RIDING = 1.1  # a pass that takes up to this, over one without prompts: they ride along
-LEAST_RIDING_TOKENS = 16  # of prompts; with fewer they would take too long
-EVEN = 1.5  # otherwise a pass takes up to this, over one without
+RIDING = 1.1  # over a pass without prompts: one with them takes up to this where passes wait for the drive
+EVEN = 1.5  # up to this where they do not
 
 
 class PassWidths:
@@ -41,11 +40,8 @@ class PassWidths:
         least = min(self.most_tokens, n_answers + RIDING_TOKENS)
         if not self._costs.is_known:
             return least
-        alone_s = self._costs.pass_s(n_answers)
-        riding = self._widest(n_answers, RIDING * alone_s)
-        if riding - n_answers >= LEAST_RIDING_TOKENS:
-            return riding
-        return max(least, self._widest(n_answers, EVEN * alone_s))
+        longest = RIDING if self._costs.is_read_bound(n_answers) else EVEN
+        return max(least, self._widest(n_answers, longest * self._costs.pass_s(n_answers)))
 
     def _widest(self, n_answers: int, most_s: float) -> int:
         widths = [width for width in WIDTHS if n_answers < width <= self.most_tokens]
