@@ -1,6 +1,6 @@
 """How often an answer that shares its passes differs from the same answer alone, and how close the choice then was.
 
-    many_ties.py MODEL [--memory 64GiB] [--answers 64] [--tokens 64] [--parallel 16]
+    many_ties.py MODEL [--memory 64GiB] [--answers 64] [--tokens 64] [--parallel 16] [--kv-type f16]
 
 Kernels of different widths add in another order, so that logits differ in the last bits, and two best tokens that are
 as close as that may change places. Each answer is made alone, greedily, then all of them in shared passes, in the same
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=48)
     parser.add_argument("--parallel", type=int, default=16)
+    parser.add_argument("--kv-type", default="f16")
     parser.add_argument("--exact", action="store_true", help="then there must be no difference")
     parser.add_argument("--text", type=Path, default=SHARED / "data" / "text" / "wikitext-2-valid.txt")
     parser.add_argument("--questions", type=Path, help="lines of JSON with a question each: prompts of a chat")
@@ -57,9 +58,8 @@ def measured(path: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
         "ignore_eos": not given.questions,
         "top_logprobs": 2,
     }
-    with Model(
-        path, memory=parse_size(given.memory), sequences=given.parallel, context_tokens=context, exact=given.exact
-    ) as model:
+    config = {"sequences": given.parallel, "context_tokens": context, "exact": given.exact}
+    with Model(path, memory=parse_size(given.memory), kv_type=given.kv_type, **config) as model:
         prompts = prompts_of(model, given)
         alone = [model.generate(prompt, **options).result() for prompt in prompts]
         together = dict[int, Generation]()

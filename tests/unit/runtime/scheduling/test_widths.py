@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edge_run.partition.width_costs import WidthCosts
+from edge_run.runtime.llama.context_shape import RIDING_TOKENS
 from edge_run.runtime.scheduling.widths import PassWidths
 
 
@@ -22,16 +23,21 @@ def test_prompts_alone_have_the_widest_passes() -> None:
 
 
 def test_before_anything_was_seen_a_prompt_gets_a_few_tokens() -> None:
-    assert PassWidths(WidthCosts(), 512).with_prompts(4) == 36
+    assert PassWidths(WidthCosts(), 512).with_prompts(4) == 4 + RIDING_TOKENS
     assert PassWidths(WidthCosts(), 8).with_prompts(4) == 8
 
 
 def test_tokens_of_prompts_ride_along_while_weights_are_read() -> None:
     assert seen(read_s=1.0, token_s=0.01).with_prompts(4) == 96
     assert seen(read_s=10.0, token_s=0.01).with_prompts(4) == 512
-    assert seen(read_s=0.1, token_s=0.01).with_prompts(4) == 36  # with fewer a prompt would take too long
+    assert (
+        seen(read_s=0.1, token_s=0.01).with_prompts(4) == 4 + RIDING_TOKENS
+    )  # with fewer a prompt would take too long
 
 
 def test_where_nothing_is_read_answers_keep_their_pace() -> None:
     assert seen(read_s=0.0, token_s=0.01).with_prompts(128) == 192
-    assert seen(read_s=0.0, token_s=0.01).with_prompts(2) == 34  # a few tokens at least, or a prompt would never end
+
+
+def test_a_prompt_gets_some_tokens_whatever_they_take() -> None:
+    assert seen(read_s=0.0, token_s=0.01).with_prompts(2) == 2 + RIDING_TOKENS
