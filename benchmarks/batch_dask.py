@@ -91,7 +91,7 @@ def answer(
         options = ["-c", arguments.parallel * arguments.room, "-t", 1, "--parallel", arguments.parallel]
         options += ["--memory", arguments.memory, "-n", arguments.tokens, "--temp", 0]
         command = [sys.executable, "-m", "edge_run", "batch", source, "-o", results, "-m", arguments.model]
-        command = [*command, "--dask", made.address, *options]
+        command = [*command, "--dask", made.address, "-v", *options]
         client = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True, cwd=ROOT)
         assert client.stderr is not None
         said = ""

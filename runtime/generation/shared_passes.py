@@ -37,7 +37,9 @@ class _Inbox:
 
 
 class SharedPasses:
-    """The answers of one model to the tasks of one event loop. Nothing here is thread-safe.
+    """The answers of one model to the tasks of one event loop.
+
+    The event loop has the tasks; the model's thread has the batch, and the inboxes of its requests, which passes fill.
 
     After a pass those tasks are woken that it brought something, and one that computes the next: of a thousand that
     wait, each would take its time of the event loop in every pass.
@@ -46,19 +48,21 @@ class SharedPasses:
     def __init__(self, model: Model, thread: anyio.CapacityLimiter) -> None:
         """thread: of the one worker thread that uses `model`."""
         self._model, self._thread = model, thread
-        self._batch: Batch | None = None
-        self._inboxes: dict[int, _Inbox] = {}
+        self._tasks: dict[_Inbox, None] = {}  # in the order in which they came
         self._is_computing = False
+        self._batch: Batch | None = None
+        self._inboxes: dict[int, _Inbox] = {}  # of the requests that have not ended
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Answer a request; iterate over the pieces. Closing it, or cancelling the task, ends the answer."""
-        number = await self._submit(request)
-        inbox = self._inboxes[number]
+        inbox = _Inbox()
+        number = await self._submit(request, inbox)
+        self._tasks[inbox] = None
         is_over = False
         try:
             while not is_over:
                 while not inbox.items:
-                    await (inbox.wait() if self._is_computing else self._compute(number))
+                    await (inbox.wait() if self._is_computing else self._compute(number, inbox))
                 found = inbox.items.popleft()
                 if isinstance(found, EdgeRunError):
                     is_over = True
@@ -69,18 +73,18 @@ class SharedPasses:
                 assert found.piece is not None
                 yield found.piece
         finally:
-            del self._inboxes[number]
+            del self._tasks[inbox]
             self._hand_over()
             if not is_over:
                 await self._drop(number)
 
-    async def _submit(self, request: Request) -> int:
+    async def _submit(self, request: Request, inbox: _Inbox) -> int:
         """Take a request on, between two passes."""
 
         def submit() -> int:
             self._batch = self._batch or self._model.open_batch()
             number = self._batch.submit(self._model.begin(request), request.turn)
-            self._inboxes[number] = _Inbox()
+            self._inboxes[number] = inbox
             return number
 
         number = -1
@@ -89,7 +93,6 @@ class SharedPasses:
         try:
             await anyio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
-            del self._inboxes[number]
             await self._drop(number)
             raise
         return number
@@ -97,43 +100,52 @@ class SharedPasses:
     def _hand_over(self) -> None:
         """Where nobody computes, wake a task that can."""
         if not self._is_computing:
-            waiting = (inbox for inbox in self._inboxes.values() if inbox.is_waiting)
+            waiting = (inbox for inbox in self._tasks if inbox.is_waiting)
             if (first := next(waiting, None)) is not None:
                 first.wake()
 
-    async def _compute(self, number: int) -> None:
+    async def _compute(self, number: int, own: _Inbox) -> None:
         """Compute a pass for all, and tell all of what came. Where the task is cancelled, end its request, if alone."""
-        batch, own = self._batch, self._inboxes[number]
+        batch = self._batch
         assert batch is not None
         self._is_computing = True
-
-        def advance() -> None:
-            try:
-                found: list[Event] = batch.advance()
-            except EdgeRunError as error:
-                batch.drop_all()
-                for inbox in list(self._inboxes.values()):
-                    inbox.items.append(error)
-            else:
-                for event in found:
-                    if event.request in self._inboxes:
-                        self._inboxes[event.request].items.append(event)
-
         try:
-            await run_in_thread(advance, self._thread, on_cancel=lambda: batch.cancel(number))
+            await run_in_thread(self._advance, self._thread, on_cancel=lambda: batch.cancel(number))
         finally:
             self._is_computing = False
-            for inbox in self._inboxes.values():
+            for inbox in self._tasks:
                 if inbox.items and inbox.is_waiting:
                     inbox.wake()
             if own.items:
                 self._hand_over()
 
+    def _advance(self) -> None:
+        """Compute a pass, and put what it brought into the inboxes: in the model's thread."""
+        batch = self._batch
+        assert batch is not None
+        try:
+            found: list[Event] = batch.advance()
+        except EdgeRunError as error:
+            batch.drop_all()
+            for inbox in self._inboxes.values():
+                inbox.items.append(error)
+            self._inboxes.clear()
+            return
+        for event in found:
+            self._inboxes[event.request].items.append(event)
+            if event.is_last:
+                del self._inboxes[event.request]
+
     async def _drop(self, number: int) -> None:
         """End a request that nobody waits for any more."""
         batch = self._batch
         assert batch is not None
+
+        def drop() -> None:
+            self._inboxes.pop(number, None)
+            batch.drop(number)
+
         if self._is_computing:
             batch.cancel(number)
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(batch.drop, number, limiter=self._thread)
+            await anyio.to_thread.run_sync(drop, limiter=self._thread)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -121,3 +123,25 @@ def test_a_pass_wakes_those_that_it_brought_something_and_one_more(monkeypatch: 
 
     n_passes = anyio.run(main)
     assert woken <= 4 * n_passes
+
+
+def test_tasks_may_come_and_leave_while_a_pass_ends() -> None:
+    async def main() -> Counter[str]:
+        model, found = Passes(), Counter[str]()
+        passes = SharedPasses(model, anyio.CapacityLimiter(1))  # type: ignore[arg-type]
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                for number in range(1500):
+                    group.start_soon(read, passes, 1 + number % 7, None if number % 3 else 2, found)
+                    if not number % 2:
+                        await anyio.lowlevel.checkpoint()
+        assert not model.left
+        return found
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # so that what happens once in thousands of passes happens here
+    try:
+        found = anyio.run(main)
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert found["finished"] >= 1000
