@@ -10,16 +10,19 @@ from __future__ import annotations
 import csv
 import datetime
 import json
+import math
 import os
 import platform
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
 from edgebox import NO_BOX, boxed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +32,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 KIT = ROOT / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 WORKER = ROOT / "benchmarks" / "_worker.py"
 READAHEAD_KB = 128
+IDLE_S, IDLE_SHARE = 1.0, 0.02
 SKIPPED, SKIPPED_MAGIC = struct.Struct("<II"), 0x184D2A50  # a frame that zstd skips
 
 
@@ -114,6 +118,14 @@ def run_json(command: Sequence[str], **options: Any) -> tuple[dict[str, Any], su
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1]), done
+
+
+def until_idle(process: int) -> None:
+    """Wait until a process computes nothing, as what it moves in the background is moved."""
+    used_s, before_s = psutil.Process(process).cpu_times, -math.inf
+    while (now_s := used_s().user + used_s().system) > before_s + IDLE_SHARE * IDLE_S:
+        before_s = now_s
+        time.sleep(IDLE_S)
 
 
 def write_results(name: str, rows: Sequence[Mapping[str, object]], finding: str) -> None:

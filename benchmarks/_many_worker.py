@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _box import until_idle
 
 from edge_run import Generation, Model
 from edge_run.base.protocols import BatchToken, Logits
@@ -89,6 +91,7 @@ def main() -> None:
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--speculate", default="auto")
     parser.add_argument("--whole", action="store_true", help="no answer ends before it has --tokens tokens")
+    parser.add_argument("--settled", action="store_true", help="begin when the weights are at their place")
     parser.add_argument("--drive", type=int, default=0, help="MB/s: seconds are those of a model, not measured")
     arguments = parser.parse_args()
     cells = arguments.prompt + arguments.tokens + 16
@@ -107,6 +110,9 @@ def main() -> None:
         text = model.tokenize(arguments.text.read_text("utf-8", "replace")[:1_000_000], add_special=False)
         starts = np.linspace(0, len(text) - arguments.prompt - 1, n_requests, dtype=int)
         prompts = [text[start : start + arguments.prompt] for start in starts]
+        if arguments.settled:
+            model.generate(prompts[0][:1], max_tokens=2).result()
+            until_idle(os.getpid())
         passes = count_passes(model._engine.decoder)
         draft_passes = count_passes(model._engine.draft._decoder) if model._engine.draft else []
         modelled = ModelledTime(arguments.drive, draft_passes) if arguments.drive else None

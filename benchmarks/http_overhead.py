@@ -3,9 +3,10 @@
     python benchmarks/http_overhead.py MODEL@BUDGET [--requests 16] [--rounds 5] [--tokens 48]
 
 In each round a process generates without a server, and a server answers clients that are another process on the same
-cores; prompts, settings and the number of tokens are the same. Tokens a second count from the first request to the last
-token; memory is the most that the process held. `import` is what a process takes longer to import that serves, and a
-plain run must import none of it.
+cores; prompts, settings and the number of tokens are the same, and both begin when the weights are at their place:
+those of a model that is in the system's cache are moved there while it answers. Tokens a second count from the first
+request to the last token; memory is the most that the process held. `import` is what a process takes longer to import
+that serves, and a plain run must import none of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from _box import KIT, ROOT, SHARED, run_worker, write_results
+import httpx
+from _box import KIT, ROOT, SHARED, run_worker, until_idle, write_results
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -71,7 +73,7 @@ def main() -> None:
 def plainly(model: Path, budget: str, given: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of answers without a server."""
     words = [model, "--text", given.text, "--memory", budget, "--requests", given.requests]
-    words += ["--parallel", given.requests, "--prompt", given.prompt, "--tokens", given.tokens, "--whole"]
+    words += ["--parallel", given.requests, "--prompt", given.prompt, "--tokens", given.tokens, "--whole", "--settled"]
     found = run_worker(words, worker=WORKER)
     return {key: found[key] for key in ("tokens", "wall_s", "tokens_per_s", "peak_bytes", "passes")}
 
@@ -80,6 +82,8 @@ def over_http(model: Path, budget: str, given: argparse.Namespace) -> dict[str, 
     """Return the figures of the same answers through a server."""
     context = given.requests * (given.prompt + given.tokens + 16)
     with served(model, "--memory", budget, "-c", context, "--parallel", given.requests) as server:
+        httpx.post(f"{server.url}/completion", json={"prompt": "a", "n_predict": 2}, timeout=60).raise_for_status()
+        until_idle(server.process.pid)
         command = [sys.executable, str(Path(__file__).with_name("_http_client.py"))]
         words = [server.url, model, given.text, given.requests, given.prompt, given.tokens]
         done = subprocess.run([*command, *map(str, words)], capture_output=True, text=True, check=True, cwd=ROOT)

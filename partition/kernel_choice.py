@@ -7,7 +7,7 @@ unless the other one gains more than a tenth.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edge_run.base.profile import KernelSpeed, RepackedSpeed
@@ -49,18 +49,31 @@ def is_repacking_worth_it(
     repacked: Sequence[KernelSpeed],
     widths: Collection[int],
     was_repacked: bool | None = None,
+    *,
+    parallel: int = 1,
 ) -> bool | None:
-    """Return whether repacked weights of one kind are better for passes of `widths` tokens.
+    """Return whether repacked weights of one kind are better for passes of `widths` tokens, the widest for prompts.
 
     plain, repacked: the speeds of the two kernels.
     was_repacked: what was chosen before; None where nothing was.
+    parallel: the answers that share a pass, with a token each.
 
-    A kernel is better where it gains more than a tenth at one width and loses more than a tenth at none. Where neither
-    is, what was chosen before stays. None where no width was measured with both.
+    A kernel is better where it gains more than a tenth at one width and loses more than a tenth at none. Where each
+    gains at another width, it is the one that takes more than a tenth less for answers as long as their prompts. Where
+    neither is, what was chosen before stays. None where no width was measured with both.
     """
-    gains = _gains(plain, repacked, widths)
-    if not gains:
+    before, after = _by_tokens(plain), _by_tokens(repacked)
+    measured = sorted(before.keys() & after.keys())
+    if not measured:
         return was_repacked
+
+    def nearest(width: int) -> int:
+        return min(measured, key=lambda tokens: abs(math.log(tokens / width)))
+
+    gains = [after[tokens] / before[tokens] for tokens in {nearest(width) for width in (*widths, parallel)}]
+    if max(gains) > LEAST_GAIN and min(gains) < 1 / LEAST_GAIN:
+        of_both = (nearest(parallel), nearest(max(widths)))
+        gains = [sum(1 / (n * before[n]) for n in of_both) / sum(1 / (n * after[n]) for n in of_both)]
     if _is_better(gains):
         return True
     if _is_better([1 / gain for gain in gains]):
@@ -68,17 +81,8 @@ def is_repacking_worth_it(
     return bool(was_repacked)
 
 
-def _is_better(gains: Iterable[float]) -> bool:
-    gains = list(gains)
+def _is_better(gains: Collection[float]) -> bool:
     return max(gains) > LEAST_GAIN and min(gains) >= 1 / LEAST_GAIN
-
-
-def _gains(plain: Sequence[KernelSpeed], repacked: Sequence[KernelSpeed], widths: Collection[int]) -> list[float]:
-    """Return how many times as fast repacked weights are, at the measured widths that are nearest to `widths`."""
-    before, after = _by_tokens(plain), _by_tokens(repacked)
-    measured = sorted(before.keys() & after.keys())
-    near = {min(measured, key=lambda tokens: abs(math.log(tokens / width))) for width in widths} if measured else set()
-    return [after[tokens] / before[tokens] for tokens in near]
 
 
 def _by_tokens(kernels: Sequence[KernelSpeed]) -> Mapping[int, float]:

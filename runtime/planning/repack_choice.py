@@ -58,7 +58,7 @@ def choose_kinds(
         after: Sequence[KernelSpeed] = ready
         if streaming:
             before, after = ([streaming.speed(kernel) for kernel in some] for some in (before, ready))
-        decision = is_repacking_worth_it(before, after, widths, kept.get(name))
+        decision = is_repacking_worth_it(before, after, widths, kept.get(name), parallel=max(1, config.sequences))
         if decision is not None:
             decided[name] = decision
     if any(kept.get(name) != decision for name, decision in decided.items()):
@@ -67,9 +67,8 @@ def choose_kinds(
 
 
 def _widths(config: ModelConfig) -> list[int]:
-    """Return the widths of passes that a run needs to be fast: prompts, tokens, and guesses that are verified."""
-    narrow = {config.outputs_per_pass} if config.outputs_per_pass > 1 else set[int]()
-    return sorted({1, config.micro_batch_tokens or 1} | narrow)
+    """Return the widths of passes that a run needs to be fast: tokens, answers, guesses to verify, and prompts."""
+    return sorted({1, max(1, config.sequences), max(1, config.outputs_per_pass), config.micro_batch_tokens or 1})
 
 
 def _like(kind: str, kernels: Sequence[Speed]) -> list[Speed]:

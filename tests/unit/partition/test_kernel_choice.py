@@ -26,7 +26,7 @@ def speeds(by_tokens: Mapping[int, float]) -> list[KernelSpeed]:
         (1.0, 0.5, True, False),
         (1.0, 0.5, None, False),
         (0.5, 2.0, None, False),
-        (0.5, 2.0, True, True),
+        (0.5, 2.0, True, False),
         (0.5, 2.0, False, False),
     ],
 )
@@ -39,6 +39,26 @@ def test_the_nearest_measured_width_counts() -> None:
     plain, repacked = speeds({1: 1.0, 8: 1.0, 64: 1.0}), speeds({1: 1.0, 8: 0.5, 64: 2.0})
     assert is_repacking_worth_it(plain, repacked, [1, 512]) is True
     assert is_repacking_worth_it(plain, repacked, [1, 10, 512]) is False
+
+
+@pytest.mark.parametrize(
+    ("parallel", "gains", "before", "wanted"),
+    [
+        (1, {1: 2.0, 8: 2.0, 64: 0.8, 512: 0.6}, False, True),  # tokens come at half the time, prompts take longer
+        (16, {1: 2.0, 8: 2.0, 64: 0.8, 512: 0.6}, False, True),
+        (100, {1: 2.0, 8: 2.0, 64: 0.8, 512: 0.6}, True, False),
+        (1, {1: 1.15, 8: 1.0, 64: 1.0, 512: 0.7}, None, False),  # 8 % in all
+        (1, {1: 1.15, 8: 1.0, 64: 1.0, 512: 0.7}, True, True),
+        (1, {1: 0.8, 8: 1.0, 64: 2.0, 512: 2.0}, True, False),
+        (16, {1: 0.8, 8: 1.0, 64: 2.0, 512: 3.0}, None, True),
+    ],
+)
+def test_where_each_gains_at_another_width_answers_as_long_as_their_prompts_decide(
+    parallel: int, gains: Mapping[int, float], before: bool | None, wanted: bool
+) -> None:
+    by_tokens = {1: 10e9, 8: 3.2e9, 64: 1.4e9, 512: 0.23e9}
+    plain, repacked = speeds(by_tokens), speeds({tokens: gain * by_tokens[tokens] for tokens, gain in gains.items()})
+    assert is_repacking_worth_it(plain, repacked, [1, 512], before, parallel=parallel) is wanted
 
 
 def test_without_figures_of_both_what_was_chosen_stays() -> None:
