@@ -53,12 +53,15 @@ class ModelHost(WorkerPlugin):
         self._changing = threading.Lock()
         self._closing = contextlib.ExitStack()
         self._portal: BlockingPortal | None = None
+        self._is_closed = False
         self._running: dict[Any, Future[BatchResult]] = {}
 
     def open(self) -> dict[str, Any]:
         """Open the model, where it is not open; return how many requests have a place, or the error."""
         try:
             with self._changing:
+                if self._is_closed:
+                    return GONE
                 if self._portal is None:
                     self._open()
         except EdgeRunError as error:
@@ -76,7 +79,12 @@ class ModelHost(WorkerPlugin):
             has_place.set()
             return await place(msgspec.json.decode(request, type=BatchRequest))
 
-        future = self._running[key] = portal.start_task_soon(in_turn, name="edge-run-answer")
+        try:
+            future = self._running[key] = portal.start_task_soon(in_turn, name="edge-run-answer")
+        except RuntimeError:  # it was closed meanwhile
+            return GONE
+        if self._portal is not portal:  # and so it was, without this task
+            future.cancel()
         try:
             future.add_done_callback(lambda _: has_place.set())
             has_place.wait()
@@ -87,7 +95,7 @@ class ModelHost(WorkerPlugin):
         except EdgeRunError as error:
             return {"failure": error_document(error)}
         finally:
-            del self._running[key]
+            self._running.pop(key, None)
         body = result.body if isinstance(result.body, bytes) else msgspec.json.encode(result.body)
         return {"status": result.status, "body": body, "n_tokens": result.n_tokens}
 
@@ -102,7 +110,7 @@ class ModelHost(WorkerPlugin):
 
     def _close(self) -> None:
         with self._changing:
-            self._portal = None
+            self._portal, self._is_closed = None, True
             for future in list(self._running.values()):
                 future.cancel()
             self._closing.close()

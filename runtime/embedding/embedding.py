@@ -35,8 +35,8 @@ def embed(
     embedder = engine.embedder
     if embedder is None:
         raise NotSupported(f"{path}: was opened to generate text; open it for vectors with embeddings=True")
-    given = text_tokens(engine, texts, truncate=truncate)
     engine.interrupt.reset()
+    given = text_tokens(engine, texts, truncate=truncate)
     began_s, reads = time.monotonic(), engine.read_totals
     is_normalized = normalize and embedder.pooling != "rank"
     found, passes = list[Vectors](), list(shared(given.tokens, engine.shape.sequences, engine.shape.micro_batch_tokens))

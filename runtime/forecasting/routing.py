@@ -116,7 +116,7 @@ class Usage:
     @property
     def hit_rate(self) -> float:
         """The share of the bytes used by tokens that was in memory; 0 where nothing was decoded."""
-        return 1 - self._read_bytes / self._used_bytes if self.n_tokens else 0.0
+        return 1 - self._read_bytes / self._used_bytes if self._used_bytes else 0.0
 
     @property
     def point(self) -> Point | None:

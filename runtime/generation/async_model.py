@@ -1,4 +1,4 @@
-"""`AsyncModel`: a `Model` for asyncio or trio. One worker thread computes; tasks wait without blocking the loop."""
+"""`AsyncModel`: a `Model` for asyncio or trio. One thread computes; tasks wait without blocking the loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
 
+from edge_run.base.errors import Cancelled
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, Piece, Plan, Progress, Stats
 from edge_run.runtime.embedding.results import Embeddings
@@ -19,7 +19,7 @@ from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.request import Message, Prompt, Turn, make_request
 from edge_run.runtime.generation.shared_passes import SharedPasses
 from edge_run.runtime.generation.stream import Stream
-from edge_run.runtime.processes.async_owner import AsyncOwner, run_in_thread
+from edge_run.runtime.processes.async_owner import AsyncOwner
 
 
 class AsyncModel(AsyncOwner[Model]):
@@ -100,14 +100,15 @@ class AsyncModel(AsyncOwner[Model]):
         async with aclosing(self.stream_chat(messages, **options)) as pieces:
             async for piece in pieces:
                 generation = piece.generation
-        assert generation is not None, "a stream ends with its generation"
+        if generation is None:
+            raise Cancelled("the answer was ended before it was finished")
         return generation
 
     async def embed(self, texts: Text | Sequence[Text], **options: Any) -> Embeddings:
         """Return the vectors of texts, when it is the task's turn; arguments and errors as for `Model.embed`."""
         model = self._opened
         async with self._turn:
-            return await run_in_thread(partial(model.embed, texts, **options), self._thread, model.cancel)
+            return await self._thread.run(partial(model.embed, texts, **options), model.cancel)
 
     async def __aexit__(self, *_: object) -> None:
         # Not in turn: a generator that was left half way may hold it for ever. The thread is free between passes.
@@ -125,12 +126,11 @@ class AsyncModel(AsyncOwner[Model]):
     async def _stream_alone(self, start: Callable[[], Stream]) -> AsyncGenerator[Piece, None]:
         """Answer when it is the task's turn."""
         model = self._opened
-        compute = partial(run_in_thread, thread=self._thread, on_cancel=model.cancel)
+        compute = partial(self._thread.run, on_cancel=model.cancel)
         async with self._turn:
             stream = await compute(start)
             try:
                 while (piece := await compute(partial(next, stream, None))) is not None:
                     yield piece
             finally:
-                with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(stream.close, limiter=self._thread)
+                await self._thread.run(stream.close, is_owed=True)

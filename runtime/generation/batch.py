@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import math
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -101,6 +102,7 @@ class Batch(Closing):
         self._scheduler = Scheduler(pool, self._widths, clock, rules)
         self._passes = ScheduledPasses(self._scheduler, self._decoder)
         self._open: dict[int, _Open] = {}
+        self._cancelling = threading.Lock()
         self._cancelled: set[int] = set()
         self._is_closed = False
 
@@ -146,9 +148,10 @@ class Batch(Closing):
 
     def cancel(self, number: int) -> None:
         """End a request after the pass at hand, from any thread; where it is alone, end the pass too."""
-        self._cancelled.add(number)
-        if len(self._open) == 1:
-            self._engine.interrupt.cancel()
+        with self._cancelling:
+            self._cancelled.add(number)
+            if list(self._open) == [number]:
+                self._engine.interrupt.cancel()
 
     def advance(self) -> list[Event]:
         """Compute one pass; return what it brought. Raises the errors of `Decoder.decode`; `advance` may go on then.
@@ -177,9 +180,10 @@ class Batch(Closing):
 
     def drop(self, number: int) -> None:
         """Forget a request; without effect where it has ended."""
-        if number in self._cancelled:
-            self._cancelled.discard(number)
-            self._engine.interrupt.reset()  # which may have been set for it when its last pass had ended
+        with self._cancelling:
+            if number in self._cancelled:
+                self._cancelled.discard(number)
+                self._engine.interrupt.reset()  # which may have been set for it when its last pass had ended
         if number in self._open:
             self._forget(number)
 
@@ -200,9 +204,11 @@ class Batch(Closing):
 
     def _end_some(self) -> Iterator[Event]:
         """End the requests that were cancelled, or whose time is over."""
-        cancelled, self._cancelled = self._cancelled & self._open.keys(), set()
-        if cancelled:
-            self._engine.interrupt.reset()  # it may have been for one of these
+        with self._cancelling:
+            cancelled = self._cancelled & self._open.keys()
+            self._cancelled -= cancelled
+            if cancelled:
+                self._engine.interrupt.reset()  # it may have been for one of these
         for number in cancelled:
             yield self._end(number, "cancelled")
         now = self._clock()

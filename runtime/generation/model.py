@@ -284,7 +284,8 @@ class Model(ModelTexts):
         was opened to generate text, Cancelled after `cancel`, and what `generate` raises of the drive.
         """
         engine = self._opened
-        self._end_running()
+        if engine.embedder is not None:
+            self._end_running()
         found = embed(self.path, engine, texts, **options)
         self._meter.count(sum(found.tokens), 0, Interval())
         return found

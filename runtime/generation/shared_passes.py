@@ -6,15 +6,13 @@ from collections import deque
 from collections.abc import AsyncGenerator
 
 import anyio
-import anyio.lowlevel
-import anyio.to_thread
 
-from edge_run.base.errors import EdgeRunError
+from edge_run.base.errors import Cancelled, EdgeRunError
 from edge_run.base.results import Piece
 from edge_run.runtime.generation.batch import Batch, Event
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.request import Request
-from edge_run.runtime.processes.async_owner import run_in_thread
+from edge_run.runtime.processes.model_thread import ModelThread
 
 
 class _Inbox:
@@ -45,8 +43,8 @@ class SharedPasses:
     wait, each would take its time of the event loop in every pass.
     """
 
-    def __init__(self, model: Model, thread: anyio.CapacityLimiter) -> None:
-        """thread: of the one worker thread that uses `model`."""
+    def __init__(self, model: Model, thread: ModelThread) -> None:
+        """thread: the one that uses `model`."""
         self._model, self._thread = model, thread
         self._tasks: dict[_Inbox, None] = {}  # in the order in which they came
         self._is_computing = False
@@ -80,22 +78,20 @@ class SharedPasses:
 
     async def _submit(self, request: Request, inbox: _Inbox) -> int:
         """Take a request on, between two passes."""
+        numbers: list[int] = []
 
-        def submit() -> int:
+        def submit() -> None:
             self._batch = self._batch or self._model.open_batch()
-            number = self._batch.submit(self._model.begin(request), request.turn)
-            self._inboxes[number] = inbox
-            return number
+            numbers.append(self._batch.submit(self._model.begin(request), request.turn))
+            self._inboxes[numbers[0]] = inbox
 
-        number = -1
-        with anyio.CancelScope(shield=True):
-            number = await anyio.to_thread.run_sync(submit, limiter=self._thread)
         try:
-            await anyio.lowlevel.checkpoint_if_cancelled()
+            await self._thread.run(submit)
         except BaseException:
-            await self._drop(number)
+            for number in numbers:
+                await self._drop(number)
             raise
-        return number
+        return numbers[0]
 
     def _hand_over(self) -> None:
         """Where nobody computes, wake a task that can."""
@@ -110,7 +106,7 @@ class SharedPasses:
         assert batch is not None
         self._is_computing = True
         try:
-            await run_in_thread(self._advance, self._thread, on_cancel=lambda: batch.cancel(number))
+            await self._thread.run(self._advance, on_cancel=lambda: batch.cancel(number))
         finally:
             self._is_computing = False
             for inbox in self._tasks:
@@ -127,14 +123,19 @@ class SharedPasses:
             found: list[Event] = batch.advance()
         except EdgeRunError as error:
             batch.drop_all()
-            for inbox in self._inboxes.values():
-                inbox.items.append(error)
-            self._inboxes.clear()
+            self._end_all(error)
             return
         for event in found:
             self._inboxes[event.request].items.append(event)
             if event.is_last:
                 del self._inboxes[event.request]
+        if batch.is_idle:  # who is left lost its request when the model was closed, or asked for something else
+            self._end_all(Cancelled("the answer was ended before it was finished"))
+
+    def _end_all(self, error: EdgeRunError) -> None:
+        for inbox in self._inboxes.values():
+            inbox.items.append(error)
+        self._inboxes.clear()
 
     async def _drop(self, number: int) -> None:
         """End a request that nobody waits for any more."""
@@ -147,5 +148,4 @@ class SharedPasses:
 
         if self._is_computing:
             batch.cancel(number)
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(drop, limiter=self._thread)
+        await self._thread.run(drop, is_owed=True)

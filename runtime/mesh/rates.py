@@ -26,12 +26,12 @@ class MeshRates:
     @property
     def token_s(self) -> float:
         """Seconds of a token, the median of late, all answers together; 0 before there was one."""
-        return statistics.median(self._seconds) if self._seconds else 0.0
+        return statistics.median(seconds) if (seconds := tuple(self._seconds)) else 0.0
 
     @property
     def hop_s(self) -> float:
         """Seconds that an activation takes from one device to the next, the median of late; 0 before there was one."""
-        return statistics.median(self._hops) if self._hops else 0.0
+        return statistics.median(hops) if (hops := tuple(self._hops)) else 0.0
 
     def restart(self) -> None:
         """There is a new plan: what was measured under the old one does not count."""

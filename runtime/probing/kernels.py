@@ -22,7 +22,7 @@ from edge_run.base.units import MIB
 from edge_run.runtime.llama import _ggml
 from edge_run.runtime.llama.holdings import repacking_bytes
 from edge_run.runtime.llama.repacking import Repacking, groups_of
-from edge_run.runtime.probing.workbench import ALIGNMENT_BYTES, GpuBench, workbench
+from edge_run.runtime.probing.workbench import ALIGNMENT_BYTES, GpuBench, apart, workbench
 from edge_run.tiers.gguf_format import F16, F32, TENSOR_TYPES, TensorType
 from edge_run.tiers.residency import Residency
 
@@ -88,6 +88,7 @@ def measure_matmul(
     return KernelSpeed(type_name, row_elements, tokens, threads, by_expert, speed)
 
 
+@apart
 def _measure(
     type_name: str,
     row_elements: int,
@@ -151,6 +152,7 @@ def _repack_s(repacking: Repacking, weights: Sequence[int], type_name: str, *, b
     return repack_s
 
 
+@apart
 def measure_attention(
     tokens: int,
     kv_tokens: int,
@@ -193,6 +195,7 @@ def measure_attention(
     return 4 * tokens * kv_tokens * head_elements * heads * layers / pass_s
 
 
+@apart
 def measure_node_s(threads: int, gpu: GpuBench | None = None) -> float:
     """Return the seconds that a node of a graph costs besides its work: threads meet at a barrier after each."""
     with workbench(threads, (NODES + 2) * (4 * NODE_ELEMENTS + ALIGNMENT_BYTES), NODES, gpu) as bench:
@@ -204,6 +207,7 @@ def measure_node_s(threads: int, gpu: GpuBench | None = None) -> float:
         return bench.measure_s() / NODES
 
 
+@apart
 def measure_stop_s(threads: int) -> float:
     """Return the seconds that a stop of a streamed pass costs.
 

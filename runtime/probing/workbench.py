@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import wraps
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +25,23 @@ MIN_ARENA_BYTES = 34 * MIB  # glibc returns so large a block to the kernel as so
 ALIGNMENT_BYTES = 64
 GPU_ALIGNMENT_BYTES = 512
 GPU_PADDING_BYTES = 4096  # for each tensor: kernels may read a little further
+
+
+_Measure = TypeVar("_Measure", bound="Callable[..., object]")
+
+
+def apart(measure: _Measure) -> _Measure:
+    """Have `measure` run in a thread of its own, with which those end that OpenMP keeps for it.
+
+    Passes of another thread would have to share the cores with them (`runtime/processes/model_thread.py`).
+    """
+
+    @wraps(measure)
+    def measure_apart(*arguments: object, **options: object) -> object:
+        with ThreadPoolExecutor(1, "edge-run-bench") as pool:
+            return pool.submit(measure, *arguments, **options).result()
+
+    return measure_apart  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,8 +94,9 @@ class SpeculationTally:
         return self._n_near_ties + sum(gap < self._noise for gap in self._gaps)
 
     def figures(self) -> Speculation:
-        """Return the figures."""
-        passes = sum(self._widths.values())
+        """Return the figures. Any thread may ask, while another one goes on."""
+        widths, n_planned, expected_s = dict(self._widths), self._n_planned, self._expected_s
+        passes = sum(widths.values())
         plain_s = self._plain_s / passes if passes else 0.0
         tokens, spent_s = passes + self._n_accepted, self._wall_s + self._draft_s
         depths = range(1, max(self._trials, default=0) + 1)
@@ -103,17 +104,17 @@ class SpeculationTally:
             mode=self._mode,
             reason=self._reason,
             passes=passes,
-            drafted=sum((width - 1) * count for width, count in self._widths.items()),
+            drafted=sum((width - 1) * count for width, count in widths.items()),
             accepted=self._n_accepted,
             tokens_per_pass=tokens / passes if passes else 0.0,
-            expected_tokens_per_pass=self._expected_tokens / self._n_planned if self._n_planned else 0.0,
+            expected_tokens_per_pass=self._expected_tokens / n_planned if n_planned else 0.0,
             acceptance_by_depth=tuple(self._hits[depth] / max(1, self._trials[depth]) for depth in depths),
-            widths=dict(sorted(self._widths.items())),
+            widths=dict(sorted(widths.items())),
             switched_off_share=self._n_off / passes if passes else 0.0,
             draft_s=self._draft_s,
             plain_token_s=plain_s,
             gain=tokens / spent_s * plain_s if spent_s else 1.0,
-            expected_gain=self._expected_tokens / self._expected_s * plain_s if self._expected_s else 1.0,
+            expected_gain=self._expected_tokens / expected_s * plain_s if expected_s else 1.0,
             noise=self._noise,
             near_ties=self.n_near_ties,
         )

@@ -1,4 +1,4 @@
-"""`AsyncSplitModel`: a SplitModel behind one worker thread, for asyncio and trio."""
+"""`AsyncSplitModel`: a SplitModel behind one thread, for asyncio and trio."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,4 +37,4 @@ class AsyncSplitModel(AsyncOwner[SplitModel]):
 
     async def run(self, image: str | Path | bytes | NDArray[np.uint8]) -> Frame:
         """Answer one frame. Arguments and errors as for `SplitModel.run`."""
-        return await anyio.to_thread.run_sync(self._opened.run, image, limiter=self._thread)
+        return await self._thread.run(partial(self._opened.run, image))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from pathlib import Path
 
 import anyio
 import pytest
 
-from edge_run import AsyncModel, ConfigError, Model, Piece
+from edge_run import AsyncModel, Cancelled, ConfigError, Model, NotSupported, Piece
+from in_child import in_child
 from kit_models import streamed
 
 PROMPT = "Once upon a time"
@@ -144,3 +148,56 @@ async def test_errors_are_those_of_model(kit: Path) -> None:
         with pytest.raises(ConfigError, match="grammar"):
             async for _ in model.generate("x", grammar="root ::= ("):
                 pass
+
+
+async def test_who_leaves_when_the_model_has_ended_its_answer_ends_no_other(kit: Path) -> None:
+    async with AsyncModel(kit, context_tokens=1024, sequences=2) as model:
+        reasons: list[str] = []
+
+        async def read_all() -> None:
+            async for piece in model.generate(PROMPT, max_tokens=400, temperature=0, ignore_eos=True):
+                if piece.generation is not None:
+                    reasons.append(piece.generation.finish_reason)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read_all)
+            short = model.generate(PROMPT, max_tokens=2, temperature=0, ignore_eos=True)
+            async for _ in short:
+                await anyio.sleep(0.2)  # meanwhile the second token comes, which nobody reads
+                break
+            await short.aclose()
+        assert reasons == ["length"]
+
+
+async def test_an_answer_of_a_model_that_was_closed_is_cancelled(kit: Path) -> None:
+    model = AsyncModel(kit, context_tokens=256, sequences=2)
+    async with model:
+        pieces = model.generate(PROMPT, max_tokens=50, temperature=0, ignore_eos=True)
+        async for _ in pieces:
+            break
+    with anyio.fail_after(60), pytest.raises((Cancelled, ConfigError)):
+        async for _ in pieces:
+            pass
+
+
+async def test_vectors_that_a_model_cannot_make_end_no_answer(kit: Path) -> None:
+    async with AsyncModel(kit, context_tokens=256, sequences=2) as model:
+        pieces = model.generate(PROMPT, max_tokens=20, temperature=0, ignore_eos=True)
+        found = [await anext(pieces)]
+        with pytest.raises(NotSupported):
+            await model.embed(PROMPT)
+        found += [piece async for piece in pieces]
+        assert found[-1].generation is not None
+        assert found[-1].generation.completion_tokens == 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux shows them")
+@in_child
+def test_opening_leaves_no_threads_but_those_that_it_names(kit: Path) -> None:
+    def n_unnamed() -> int:
+        return len(os.listdir("/proc/self/task")) - threading.active_count()
+
+    before = n_unnamed()
+    with Model(kit, context_tokens=256, threads=2) as model:
+        assert n_unnamed() == before  # OpenMP's would slow down the passes of a thread that is not this one
+        model.generate(PROMPT, max_tokens=2).result()

@@ -219,9 +219,13 @@ class Catalogue:
     async def _open(self, entry: ModelEntry) -> None:
         began_s = time.monotonic()
         model = await anyio.to_thread.run_sync(self._open_file, entry.path)
-        forecast = await anyio.to_thread.run_sync(model.forecast)
-        spare_collections()
-        answering = await AsyncModel.of(model).__aenter__()
+        try:
+            forecast = await anyio.to_thread.run_sync(model.forecast)
+            spare_collections()
+            answering = await AsyncModel.of(model).__aenter__()
+        except BaseException:
+            model.close()
+            raise
         self.open = OpenModel(entry, model, answering, forecast)
         took_s = time.monotonic() - began_s
         self._turns.opened(entry.name, took_s)

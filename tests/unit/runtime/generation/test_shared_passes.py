@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import threading
 from collections import Counter
 from contextlib import aclosing
 from types import SimpleNamespace
@@ -14,11 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_run.base.errors import Cancelled
 from edge_run.base.results import Piece
 from edge_run.runtime.generation import shared_passes
 from edge_run.runtime.generation.batch import Event
 from edge_run.runtime.generation.request import Request
 from edge_run.runtime.generation.shared_passes import SharedPasses
+from edge_run.runtime.processes.model_thread import ModelThread
 
 
 class Passes:
@@ -27,6 +31,10 @@ class Passes:
     def __init__(self) -> None:
         self.left: dict[int, int] = {}
         self.n_passes = self.n_requests = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.left
 
     def open_batch(self) -> Any:
         return self
@@ -71,7 +79,7 @@ async def read(passes: SharedPasses, n_pieces: int, leaves_after: int | None, fo
 def test_everybody_has_all_pieces_whoever_leaves(asked: list[tuple[int, int | None]]) -> None:
     async def main() -> Counter[str]:
         model, found = Passes(), Counter[str]()
-        passes = SharedPasses(model, anyio.CapacityLimiter(1))  # type: ignore[arg-type]
+        passes = SharedPasses(model, ModelThread())  # type: ignore[arg-type]
         with anyio.fail_after(60):
             async with anyio.create_task_group() as group:
                 for n_pieces, leaves_after in asked:
@@ -86,7 +94,7 @@ def test_everybody_has_all_pieces_whoever_leaves(asked: list[tuple[int, int | No
 def test_tasks_that_are_cancelled_while_they_wait_leave_the_turn_to_others() -> None:
     async def main() -> None:
         model, found = Passes(), Counter[str]()
-        passes = SharedPasses(model, anyio.CapacityLimiter(1))  # type: ignore[arg-type]
+        passes = SharedPasses(model, ModelThread())  # type: ignore[arg-type]
         with anyio.fail_after(60):
             async with anyio.create_task_group() as group, anyio.create_task_group() as leaving:
                 for _ in range(3):
@@ -114,7 +122,7 @@ def test_a_pass_wakes_those_that_it_brought_something_and_one_more(monkeypatch: 
 
     async def main() -> int:
         model, found = Passes(), Counter[str]()
-        passes = SharedPasses(model, anyio.CapacityLimiter(1))  # type: ignore[arg-type]
+        passes = SharedPasses(model, ModelThread())  # type: ignore[arg-type]
         async with anyio.create_task_group() as group:
             for _ in range(50):
                 group.start_soon(read, passes, 3, None, found)
@@ -128,7 +136,7 @@ def test_a_pass_wakes_those_that_it_brought_something_and_one_more(monkeypatch: 
 def test_tasks_may_come_and_leave_while_a_pass_ends() -> None:
     async def main() -> Counter[str]:
         model, found = Passes(), Counter[str]()
-        passes = SharedPasses(model, anyio.CapacityLimiter(1))  # type: ignore[arg-type]
+        passes = SharedPasses(model, ModelThread())  # type: ignore[arg-type]
         with anyio.fail_after(60):
             async with anyio.create_task_group() as group:
                 for number in range(1500):
@@ -145,3 +153,43 @@ def test_tasks_may_come_and_leave_while_a_pass_ends() -> None:
     finally:
         sys.setswitchinterval(interval_s)
     assert found["finished"] >= 1000
+
+
+@pytest.mark.parametrize("n_cancels", [1, 3])
+def test_who_is_cancelled_by_asyncio_itself_while_a_request_is_taken_on_leaves_none_behind(n_cancels: int) -> None:
+    class Slow(Passes):
+        def begin(self, request: Request) -> Any:
+            has_begun.set()
+            assert may_end.wait(60)
+            return super().begin(request)
+
+    async def main() -> None:
+        passes, found = SharedPasses(model, thread), Counter[str]()  # type: ignore[arg-type]
+        task = asyncio.ensure_future(read(passes, 5, None, found))
+        await asyncio.to_thread(has_begun.wait)
+        for _ in range(n_cancels):
+            task.cancel()
+            await asyncio.sleep(0)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await thread.run(lambda: None)
+
+    has_begun, may_end = threading.Event(), threading.Event()
+    model, thread = Slow(), ModelThread()
+    asyncio.run(main())
+    assert not model.left
+
+
+def test_an_answer_whose_request_was_forgotten_is_cancelled() -> None:
+    async def main() -> None:
+        model = Passes()
+        passes = SharedPasses(model, ModelThread())  # type: ignore[arg-type]
+        with anyio.fail_after(60):
+            async with aclosing(passes.stream(Request([1], max_tokens=9))) as pieces:
+                await anext(pieces)
+                model.left.clear()  # as the closing of the model does
+                with pytest.raises(Cancelled):
+                    await anext(pieces)
+
+    anyio.run(main)
