@@ -97,10 +97,10 @@ def test_a_call_that_has_begun_is_waited_for_and_one_that_has_not_is_none(backen
         with anyio.fail_after(LIMIT_S):
             async with anyio.create_task_group() as group:
                 group.start_soon(partial(thread.run, work, on_cancel=may_end.set))
-                group.start_soon(
-                    partial(thread.run, partial(done.append, "never"), on_cancel=partial(done.append, "no"))
-                )
                 await anyio.to_thread.run_sync(has_begun.wait)
+                never = partial(done.append, "never")
+                group.start_soon(partial(thread.run, never, on_cancel=never))
+                await anyio.sleep(0.01)
                 group.cancel_scope.cancel()
             assert done == ["work"]
             assert await thread.run(lambda: "next") == "next"
