@@ -34,16 +34,15 @@ class AsyncOwner(Generic[_Model]):
         try:
             await self._thread.run(open_model)
         except BaseException:
-            await self._close()
+            await self._close(self._model)
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._opened
-        await self._close()
+        await self._close(self._opened)
 
-    async def _close(self) -> None:
-        model, self._model = self._model, None
+    async def _close(self, model: _Model | None) -> None:
+        self._model = None
         try:
             if model is not None:
                 await self._thread.run(model.close, is_owed=True)
