@@ -59,14 +59,19 @@ class ComputeBuffer:
         return found is not None
 
     def touched_bytes(self, ranges: Iterable[tuple[int, int]]) -> int:
-        """Return the most memory that the buffer takes when only the (address, bytes) `ranges` are written."""
+        """Return the most memory that the buffer takes when only the (address, bytes) `ranges` are written.
+
+        Ordinary pages are counted as if the buffer began anywhere in a page: llama.cpp may make another one, which
+        begins elsewhere, and each row of pages then is one longer.
+        """
         pages: set[int] = set()
         page_bytes = touched_page_bytes()
         for address, size_bytes in ranges:
             start, stop = max(address, self._start), min(address + size_bytes, self._stop)
             if start < stop:
                 pages.update(range(start // page_bytes, (stop - 1) // page_bytes + 1))
-        return min(len(pages) * page_bytes, self.size_bytes)
+        n_rows = sum(page - 1 not in pages for page in pages) if page_bytes == _libc.PAGE else 0
+        return min((len(pages) + n_rows) * page_bytes, self.size_bytes)
 
     def resident_bytes(self) -> int:
         """Return how much of the buffer is in memory."""
