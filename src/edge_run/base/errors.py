@@ -79,7 +79,7 @@ class ModelFileError(_OfCounts, _OfSizes, EdgeRunError):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class BudgetError(_OfSizes, EdgeRunError, MemoryError):
+class BudgetError(_OfSizes, MemoryError, EdgeRunError):  # this order: a MemoryError is allocated by its own `__new__`
     """The budget is smaller than the smallest that works (`minimum_bytes`), or more than is free (`found_bytes`).
 
     needed_bytes: what the plan takes that found too little free.

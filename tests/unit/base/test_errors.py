@@ -35,6 +35,12 @@ def test_each_can_be_imported_from_the_package_and_carries_its_figures(kind: typ
         kind("what was tried", of_no_such_name=3)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_each_can_be_made_anew_without_its_initializer(kind: type[EdgeRunError]) -> None:
+    """As distributed does (through tblib) with what a Dask worker raised; it also takes over how pickle does it."""
+    assert type(kind.__new__(kind, "what was tried")) is kind
+
+
 @pytest.mark.parametrize(
     ("kind", "base"), [(ConfigError, ValueError), (BudgetError, MemoryError), (TierReadError, OSError)]
 )
