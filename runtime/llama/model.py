@@ -20,6 +20,7 @@ from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.load_placement import LoadPlacement
 from edge_run.runtime.llama.spelling import Spelling
+from edge_run.runtime.llama.splitting import Splitting
 
 _BUFFER = re.compile(r"(\S+) +(?:compute|output) buffer size =\s*([\d.]+) MiB")
 _CACHE_PART = re.compile(r"(\S+) +(?:KV|RS|DSV4 .*state) buffer size =\s*([\d.]+) MiB")
@@ -131,7 +132,7 @@ class LlamaModel(Closing):
         if not self.handle:
             raise _refusal(self.path, lines.reason())
         self.vocab = L.llama_model_get_vocab(self.handle)
-        self._spelling = Spelling(self.vocab)
+        self._spelling, self._splitting = Spelling(self.vocab), Splitting(self.handle, self.vocab)
         self.vocabulary: int = L.llama_vocab_n_tokens(self.vocab)
         self.trained_context_tokens: int = L.llama_model_n_ctx_train(self.handle)
         self.sliding_window_tokens: int = L.llama_model_n_swa(self.handle)
@@ -148,12 +149,12 @@ class LlamaModel(Closing):
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the tokens of `text`; see `ggml.tokenize`. Raises ConfigError when the vocabulary cannot write it."""
         self._spelling.check(text)
-        return ggml.tokenize(self.vocab, text, add_special, parse_special)
+        return self._splitting.call(text, lambda: ggml.tokenize(self.vocab, text, add_special, parse_special))
 
     def count_tokens(self, text: str) -> int:
         """Return how many tokens `text` has, control tokens in it included. Raises ConfigError."""
         self._spelling.check(text)
-        return ggml.count_tokens(self.vocab, text)
+        return self._splitting.call(text, lambda: ggml.count_tokens(self.vocab, text))
 
     def can_write(self, text: str) -> str:
         """Return what the vocabulary can write of `text`."""
