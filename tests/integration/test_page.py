@@ -42,6 +42,12 @@ print("<b>")
 
 > said"""
 
+DRAWN = """
+    const [text, done] = arguments, place = document.createElement("div");
+    const drawn = import("/page/markdown.js").then((markdown) => markdown.show(place, text));
+    drawn.then(() => done(place.{}), done);
+"""
+
 pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium, or no chromedriver")
 
 
@@ -182,18 +188,29 @@ def test_markdown(page: Page) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "drawn"),
+    [
+        ("[here](https://evil.example)", "here (evil.example)"),
+        ("[https://a.example/?evil.example](https://evil.example/)", "https://a.example/?evil.example (evil.example)"),
+        ("https://bank.example@evil.example", "https://bank.example@evil.example (evil.example)"),
+        ("[bank.example](https://bank.example@evil.example)", "bank.example (evil.example)"),
+        ("[evil.example](https://evil.example/)", "evil.example"),
+        ("https://evil.example/a", "https://evil.example/a"),
+        ("[me@box.example](mailto:me@box.example)", "me@box.example"),
+    ],
+)  # fmt: skip
+def test_a_link_says_where_it_leads(page: Page, text: str, drawn: str) -> None:
+    assert page.driver.execute_async_script(DRAWN.format("textContent"), text) == drawn
+
+
+@pytest.mark.parametrize(
     "text",
     ["*a " * 20_000, "**a `c` [d](http://e.f) " * 10_000, "> " * 20_000 + "x", "[" * 60_000],
     ids=["stars", "marks", "quotes", "brackets"],
 )
 def test_a_text_that_is_nothing_but_marks_is_drawn(page: Page, text: str) -> None:
     """Neither recursion nor a search that begins anew at each of them holds the page up."""
-    script = """
-        const [text, done] = arguments, place = document.createElement("div");
-        const drawn = import("/page/markdown.js").then(({ show }) => show(place, text));
-        drawn.then(() => done(place.textContent.length), done);
-    """
-    assert page.driver.execute_async_script(script, text) > len(text) / 4
+    assert page.driver.execute_async_script(DRAWN.format("textContent.length"), text) > len(text) / 4
 
 
 def test_stop_and_answer_anew(page: Page, double: Served) -> None:

@@ -3,7 +3,7 @@
 import { copyButton, el } from "./dom.js";
 
 const MOST_DEPTH = 8; // of quotes, lists and emphasis within each other
-const MOST_EMPHASIS = 1000; // letters, lest a text of stars takes the square of its length
+const MOST_EMPHASIS = 1000; // letters, lest many stars take long
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/;
 const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
@@ -149,7 +149,7 @@ function codeSpan(text, at, add) {
   add(at, end + ticks.length, el("code", {}, inner.trim() || inner));
 }
 
-/** A link leads where it says: its host is shown where its text is another one, and other kinds of links stay text. */
+/** A link whose text is not its place shows that; other kinds stay text. */
 function linkAt(pattern, text, at, add) {
   pattern.lastIndex = at;
   const found = pattern.exec(text);
@@ -159,7 +159,8 @@ function linkAt(pattern, text, at, add) {
   if (!url || !["http:", "https:", "mailto:"].includes(url.protocol)) return;
   const place = url.host || url.pathname;
   const link = el("a", { href: url.href, target: "_blank", rel: "noopener noreferrer" }, label || url.href);
-  add(at, at + whole.length, label.includes(place) ? link : el("span", {}, link, el("small", {}, ` (${place})`)));
+  const shown = [address, url.href, place, ""].includes(label) && !url.username ? "" : ` (${place})`;
+  add(at, at + whole.length, el("span", {}, link, el("small", {}, shown)));
 }
 
 function emphasis(text, at, add, depth) {
