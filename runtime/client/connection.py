@@ -98,7 +98,7 @@ class ServerClient:
             if response.status != 200:
                 raise _refusal(self.address, response)
             yield response
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:  # unicode: a name that none can have
             raise _unreachable(self.address, error) from error
         finally:
             connection.close()

@@ -73,6 +73,8 @@ def bench(context: click.Context, /, model_file: Path | None, plot: Path | None,
     """
     terminal: Terminal = context.obj
     if (address := asked_server(given)) is not None:
+        if plot:
+            raise ConfigError("--plot: draws what is measured of a model here; leave it out with --server")
         _bench_server(address, str(model_file or ""), given, terminal)
         return
     if model_file is None:

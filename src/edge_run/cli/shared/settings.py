@@ -166,7 +166,11 @@ def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
         if (value := getattr(said, name)) not in (None, ()):
             found[name] = list(value) if isinstance(value, tuple) else value
     if said.json_schema is not None:
-        found["response_format"] = {"type": "json_object", "schema": strict_json.parse(said.json_schema)}
+        try:
+            schema = strict_json.parse(said.json_schema)
+        except ValueError as error:
+            raise ConfigError(f"--json-schema: is not JSON as it should be: {error}") from error
+        found["response_format"] = {"type": "json_object", "schema": schema}
     return found
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from edge_run.base.errors import ConfigError
 
 
 def numbers(flag: str, text: str) -> tuple[float, ...]:
     """Return the numbers of a flag's text. Raises ConfigError where it is none."""
     try:
-        return tuple(float(one) for one in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"{flag} {text}: must be numbers with commas between them") from error
+        found = tuple(float(one) for one in text.split(","))
+    except ValueError:
+        found = (math.nan,)
+    if not all(map(math.isfinite, found)):
+        raise ConfigError(f"{flag} {text}: must be numbers with commas between them")
+    return found
