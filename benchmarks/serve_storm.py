@@ -5,8 +5,8 @@
 Most clients connect and stay, and ask for a short answer again and again, each with a few seconds between; slow ones
 send their request a byte at a time; others vanish in the middle of an answer; floods ask for `/v1/models` as fast as
 they can. One more process asks for `/health` ten times a second. The clients are processes of their own. An answer is
-lost where a request neither gets one nor a refusal (429, 503). It prints a line of JSON: times of `/health`, what came
-of all requests, and what the threads of the server took of the processor.
+lost where a request neither gets one nor a refusal (429, 503). It tells the times of `/health`, what came of all
+requests, and what the threads of the server took of the processor.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import httpx
+from _box import write_results
 
 from kit_models import KIT
 from served import Served, served
@@ -50,6 +53,12 @@ async def answer_of(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     return int(head[9:12]), await reader.readexactly(int(length.split(b":")[1]))
 
 
+async def waited_for(reader: asyncio.StreamReader) -> int:
+    """Return the status of an answer. Raises TimeoutError where it does not come."""
+    status, _ = await asyncio.wait_for(answer_of(reader), ANSWER_S)
+    return status
+
+
 class Clients:
     """The clients of one process. counts: what came of their requests."""
 
@@ -68,7 +77,7 @@ class Clients:
         await asyncio.sleep(self.chance.random() * PAUSE_S)
         while time.time() < self.ends_s:
             try:
-                await asyncio.wait_for(kind(), ANSWER_S)
+                await kind()
             except asyncio.TimeoutError:
                 self.counts[f"{kind.__name__}: lost, no answer"] += 1
             except (OSError, asyncio.IncompleteReadError):
@@ -87,7 +96,7 @@ class Clients:
         try:
             while time.time() < self.ends_s:
                 writer.write(request("/v1/completions", {"prompt": f"{self.chance.random()}", "max_tokens": 4}))
-                status, _ = await answer_of(reader)
+                status = await waited_for(reader)
                 self._count("usual", status)
                 await asyncio.sleep(PAUSE_S * (0.5 + self.chance.random()))
         finally:
@@ -100,7 +109,7 @@ class Clients:
             for byte in request("/v1/completions", {"prompt": "Slow", "max_tokens": 2}):
                 writer.write(bytes([byte]))
                 await asyncio.sleep(SLOW_BYTE_S)
-            status, _ = await answer_of(reader)
+            status = await waited_for(reader)
             self._count("slow", status)
         finally:
             writer.close()
@@ -109,7 +118,7 @@ class Clients:
         """Go away in the middle of an answer."""
         reader, writer = await self._connect()
         writer.write(request("/v1/completions", {"prompt": "Gone", "max_tokens": 64, "stream": True}))
-        await reader.read(200)
+        await asyncio.wait_for(reader.read(200), ANSWER_S)
         writer.transport.abort()
         self.counts["vanish: went"] += 1
         await asyncio.sleep(self.chance.random() * PAUSE_S)
@@ -120,7 +129,7 @@ class Clients:
         try:
             while time.time() < self.ends_s:
                 writer.write(request("/v1/models"))
-                status, _ = await answer_of(reader)
+                status = await waited_for(reader)
                 self._count("flood", status)
         finally:
             writer.close()
@@ -131,7 +140,7 @@ class Clients:
             began_s = time.perf_counter()
             reader, writer = await self._connect()
             writer.write(request("/health"))
-            status, _ = await answer_of(reader)
+            status = await waited_for(reader)
             writer.close()
             self.health_s.append(time.perf_counter() - began_s)
             self._count("health", status)
@@ -173,7 +182,25 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=number)
     given = parser.parse_args()
     with served(given.model, "-c", 2048, "-t", 1, "--max-queue", 2000, program=("-m", "edge_run")) as server:
-        print(json.dumps(storm(server, given)))
+        found = storm(server, given)
+        memory = httpx.get(f"{server.url}/edge-run/status", timeout=60).json()["memory"]
+    found["memory"] = {name: memory[f"{name}_bytes"] for name in ("budget", "peak")}
+    print(json.dumps(found))
+    rows = [{"what": name, "number": number} for name, number in found["counts"].items()]
+    write_results("serve-storm", rows, f"{__doc__}\n{describe(found)}")
+
+
+def describe(found: dict[str, Any]) -> str:
+    """Return the outcome for a reader."""
+    health_s, memory = found["health_s"], found["memory"]
+    lost = sum(number for name, number in found["counts"].items() if "lost" in name)
+    lines = [f"{found['seconds']:g} s; answers lost: {lost}.", "", "| requests | number |", "|---|---|"]
+    lines += [f"| {name} | {number:,} |" for name, number in found["counts"].items()]
+    lines += ["", f"`/health`, {health_s['n']:,} times: median {1000 * health_s['p50']:.0f} ms, p99 "]
+    lines[-1] += f"{1000 * health_s['p99']:.0f} ms (reach {1000 * WORST_HEALTH_S:.0f}), longest "
+    lines[-1] += f"{1000 * health_s['p100']:.0f} ms. Most memory: {memory['peak'] / 2**20:.0f} MiB of a budget of "
+    lines[-1] += f"{memory['budget'] / 2**20:.0f}."
+    return "\n".join(lines)
 
 
 def storm(server: Served, given: argparse.Namespace) -> dict[str, Any]:
