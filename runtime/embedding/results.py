@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+Vector: TypeAlias = "npt.NDArray[np.float32]"
 Vectors: TypeAlias = "npt.NDArray[np.float32]"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import anyio
 
 from edge_run.base.protocols import Clock
-from edge_run.runtime.server.refusals import Refusal
+from edge_run.runtime.server.refusals import Refusal, shutting_down
 
 MOST_RETRY_S = 3600.0
 USUAL_S = 10.0  # of an answer, while none was measured
@@ -65,7 +65,7 @@ class Admission:
     def place(self, model: str = "") -> Iterator[Place]:
         """Hold a place in this block. Raises Refusal where there is none: 429, or 503 once this is closed."""
         if self.is_closed:
-            raise Refusal(503, "the server is shutting down", code="shutting_down", retry_after_s=5, closes=True)
+            raise shutting_down(closes=True)
         if self.n_waiting > self.max_queue:
             raise self.refusal()
         place = Place(self._clock, model)

@@ -21,7 +21,7 @@ from edge_run.runtime.server.admission import Place
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, generate
-from edge_run.runtime.server.refusals import Refusal, refusal_of
+from edge_run.runtime.server.refusals import Refusal, refusal_of, shutting_down
 from edge_run.runtime.server.service import Service
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class AnswerResponse:
                         await self._answer(served, key, place, sender)
                     reason = ""
                 if place.scope.cancelled_caught:
-                    sender.send_nowait(Refusal(503, "the server is shutting down", code="shutting_down"))
+                    sender.send_nowait(shutting_down())
             except (EdgeRunError, Refusal) as error:
                 reason = "error"
                 sender.send_nowait(error if isinstance(error, Refusal) else refusal_of(error))

@@ -82,8 +82,15 @@ def anthropic_error(refusal: Refusal) -> dict[str, Any]:
     """Return the error as Anthropic says it."""
     by_class = "api_error" if refusal.status >= 500 else "invalid_request_error"
     kind = ANTHROPIC_TYPES.get(refusal.status, by_class)
-    message = f"{refusal.param}: {refusal.message}" if refusal.param else refusal.message
+    is_said = not refusal.param or refusal.message.startswith(refusal.param)
+    message = refusal.message if is_said else f"{refusal.param}: {refusal.message}"
     return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def shutting_down(*, closes: bool = False) -> Refusal:
+    """Return the refusal of what a server that ends does not begin, or does not finish."""
+    message = "the server is shutting down"
+    return Refusal(503, message, code="shutting_down", retry_after_s=5 if closes else None, closes=closes)
 
 
 def refusal_of(error: EdgeRunError) -> Refusal:

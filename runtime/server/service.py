@@ -15,6 +15,7 @@ from edge_run.runtime.server.catalogue.catalogue import Catalogue, OpenModel
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import AnswerDefaults, Preparing, ServedModel
 from edge_run.runtime.server.counts import Counts
+from edge_run.runtime.server.refusals import shutting_down
 
 _Kind = TypeVar("_Kind")
 
@@ -44,6 +45,23 @@ class Service:
         """Have a model open in this block, once it is its turn. Raises Refusal, and what `Model` raises."""
         async with self.catalogue.hold(entry) as found:
             yield self._served(found)
+
+    @contextlib.asynccontextmanager
+    async def visit(self, entry: ModelEntry) -> AsyncIterator[ServedModel]:
+        """Have a model open for what is done at once. Raises what `hold` raises.
+
+        Where it is not at hand, that waits in the queue, as answers do: so many may, and not past the server's end.
+        """
+        if self.catalogue.is_at_hand(entry):
+            async with self.hold(entry) as served:
+                yield served
+            return
+        with self.admission.place(entry.name) as place:
+            with place.scope:
+                async with self.hold(entry) as served:
+                    yield served
+            if place.scope.cancelled_caught:
+                raise shutting_down()
 
     @property
     def open(self) -> ServedModel | None:

@@ -18,7 +18,7 @@ from edge_run.runtime.server.sampling_fields import schema_text
 MOST_TOOLS = 128
 MOST_TOOLS_LETTERS = 1 << 19  # some editors bring 60,000
 NONE, AUTO, REQUIRED = "none", "auto", "required"
-ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 _HOW = (
     "You may call functions. They are listed below, each a JSON object with its name, description and parameters (a "

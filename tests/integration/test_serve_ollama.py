@@ -78,6 +78,13 @@ def test_without_a_prompt_it_says_that_the_model_is_loaded(server: Served) -> No
     assert post(server, "/api/chat", messages=[]).json()["done_reason"] == "load"
 
 
+def test_null_is_nothing(server: Served) -> None:
+    """Ollama's own program begins with such a request."""
+    null: dict[str, Any] = dict.fromkeys(("options", "system", "template", "format", "images", "stream", "keep_alive"))
+    assert post(server, "/api/generate", prompt="", **null).json()["done_reason"] == "load"
+    assert lines(post(server, "/api/generate", prompt="Hi", **{**null, "options": GREEDY}))[-1]["eval_count"] == 10
+
+
 def test_errors_are_as_ollama_says_them(server: Served) -> None:
     for path, body in (
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}),

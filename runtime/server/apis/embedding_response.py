@@ -8,28 +8,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import anyio
-import numpy as np
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from edge_run.base.errors import Cancelled, ContextFull
-from edge_run.runtime.embedding.results import EmbeddingShape, Vectors
+from edge_run.runtime.embedding.results import EmbeddingShape, Vector
 from edge_run.runtime.embedding.texts import Text, TextTokens
 from edge_run.runtime.server.admission import Place
 from edge_run.runtime.server.answers import json_response
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
-from edge_run.runtime.server.refusals import Refusal
+from edge_run.runtime.server.refusals import Refusal, shutting_down
 from edge_run.runtime.server.service import Service
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
 
+MOST_NUMBERS = 1 << 22  # of one answer: they are in memory as text, some 20 bytes each
+
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The vectors of the texts of a request. of_texts: `(rows, width)` each. seconds: since it came in."""
+    """The vectors of the texts of a request, as JSON. of_texts: rows of each. seconds: since it came in."""
 
-    of_texts: Sequence[Vectors]
+    of_texts: Sequence[list[msgspec.Raw]]
     tokens: int
     seconds: float
 
@@ -39,14 +41,16 @@ class WantedVectors:
     """The texts whose vectors a request wants.
 
     truncate: whether texts that are too long are cut. is_normalized: whether vectors get the length 1, but where
-    keeps_token_lengths those that a model makes of each token. check: raises Refusal for what a model does not make.
+    keeps_token_lengths those that a model makes of each token. begin: called when the model is open; raises Refusal for
+    what it does not make. encode: one as JSON has it.
     """
 
     texts: Text | Sequence[Text]
     truncate: bool = False
     is_normalized: bool = True
     keeps_token_lengths: bool = False
-    check: Callable[[EmbeddingShape], None] = lambda shape: None
+    begin: Callable[[EmbeddingShape], None] = lambda shape: None
+    encode: Callable[[Vector], Any] = lambda vector: vector.tolist()
 
 
 class EmbeddingResponse:
@@ -97,20 +101,26 @@ class EmbeddingResponse:
                 counts.prompt_tokens += found.tokens
                 await json_response(self._document(found))(scope, receive, send)
             elif not has_left:
-                raise Refusal(503, "the server is shutting down", code="shutting_down")
+                raise shutting_down()
 
     async def _compute(self, served: ServedModel, place: Place) -> Computed:
         if (shape := served.model.embedding) is None:
             raise no_embeddings(served.name)
         wanted = self._wanted
-        wanted.check(shape)
+        wanted.begin(shape)
         texts = await text_tokens(served, wanted.texts, truncate=wanted.truncate)
-        normalize = wanted.is_normalized and not (wanted.keeps_token_lengths and shape.pooling == "none")
-        of_texts, together = list[Vectors](), served.model.most_parallel
+        is_of_tokens = shape.pooling == "none"
+        n_numbers = shape.width * (sum(map(len, texts.tokens)) if is_of_tokens else len(texts.tokens))
+        if n_numbers > MOST_NUMBERS:
+            raise Refusal(400, f"{n_numbers:,} numbers are wanted, {MOST_NUMBERS:,} are the most: ask for fewer texts")
+        normalize = wanted.is_normalized and not (wanted.keeps_token_lengths and is_of_tokens)
+        of_texts, together = list[list[msgspec.Raw]](), served.model.most_parallel
         for first in range(0, len(texts.tokens), together):
             group = texts.tokens[first : first + together]
             embedded = await served.answering.embed(group, normalize=normalize)
-            of_texts += [embedded.of(number) for number in range(len(group))]
+            for number in range(len(group)):
+                vectors = embedded.of(number)
+                of_texts.append([msgspec.Raw(msgspec.json.encode(wanted.encode(vector))) for vector in vectors])
             if not place.has_begun:
                 place.begin()
                 served.counts.first_token_s.add(place.age_s)
@@ -133,8 +143,3 @@ def no_embeddings(name: str) -> Refusal:
         param="model",
         code="not_supported",
     )
-
-
-def listed(vectors: Vectors) -> list[list[float]]:
-    """Return the rows as lists of numbers."""
-    return [row.tolist() for row in np.asarray(vectors)]

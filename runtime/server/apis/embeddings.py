@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,10 +11,11 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from edge_run.runtime.embedding.results import EmbeddingShape, Vectors
+from edge_run.runtime.embedding.results import EmbeddingShape, Vector
 from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.server.answers import json_response
-from edge_run.runtime.server.apis.embedding_response import Computed, EmbeddingResponse, WantedVectors, listed
+from edge_run.runtime.server.apis.embedding_response import Computed, EmbeddingResponse, WantedVectors
+from edge_run.runtime.server.apis.keep_alive import KeepAlive, rest_s
 from edge_run.runtime.server.apis.openai_completions import Token
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import Name, refuse_set, unsupported
@@ -48,39 +50,43 @@ class NativeEmbeddingRequest(msgspec.Struct, kw_only=True):
 class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
     """The same in Ollama's."""
 
-    input: Texts = ""
-    model: Name = ""
-    truncate: bool = True
+    input: Texts | None = None
+    model: Name | None = None
+    truncate: bool | None = None
     dimensions: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
+    keep_alive: KeepAlive = None
 
 
 class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
     """The same of one text, in Ollama's older words."""
 
-    prompt: str = ""
-    model: Name = ""
+    prompt: str | None = None
+    model: Name | None = None
+    keep_alive: KeepAlive = None
 
 
 async def embeddings(service: Service, request: Request) -> ASGIApp:
     """Return the vectors of texts."""
     asked = await service.read(request, EmbeddingRequest)
     entry = service.catalogue.asked(asked.model)
-    encode = _base64 if asked.encoding_format == "base64" else _floats
 
-    def check(shape: EmbeddingShape) -> None:
+    def begin(shape: EmbeddingShape) -> None:
         if shape.pooling == "none":
             raise Refusal(400, "the model gives a vector for each token, which /embeddings has", code="not_supported")
         _check_dimensions(asked.dimensions, shape.width)
 
     def document(computed: Computed) -> dict[str, Any]:
         data = [
-            {"object": "embedding", "index": index, "embedding": encode(vectors)}
-            for index, vectors in enumerate(computed.of_texts)
+            {"object": "embedding", "index": index, "embedding": rows[0]}
+            for index, rows in enumerate(computed.of_texts)
         ]
         usage = {"prompt_tokens": computed.tokens, "total_tokens": computed.tokens}
         return {"object": "list", "data": data, "model": entry.name, "usage": usage}
 
-    return EmbeddingResponse(service, entry, WantedVectors(_texts(asked.input, "input"), check=check), document)
+    wanted = WantedVectors(_texts(asked.input, "input"), begin=begin)
+    if asked.encoding_format == "base64":
+        wanted = dataclasses.replace(wanted, encode=_base64)
+    return EmbeddingResponse(service, entry, wanted, document)
 
 
 async def native_embeddings(service: Service, request: Request) -> ASGIApp:
@@ -92,7 +98,7 @@ async def native_embeddings(service: Service, request: Request) -> ASGIApp:
         raise Refusal(400, "input or content: is missing", param="input")
 
     def document(computed: Computed) -> list[dict[str, Any]]:
-        return [{"index": index, "embedding": listed(rows)} for index, rows in enumerate(computed.of_texts)]
+        return [{"index": index, "embedding": rows} for index, rows in enumerate(computed.of_texts)]
 
     is_normalized = asked.embd_normalize == _EUCLIDEAN
     wanted = WantedVectors(_texts(given, name), is_normalized=is_normalized, keeps_token_lengths=True)
@@ -102,12 +108,16 @@ async def native_embeddings(service: Service, request: Request) -> ASGIApp:
 async def ollama_embed(service: Service, request: Request) -> ASGIApp:
     """Return the vectors of texts as Ollama does; texts that are too long are cut unless that is forbidden."""
     asked = await service.read(request, OllamaEmbedRequest)
-    entry = service.catalogue.asked(asked.model)
+    entry, keep_s = service.catalogue.asked(asked.model), rest_s(asked.keep_alive)
+
+    def begin(shape: EmbeddingShape) -> None:
+        _check_dimensions(asked.dimensions or None, shape.width)
+        service.catalogue.keep_open(keep_s)
 
     def document(computed: Computed) -> dict[str, Any]:
         return {
             "model": entry.name,
-            "embeddings": [vectors for rows in computed.of_texts for vectors in listed(rows)],
+            "embeddings": [vector for rows in computed.of_texts for vector in rows],
             "total_duration": round(computed.seconds * _NANOSECONDS),
             "load_duration": 0,
             "prompt_eval_count": computed.tokens,
@@ -115,25 +125,24 @@ async def ollama_embed(service: Service, request: Request) -> ASGIApp:
 
     if not asked.input:
         return json_response(document(Computed([], 0, 0.0)))
-    wanted = WantedVectors(
-        _texts(asked.input, "input"),
-        truncate=asked.truncate,
-        check=lambda shape: _check_dimensions(asked.dimensions or None, shape.width),
-    )
+    wanted = WantedVectors(_texts(asked.input, "input"), truncate=asked.truncate is not False, begin=begin)
     return EmbeddingResponse(service, entry, wanted, document)
 
 
 async def ollama_embeddings(service: Service, request: Request) -> ASGIApp:
     """Return the vector of a text, with the length that it has, as Ollama's older path does."""
     asked = await service.read(request, OllamaEmbeddingsRequest)
+    keep_s = rest_s(asked.keep_alive)
     if not asked.prompt:
         return json_response({"embedding": []})
-    wanted = WantedVectors(asked.prompt, truncate=True, is_normalized=False)
+    wanted = WantedVectors(
+        asked.prompt, truncate=True, is_normalized=False, begin=lambda shape: service.catalogue.keep_open(keep_s)
+    )
     return EmbeddingResponse(
         service,
         service.catalogue.asked(asked.model),
         wanted,
-        lambda computed: {"embedding": listed(computed.of_texts[0])[0]},
+        lambda computed: {"embedding": computed.of_texts[0][0]},
     )
 
 
@@ -160,9 +169,5 @@ def _check_dimensions(asked: int | None, width: int) -> None:
         )
 
 
-def _floats(vectors: Vectors) -> list[float]:
-    return listed(vectors)[0]
-
-
-def _base64(vectors: Vectors) -> str:
-    return base64.b64encode(vectors[0].astype("<f4").tobytes()).decode()
+def _base64(vector: Vector) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

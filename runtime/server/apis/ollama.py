@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-import re
+from collections import deque
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp
 from edge_run.base.results import Progress
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.answers import JSON_LINES, AnswerResponse, json_response
+from edge_run.runtime.server.apis.keep_alive import KeepAlive, rest_s
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
@@ -37,9 +39,6 @@ from edge_run.runtime.server.tools import FunctionTool, Toolbox
 
 API_VERSION = "0.12.0"  # of Ollama, whose API this is: clients ask for a least one
 _NANOSECONDS = 1e9
-_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d{1,9}(?:\.\d{0,9})?)(ns|us|µs|ms|s|m|h|$)")
-_DURATION = re.compile(rf"[+-]?(?:{_PART.pattern})+")
 
 
 class OllamaOptions(SamplingFields, kw_only=True):
@@ -65,7 +64,7 @@ class OllamaMessage(msgspec.Struct):
     """A message of a conversation."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
+    content: str | None = None
     thinking: str | None = None
     images: list[Any] | None = None
     tool_calls: list[OllamaCall] | None = None
@@ -87,34 +86,31 @@ class ShowRequest(msgspec.Struct):
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True):
-    """What requests of both kinds say."""
+    """What requests of both kinds say. Go's clients write null for what is not set."""
 
-    model: Name = ""
-    stream: bool = True
+    model: Name | None = None
+    stream: bool | None = None
     format: str | dict[str, Any] | None = None
-    options: OllamaOptions = msgspec.field(default_factory=OllamaOptions)
+    options: OllamaOptions | None = None
     think: bool | Name | None = None
-    keep_alive: float | Name | None = None
+    keep_alive: KeepAlive = None
 
-    def keep_s(self) -> float | None:
-        """Return how long the model stays open when nobody uses it; None: until another one is needed. Raises Refusal.
+    @property
+    def said(self) -> OllamaOptions:
+        """What it says of sampling."""
+        return self.options or OllamaOptions()
 
-        As Ollama has it: seconds, or `1h30m`; less than nothing is for ever.
-        """
-        given = self.keep_alive
-        if not isinstance(given, str):
-            return given if given is not None and given >= 0 else None
-        if not _DURATION.fullmatch(given):
-            raise Refusal(400, "keep_alive: must be a number of seconds, or a duration as 5m", param="keep_alive")
-        seconds = sum(float(number) * _UNITS_S[unit or "s"] for number, unit in _PART.findall(given))
-        return None if given.startswith("-") else seconds
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer comes in pieces, as it does where nothing is said."""
+        return self.stream is not False
 
     def sampling(self, defaults: SamplingConfig) -> SamplingConfig:
         """Return how tokens are chosen. Raises Refusal."""
         form = {"type": "object"} if self.format == "json" else self.format
         if isinstance(form, str) and form:
             raise Refusal(400, "format: must be json, or a JSON schema", param="format")
-        return self.options.sampling(defaults, schema_text(form, "format") if isinstance(form, dict) else None)
+        return self.said.sampling(defaults, schema_text(form, "format") if isinstance(form, dict) else None)
 
     def variables(self) -> dict[str, Any]:
         """Return what the template is told besides."""
@@ -129,24 +125,25 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
 class OllamaChatRequest(OllamaRequest, kw_only=True):
     """A conversation to be answered."""
 
-    messages: Annotated[list[OllamaMessage], Meta(max_length=MOST_MESSAGES)] = msgspec.field(default_factory=list)
+    messages: Annotated[list[OllamaMessage], Meta(max_length=MOST_MESSAGES)] | None = None
     tools: list[OllamaTool] | None = None
 
     def task(self) -> ChatTask:
         """Return what is to be answered. Raises Refusal."""
-        for index, message in enumerate(self.messages):
+        messages = self.messages or []
+        for index, message in enumerate(messages):
             if message.images:
                 raise unsupported(f"messages[{index}].images", "this server reads text only")
         toolbox = Toolbox([tool.function for tool in self.tools or ()])
-        return ChatTask([_template_message(message) for message in self.messages], toolbox, self.variables())
+        return ChatTask(_template_messages(messages), toolbox, self.variables())
 
 
 class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     """A prompt to be answered, or with raw to be continued as it is."""
 
-    prompt: str = ""
+    prompt: str | None = None
     system: str | None = None
-    raw: bool = False
+    raw: bool | None = None
     suffix: str | None = None
     images: list[Any] | None = None
     template: str | None = None
@@ -159,46 +156,46 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
 async def ollama_chat(service: Service, request: Request) -> ASGIApp:
     """Answer a conversation; without messages, say that the model is loaded."""
     asked = await service.read(request, OllamaChatRequest)
-    entry, keep_s = service.catalogue.asked(asked.model), asked.keep_s()
+    entry, keep_s = service.catalogue.asked(asked.model), rest_s(asked.keep_alive)
     if not asked.messages:
         return json_response({**_head(entry.name), "message": _message(), **await _loaded(service, entry, keep_s)})
 
     async def make_job(served: ServedModel) -> Job:
         service.catalogue.keep_open(keep_s)
-        return await asked.task().job(served, asked.sampling(served.sampling), asked.options.num_predict)
+        return await asked.task().job(served, asked.sampling(served.sampling), asked.said.num_predict)
 
-    return AnswerResponse(service, entry, make_job, OllamaForm(entry.name, is_chat=True), asked.stream)
+    return AnswerResponse(service, entry, make_job, OllamaForm(entry.name, is_chat=True), asked.is_stream)
 
 
 async def ollama_generate(service: Service, request: Request) -> ASGIApp:
     """Answer or continue a prompt; without one, say that the model is loaded."""
     asked = await service.read(request, OllamaGenerateRequest)
     asked.check()
-    entry, keep_s = service.catalogue.asked(asked.model), asked.keep_s()
+    entry, keep_s = service.catalogue.asked(asked.model), rest_s(asked.keep_alive)
     if not asked.prompt:
         return json_response({**_head(entry.name), "response": "", **await _loaded(service, entry, keep_s)})
 
     async def make_job(served: ServedModel) -> Job:
         service.catalogue.keep_open(keep_s)
-        return await _generate_job(asked, served)
+        return await _generate_job(asked, asked.prompt or "", served)
 
-    return AnswerResponse(service, entry, make_job, OllamaForm(entry.name, is_chat=False), asked.stream)
+    return AnswerResponse(service, entry, make_job, OllamaForm(entry.name, is_chat=False), asked.is_stream)
 
 
-async def _generate_job(asked: OllamaGenerateRequest, served: ServedModel) -> Job:
-    sampling, most = asked.sampling(served.sampling), asked.options.num_predict
+async def _generate_job(asked: OllamaGenerateRequest, prompt: str, served: ServedModel) -> Job:
+    sampling, most = asked.sampling(served.sampling), asked.said.num_predict
     if asked.raw or not served.model.has_chat_template:
-        text = asked.prompt if asked.raw or not asked.system else f"{asked.system}\n{asked.prompt}"
+        text = prompt if asked.raw or not asked.system else f"{asked.system}\n{prompt}"
         return Job(await served.prompt_tokens(text), sampling, served.limit(most))
     system = [{"role": "system", "content": asked.system}] if asked.system else []
-    task = ChatTask([*system, {"role": "user", "content": asked.prompt}], variables=asked.variables())
+    task = ChatTask([*system, {"role": "user", "content": prompt}], variables=asked.variables())
     return await task.job(served, sampling, most)
 
 
 async def _loaded(service: Service, entry: ModelEntry, keep_s: float | None) -> dict[str, Any]:
     """Open a model for requests to come, or have it closed where it is kept for no time; return what is said of it."""
     if keep_s != 0:
-        async with service.hold(entry):
+        async with service.visit(entry):
             service.catalogue.keep_open(keep_s)
     elif service.catalogue.is_open(entry):
         service.catalogue.keep_open(0)
@@ -331,21 +328,26 @@ def _ending(outcome: FinishedAnswer) -> dict[str, Any]:
     }
 
 
-def _template_message(message: OllamaMessage) -> dict[str, Any]:
-    made: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        made["tool_calls"] = [
-            {
-                "id": "",
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
-            }
-            for call in message.tool_calls
-        ]
-    for key, value in (("reasoning_content", message.thinking), ("name", message.tool_name)):
-        if value:
-            made[key] = value
-    return made
+def _template_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
+    """Return a conversation as templates know it. Ollama's calls have no names: results answer them in their order."""
+    found: list[dict[str, Any]] = []
+    names = map("call_{}".format, itertools.count())
+    unanswered: deque[str] = deque()
+    for message in messages:
+        made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.tool_calls:
+            made["tool_calls"] = calls = [
+                {"id": next(names), "type": "function", "function": msgspec.to_builtins(call.function)}
+                for call in message.tool_calls
+            ]
+            unanswered.extend(call["id"] for call in calls)
+        elif message.role == "tool" and unanswered:
+            made["tool_call_id"] = unanswered.popleft()
+        for key, value in (("reasoning_content", message.thinking), ("name", message.tool_name)):
+            if value:
+                made[key] = value
+        found.append(made)
+    return found
 
 
 def _model_document(service: Service, entry: ModelEntry) -> dict[str, Any]:

@@ -109,6 +109,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         else:
             for index, item in enumerate(self.input):
                 _add(messages, item, f"input[{index}]")
+        if not messages:
+            raise Refusal(400, "input: has nothing that can be answered", param="input")
         effort = self.reasoning.effort if self.reasoning else None
         variables = {"reasoning_effort": effort[:32], "enable_thinking": effort != "none"} if effort else {}
         return ChatTask(messages, self._toolbox(), variables, drops_oldest=self.truncation == "auto")
@@ -158,7 +160,7 @@ async def count_response(service: Service, request: Request) -> Response:
     """Return how many tokens a conversation has."""
     asked = await service.read(request, ResponsesRequest)
     asked.check()
-    async with service.hold(service.catalogue.asked(asked.model)) as served:
+    async with service.visit(service.catalogue.asked(asked.model)) as served:
         return json_response({"object": "response.input_tokens", "input_tokens": await asked.task().count(served)})
 
 

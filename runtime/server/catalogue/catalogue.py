@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import time
@@ -18,12 +19,13 @@ from edge_run.base.errors import EdgeRunError, KernelError, ModelFileError
 from edge_run.base.results import Forecast
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
-from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, model_name
+from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, model_name, without_folder
 from edge_run.runtime.server.catalogue.known_models import KnownModels
 from edge_run.runtime.server.catalogue.turns import ModelTurn, Turns
 from edge_run.runtime.server.refusals import Refusal
 
 MOST_WAIT_S = 600.0  # for another model: clients give up by then
+LONGEST_REST_S = 10 * 365 * 86400.0  # a longer one is for ever
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class Catalogue:
         self._turns = Turns()
         self._waiting: dict[ModelTurn, anyio.Event] = {}
         self._group: TaskGroup | None = None
+        self._resting: anyio.CancelScope | None = None  # of the task that closes an unused model in due time
         self.open: OpenModel | None = None
 
     @classmethod
@@ -127,7 +130,7 @@ class Catalogue:
     async def hold(self, entry: ModelEntry) -> AsyncIterator[OpenModel]:
         """Keep a model open in this block, once it is its turn. Raises Refusal, and what `Model` raises."""
         if (error := self.known.failure(entry.name)) is not None:
-            raise error
+            raise dataclasses.replace(error)  # a new one, or it would keep all that raising it left in its traceback
         turn = self._turns.ask(entry.name)
         self._waiting[turn] = anyio.Event()
         try:
@@ -135,11 +138,11 @@ class Catalogue:
             with anyio.move_on_after(MOST_WAIT_S):
                 await self._waiting[turn].wait()
             if turn.error:
-                raise turn.error
+                raise dataclasses.replace(turn.error)
             if not turn.is_in or self.open is None:
                 message = "the model that is open is in use; try again later"
                 raise Refusal(503, message, code="model_busy", retry_after_s=30)
-            self.open.expires_at = None
+            self._stop_resting()
             yield self.open
         finally:
             del self._waiting[turn]
@@ -150,7 +153,7 @@ class Catalogue:
     def keep_open(self, seconds: float | None) -> None:
         """Have the model that is open closed when nobody has used it for so many seconds; None: when it must be."""
         if self.open is not None and not self.is_fixed:
-            self.open.keep_s = seconds
+            self.open.keep_s = None if seconds is None or seconds > LONGEST_REST_S else seconds
             self._rest()
 
     async def read_again(self) -> None:
@@ -187,18 +190,28 @@ class Catalogue:
 
     def _rest(self) -> None:
         """Where nobody uses the open model any more, have it closed in due time."""
+        self._stop_resting()
         resting = self.open
         if resting is None or self._turns.users or resting.keep_s is None or self._group is None:
             return
-        expires_at = resting.expires_at = datetime.now(timezone.utc) + timedelta(seconds=resting.keep_s)
+        resting.expires_at = datetime.now(timezone.utc) + timedelta(seconds=resting.keep_s)
+        scope = self._resting = anyio.CancelScope()
 
         async def close_later(seconds: float) -> None:
-            await anyio.sleep(seconds)
-            if self.open is resting and resting.expires_at is expires_at:
+            with scope:
+                await anyio.sleep(seconds)
+            if not scope.cancel_called:
                 self._turns.close_when_idle()
                 self._settle()
 
         self._group.start_soon(close_later, resting.keep_s, name="edge-run-close-model")
+
+    def _stop_resting(self) -> None:
+        if self.open is not None:
+            self.open.expires_at = None
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
 
     async def _change(self, name: str | None) -> None:
         """Close the model that is open; open another one."""
@@ -212,6 +225,7 @@ class Catalogue:
             except Exception as error:
                 known = error if isinstance(error, EdgeRunError) else KernelError(f"{entry.name}: {error!r}")
                 self._say(f"{entry.name} cannot be opened: {known}")
+                known = dataclasses.replace(known, message=without_folder(known.message, entry.path))
                 self.known.note_failure(entry.name, known)
                 self._turns.failed(entry.name, known)
         self._settle()
@@ -232,6 +246,7 @@ class Catalogue:
         logger.info("%s is open after %.1f s", entry.name, took_s)
 
     async def _close(self) -> None:
+        self._stop_resting()
         closing, self.open = self.open, None
         if closing is not None and not self.is_fixed:
             with anyio.CancelScope(shield=True):

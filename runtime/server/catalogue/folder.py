@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ def read_folder(folder: Path) -> ModelFolder:
         try:
             entry = read_entry(file)
         except (EdgeRunError, OSError) as error:
-            left_out.append(LeftOutFile(file.name, str(error)))
+            left_out.append(LeftOutFile(file.name, without_folder(str(error), file)))
             continue
         if entry.name in entries:
             left_out.append(LeftOutFile(file.name, f"{entries[entry.name].path.name} has this name already"))
@@ -85,6 +86,11 @@ def read_folder(folder: Path) -> ModelFolder:
 def model_name(path: Path) -> str:
     """Return what the model of a file is called: the file's name, of a split one what its files have in common."""
     return _FIRST_SHARD.sub("", path.stem)
+
+
+def without_folder(message: str, path: Path) -> str:
+    """Return what is said of a file, less the folder that it lies in: clients need not know it."""
+    return message.replace(f"{path.parent}{os.sep}", "")
 
 
 def read_entry(path: Path) -> ModelEntry:

@@ -11,7 +11,7 @@ from typing import Any
 from edge_run.base import strict_json
 
 CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
-_NAMED = re.compile(rf"([\w.-]{{1,64}})\s*(?:{re.escape(CALL_ID)}\w{{1,64}}\s*)?(?:{re.escape(ARGS)})?\s*(?=\{{)")
+_NAMED = re.compile(rf"([\w.-]{{1,128}})\s*(?:{re.escape(CALL_ID)}\w{{1,64}}\s*)?(?:{re.escape(ARGS)})?\s*(?=\{{)")
 _DECODER = json.JSONDecoder()
 _BETWEEN = " \t\r\n;,"
 

@@ -13,9 +13,11 @@ import anyio
 import pytest
 
 from edge_run.base.errors import BudgetError, ConfigError, ModelFileError
+from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.catalogue.catalogue import Catalogue
 from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, read_folder
 from edge_run.runtime.server.refusals import Refusal
+from edge_run.runtime.server.service import Service
 from kit_models import KIT
 
 pytestmark = pytest.mark.anyio
@@ -121,6 +123,46 @@ async def test_a_model_is_closed_after_a_while_where_that_was_asked_for() -> Non
         assert files.open
 
 
+async def test_one_timer_runs_and_for_ever_is_not_a_date() -> None:
+    files = Files()
+    async with catalogue_of(files) as catalogue:
+        for seconds in (1000.0, 2000.0, 1e12, float("inf"), 3000.0):
+            await use(catalogue, "a")
+            catalogue.keep_open(seconds)
+            assert catalogue.open
+            assert bool(catalogue.open.expires_at) == (seconds < 1e9)
+        await anyio.wait_all_tasks_blocked()
+        timers = [task for task in anyio.get_running_tasks() if task.name == "edge-run-close-model"]
+        assert len(timers) == 1
+        await use(catalogue, "b")
+        await anyio.wait_all_tasks_blocked()
+        assert not [task for task in anyio.get_running_tasks() if task.name == "edge-run-close-model"]
+
+
+async def test_an_error_that_is_told_again_keeps_nothing_of_those_it_was_told() -> None:
+    async with catalogue_of(Files()) as catalogue:
+        found = []
+        for _ in range(3):
+            with pytest.raises(ModelFileError) as caught:
+                await use(catalogue, "broken")
+            found.append(caught.value)
+        assert len(set(map(id, found))) == 3
+        kept = catalogue.known.failure("broken")
+        assert kept
+        assert (kept.__traceback__, kept.__context__, kept.__cause__) == (None, None, None)
+
+
+async def test_clients_are_not_told_where_models_lie() -> None:
+    entry = ModelEntry("a", Path("/home/me/models/a.gguf"))
+
+    def opens(path: Path) -> Any:
+        raise ModelFileError(f"{path}: it is broken")
+
+    async with catalogue_of(opens_with(opens), ModelFolder((entry,))) as catalogue:
+        with pytest.raises(ModelFileError, match=r"^a\.gguf: it is broken$"):
+            await use(catalogue, "a")
+
+
 async def test_a_task_that_is_cancelled_while_it_waits_leaves_nothing_behind() -> None:
     files, done = Files(), anyio.Event()
     async with catalogue_of(files) as catalogue, anyio.create_task_group() as group:
@@ -157,6 +199,33 @@ async def test_any_error_while_opening_is_that_models_own() -> None:
             await use(catalogue, "b")
 
 
+async def test_what_is_done_at_once_waits_in_the_queue_where_its_model_is_not_at_hand() -> None:
+    async with catalogue_of(Files()) as catalogue:
+        service = Service(catalogue, Admission(0))
+        refused: list[Refusal] = []
+
+        async def visit() -> None:
+            try:
+                async with service.visit(catalogue.asked("b")):
+                    pass
+            except Refusal as refusal:
+                refused.append(refusal)
+
+        async with catalogue.hold(catalogue.asked("a")), anyio.create_task_group() as group:
+            async with service.visit(catalogue.asked("a")) as served:
+                assert (served.name, service.admission.n_waiting) == ("a", 0)
+            group.start_soon(visit)
+            await anyio.wait_all_tasks_blocked()
+            assert (service.admission.n_waiting, refused) == (1, [])
+            await visit()
+            assert [one.status for one in refused] == [429]
+            service.admission.cancel()
+        assert [one.status for one in refused] == [429, 503]
+        assert service.admission.n_waiting == 0
+        async with service.visit(catalogue.asked("b")) as served:
+            assert served.name == "b"
+
+
 def opens_with(function: Any) -> Any:
     function.open = ()
     return function
@@ -173,6 +242,6 @@ def test_the_files_of_a_folder(tmp_path: Path) -> None:
     assert (entry.name, entry.path, entry.architecture) == ("kit", tmp_path / "kit.gguf", "llama")
     assert entry.size_bytes > 1e6
     assert sorted(file.file for file in found.left_out) == ["cut-00002-of-00003.gguf", "empty.gguf", "text.gguf"]
-    assert all(file.reason for file in found.left_out)
+    assert all(file.reason and str(tmp_path) not in file.reason for file in found.left_out)
     with pytest.raises(ConfigError, match="--models"):
         read_folder(tmp_path / "nowhere")

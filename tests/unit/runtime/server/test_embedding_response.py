@@ -18,9 +18,9 @@ from edge_run.base.errors import Cancelled, KernelError
 from edge_run.runtime.embedding.results import EmbeddingShape
 from edge_run.runtime.embedding.texts import TextTokens
 from edge_run.runtime.server.admission import Admission
-from edge_run.runtime.server.apis.embedding_response import EmbeddingResponse, WantedVectors
+from edge_run.runtime.server.apis.embedding_response import MOST_NUMBERS, EmbeddingResponse, WantedVectors
 from edge_run.runtime.server.catalogue.catalogue import Catalogue
-from edge_run.runtime.server.refusals import refusal_of
+from edge_run.runtime.server.refusals import Refusal, refusal_of
 from edge_run.runtime.server.service import Service
 
 if sys.version_info < (3, 11):
@@ -86,7 +86,7 @@ async def responding(service: Service, *requests: tuple[Client, list[list[int]]]
                 service,
                 service.catalogue.asked(None),
                 WantedVectors(texts),
-                lambda computed: [int(rows[0][0]) for rows in computed.of_texts],
+                lambda computed: [row for rows in computed.of_texts for row in rows],
             )
             group.start_soon(response, {"type": "http"}, client.receive, client.send)
             await anyio.wait_all_tasks_blocked()
@@ -101,9 +101,22 @@ async def test_requests_take_turns() -> None:
         assert service.admission.n_waiting == 2
         model.goes_on.set()
     assert model.turns == [[[1], [2]], [[9, 9]], [[3], [4]], [[5]]]
-    assert (msgspec.json.decode(many.body), msgspec.json.decode(one.body)) == ([1, 2, 3, 4, 5], [9])
+    assert (msgspec.json.decode(many.body), msgspec.json.decode(one.body)) == ([[1], [2], [3], [4], [5]], [[9]])
     assert service.counts.finished == {"stop": 2}
     assert service.counts.prompt_tokens == 7
+
+
+async def test_so_many_numbers_are_the_most() -> None:
+    model, client = FakeModel(), Client()
+    model.embedding = EmbeddingShape("none", MOST_NUMBERS // 4, 8)
+    model.goes_on.set()
+    async with responding(service_of(model), (client, [[1, 2], [3, 4]])):
+        pass
+    assert client.body
+    with pytest.raises(ExceptionGroup) as caught:
+        async with responding(service_of(model), (client, [[1, 2], [3, 4, 5]])):
+            pass
+    assert isinstance(caught.value.exceptions[0], Refusal)
 
 
 async def test_a_client_that_leaves_ends_its_work() -> None:

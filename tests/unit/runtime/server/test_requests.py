@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.server.apis.keep_alive import rest_s
+from edge_run.runtime.server.apis.ollama import OllamaChatRequest, OllamaGenerateRequest
 from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.apis.openai_completions import CompletionRequest
 from edge_run.runtime.server.apis.openai_messages import template_messages
+from edge_run.runtime.server.apis.responses import ResponsesRequest
 from edge_run.runtime.server.bodies import decode
-from edge_run.runtime.server.refusals import Refusal
+from edge_run.runtime.server.refusals import Refusal, anthropic_error
 
 HELLO = {"role": "user", "content": "Hello"}
 
@@ -162,6 +165,52 @@ def test_content_in_parts_and_old_calls() -> None:
     ]
     call["function"]["arguments"] = "{"  # type: ignore[index]
     assert refused(messages=messages) == (400, "messages[1].tool_calls[0].function.arguments")
+
+
+def test_null_is_what_a_client_in_go_writes_for_what_is_not_set() -> None:
+    null = dict.fromkeys(("model", "stream", "format", "options", "think", "keep_alive"))
+    asked = decode(json.dumps({**null, "messages": None, "tools": None}).encode(), OllamaChatRequest)
+    assert (asked.is_stream, asked.said.num_predict, asked.messages) == (True, None, None)
+    assert decode(json.dumps({**null, "prompt": None, "raw": None}).encode(), OllamaGenerateRequest).is_stream
+
+
+def test_results_answer_ollamas_calls_in_their_order() -> None:
+    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+    asked = [
+        HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [call, call]},
+        {"role": "tool", "content": "4", "tool_name": "add"},
+        {"role": "tool", "content": "5"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "6"},
+        {"role": "tool", "content": "nobody asked"},
+    ]
+    messages = decode(json.dumps({"messages": asked}).encode(), OllamaChatRequest).task().messages
+    called = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+    assert len(set(called)) == 3
+    assert [message.get("tool_call_id") for message in messages if message["role"] == "tool"] == [*called, None]
+    assert messages[1]["tool_calls"][0]["function"] == call["function"]
+    assert all(isinstance(message["content"], str) for message in messages)
+
+
+def test_a_conversation_of_thoughts_alone_cannot_be_answered() -> None:
+    request = decode(json.dumps({"input": [{"type": "reasoning"}]}).encode(), ResponsesRequest)
+    with pytest.raises(Refusal, match="input"):
+        request.task()
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(None, None), (0, 0), (5, 5), (-1, None), ("1h30m", 5400), ("90", 90), ("-1s", None), ("250ms", 0.25)],
+)
+def test_how_long_a_model_stays(given: Any, seconds: float | None) -> None:
+    assert rest_s(given) == seconds
+
+
+def test_anthropics_clients_are_told_once_what_is_wrong() -> None:
+    for message in ("max_tokens: is missing", "is missing"):
+        said = anthropic_error(Refusal(400, message, param="max_tokens"))
+        assert said["error"]["message"] == "max_tokens: is missing"
 
 
 def test_completions_that_cannot_be() -> None:

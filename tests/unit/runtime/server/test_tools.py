@@ -48,7 +48,7 @@ def test_choices() -> None:
     "fields",
     [
         {"tools": [tool("bad name")]},
-        {"tools": [tool("x" * 65)]},
+        {"tools": [tool("x" * 129)]},
         {"tools": [{"type": "web_search"}]},
         {"tools": [tool("a"), tool("a")]},
         {"tools": [tool(f"t{n}") for n in range(129)]},
