@@ -44,7 +44,7 @@ def measure(model: Path, rounds: int, threads: int, memory: str, runs: Sequence[
             figures = run_worker(flags, worker=WORKER)
             rows.append({"model": model.name, "round": number, "backend": backend, "repack": repack, **figures})
             print(rows[-1], flush=True)
-        tokens = {(tuple(row["repacked"]), row["last_token"]) for row in rows[-len(runs) :]}
+        tokens = {(row["repacked"], row["last_token"]) for row in rows[-len(runs) :]}
         if len(tokens) > len({repacked for repacked, _ in tokens}):
             raise SystemExit(f"{model}: equal kernels, other tokens: {sorted(tokens)}")
     return rows
@@ -53,7 +53,7 @@ def measure(model: Path, rounds: int, threads: int, memory: str, runs: Sequence[
 def describe(model: Path, rows: list[dict[str, Any]], memory: str, runs: Sequence[Run]) -> str:
     """Return the medians of each step and run of `model`, in seconds and in processor seconds, and their spread."""
     mine = [row for row in rows if row["model"] == model.name]
-    chosen = ", ".join(next(row["repacked"] for row in mine if row["repack"] == "auto")) or "none"
+    chosen = next(row["repacked"] for row in mine if row["repack"] == "auto") or "none"
     names = " | ".join(f"{backend} {repack}" for backend, repack in runs)
     lines = [f"{model.name}{f' in {memory}' if memory else ''}; `auto` repacks: {chosen}", "", f"| | {names} | speed |"]
     lines.append("|---" * (names.count("|") + 3) + "|")
