@@ -1,12 +1,13 @@
 """Requests that are answered in time, by `edge-run serve` and by llama-server, on a small machine with a slow drive.
 
-    python benchmarks/goodput.py MODEL --peer LLAMA-SERVER [--rates 2 4 8] [--minutes 6] [--only edge-run ...]
+    python benchmarks/goodput.py MODEL --peer LLAMA-SERVER [--rates 2 4 8] [--minutes 6] [--only edge-run ...] [--go-on]
 
 Lengths of prompts and answers, and the times between requests, are those of the conversations in the Azure trace of
 2023, scaled: lengths by `--lengths`, times so that `--rates` requests come in a minute. Each server runs alone in a box
 (memory, drive), cold, and is asked the same. A request is in time where its first token is there within 60 s, and none
 of the following takes longer than twice the pass that edge-run predicts for that many answers at once. Goodput is how
-many of these come in a minute, and counts for the rate at which a server has most.
+many of these come in a minute, and counts for the rate at which a server has most. `--go-on` adds other rates to what
+was measured on the same day.
 
 `default` is llama-server as it starts, but for repacked weights and a cache of prompts beside the model, with which it
 is killed for want of memory where the model does not fit; `tuned` has as many slots as edge-run has answers at once,
@@ -35,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from _box import READAHEAD_KB, ROOT, SHARED, write_results
+from _box import READAHEAD_KB, RESULTS, ROOT, SHARED, write_results
 from _http_load import Answered, ask_at
 from edgebox import NO_BOX, boxed
 
@@ -67,6 +68,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="+", choices=("edge-run", "default", "tuned"))
+    parser.add_argument("--go-on", action="store_true", help="add to the results of this day")
     parser.add_argument("--first-tokens", type=float, metavar="RATE", help="requests a minute, edge-run alone")
     parser.add_argument("--trace", type=Path, default=TRACE)
     parser.add_argument("--cache", type=Path, help="where edge-run keeps what it measured; none: measured first")
@@ -75,7 +77,7 @@ def main() -> None:
         cache = given.cache or Path(ending.enter_context(tempfile.TemporaryDirectory()))
         predicted = prediction(given, cache)
         print(predicted, flush=True)
-        rows = []
+        rows = earlier() if given.go_on else []
         if given.first_tokens:
             rows.append(first_tokens(given, cache, predicted["pass_s"]))
         else:
@@ -83,8 +85,17 @@ def main() -> None:
                 for name in given.only or ("edge-run", "default", "tuned"):
                     rows.append(measured(name, given, cache, rate, predicted["pass_s"]))
                     print(rows[-1], flush=True)
-    told = first_table(rows) if given.first_tokens else table(rows, predicted["pass_s"])
+    told = first_table(rows) if given.first_tokens else table(rows)
     write_results("goodput-first-tokens" if given.first_tokens else "goodput", rows, f"{__doc__}\n{told}")
+
+
+def earlier() -> list[dict[str, Any]]:
+    """Return the rows that were measured on this day."""
+    with (RESULTS / f"{datetime.date.today():%Y-%m-%d}-goodput.csv").open() as file:
+        return [
+            {key: value if key == "server" else json.loads(value) for key, value in row.items()}
+            for row in csv.DictReader(file)
+        ]
 
 
 def prediction(given: argparse.Namespace, cache: Path) -> dict[str, float]:
@@ -170,6 +181,7 @@ def measured(name: str, given: argparse.Namespace, cache: Path, rate: float, pas
     return {
         "server": name,
         "requests_per_minute": rate,
+        "predicted_pass_s": pass_s,
         "requests": len(requests),
         "in_time": sum(in_time),
         "goodput_per_minute": sum(in_time) / given.minutes,
@@ -247,17 +259,17 @@ def at(ordered: Sequence[float], share: float) -> float:
     return round(ordered[math.ceil(share * len(ordered)) - 1], 3) if ordered else 0.0
 
 
-def table(rows: list[dict[str, Any]], pass_s: float) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows for a reader, and the best of each server."""
-    lines = [f"Predicted pass: {pass_s:.2f} s.", ""]
-    lines += [
-        "| server | requests a minute | in time | goodput a minute | first token, median and p90 | "
+    lines = [
+        "| server | requests a minute | predicted pass | in time | goodput a minute | first token, median and p90 | "
         "gap, median and p99 | most memory | killed |",
-        "|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         lines.append(
-            f"| {row['server']} | {row['requests_per_minute']:g} | {row['in_time']} of {row['requests']} | "
+            f"| {row['server']} | {row['requests_per_minute']:g} | "
+            f"{row['predicted_pass_s']:.2f} s | {row['in_time']} of {row['requests']} | "
             f"{row['goodput_per_minute']:.2f} | {row['first_token_median_s']:.1f}, {row['first_token_p90_s']:.1f} s | "
             f"{row['gap_median_s']:.2f}, {row['gap_p99_s']:.2f} s | {(row['peak_bytes'] or 0) / 2**20:.0f} MiB | "
             f"{row['oom_kills']} |"
