@@ -26,7 +26,6 @@ from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.graph.nodes import GraphMap, Node
 from edge_run.runtime.graph.observer import chosen_experts
 from edge_run.runtime.llama import _ggml as ggml
-from edge_run.runtime.planning.terms import used_experts
 from edge_run.runtime.streaming.taps import RoutedLayer, Tap, routed_layers
 from edge_run.tiers.gguf import GgufModel, read_gguf
 
@@ -52,7 +51,7 @@ class Observed:
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Stop at the places where states can be read."""
         self._layers = routed_layers(graph, self._gguf)
-        count, n_used = self._gguf.value("expert_count"), used_experts(self._gguf)
+        count, n_used = self._gguf.value("expert_count"), self._gguf.used_experts
         assert isinstance(count, int)
         moe = MoeShape(tuple(range(len(self._layers))), count, n_used)
         self._predictors = self._predictors or {
@@ -106,7 +105,7 @@ class Observed:
         for ahead in (1, 2):
             scores = self._predictors[name, place].scores(ahead, state) if number + ahead < len(self._layers) else None
             if scores is not None:
-                best = np.argpartition(scores, -used_experts(self._gguf))[-used_experts(self._gguf) :]
+                best = np.argpartition(scores, -self._gguf.used_experts)[-self._gguf.used_experts :]
                 self._said[name, place, ahead, number + ahead] = frozenset(best.tolist())
         self.seconds[name, place] += time.perf_counter() - started
 
@@ -129,7 +128,7 @@ def main() -> None:
         for position, token in enumerate(tokens[start : start + PASSAGE]):
             engine.decoder.decode([BatchToken(token, position, 0, True)])
     engine.close()
-    n_used, half, rows = used_experts(gguf), len(tokens) // 2, []
+    n_used, half, rows = gguf.used_experts, len(tokens) // 2, []
     for ahead in (1, 2):
         for place in PLACES:
             for name in PREDICTORS:

@@ -17,6 +17,7 @@ priors are counted, not parametric.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import struct
 from collections.abc import Sequence
@@ -37,6 +38,10 @@ _BESIDE_ENTROPY_BYTES = 8.0  # of a code: its header, and the end of the range c
 _HEADER = struct.Struct("<BHBHB")
 _LONG = struct.Struct("<H")
 _LENGTH_FOLLOWS = 0xFF
+
+
+class CodeTooLong(ValueError):
+    """A tensor whose code would be longer than one can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +95,13 @@ class LatentCodec:
         return len(self.rates[0].gains)
 
     def encode(self, tensor: NDArray[np.float32], rate: int) -> bytes:
-        """Return `tensor` (channels, positions) as a code. Symbols beyond a channel's table are clipped to its ends."""
+        """Return `tensor` (channels, positions) as a code. Symbols beyond a channel's table are clipped to its ends.
+
+        Raises CodeTooLong.
+        """
         payload = self._coders[rate].encode(self.quantise(tensor, rate), self.coder)
         if len(payload) > MOST_PAYLOAD_BYTES:
-            raise ValueError(f"a tensor of shape {tensor.shape} does not fit one code; send it in pieces")
+            raise CodeTooLong(f"a tensor of shape {tensor.shape} does not fit one code; send it in pieces")
         first = VERSION << 5 | self.coder << 4 | rate
         length = min(len(payload), _LENGTH_FOLLOWS)
         model, cut, prior = struct.unpack("<HBH", self.fingerprint)
@@ -103,11 +111,13 @@ class LatentCodec:
     def encode_within(self, tensor: NDArray[np.float32], rate: int, most_bytes: int) -> tuple[bytes, int]:
         """Return the code with the highest rate up to `rate` that takes at most `most_bytes`, and that rate.
 
-        Where the lowest rate takes more, the code is of the lowest rate.
+        Where the lowest rate takes more, the code is of the lowest rate. Raises CodeTooLong where it takes too much.
         """
-        while len(code := self.encode(tensor, rate)) > most_bytes and rate > 0:
-            rate -= 1
-        return code, rate
+        for lower in range(rate, 0, -1):
+            with contextlib.suppress(CodeTooLong):
+                if len(code := self.encode(tensor, lower)) <= most_bytes:
+                    return code, lower
+        return self.encode(tensor, 0), 0
 
     def decode(self, code: bytes, positions: int) -> tuple[NDArray[np.float32], int]:
         """Return the tensor (channels, positions) of a code, and its rate.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError
-from edge_run.tiers.gguf_header import Header, MetadataEntry, MetadataValue, Shard, TensorInfo, read_header
+from edge_run.tiers.gguf_header import ArrayValue, Header, MetadataEntry, MetadataValue, Shard, TensorInfo, read_header
 
 MAX_ARCHITECTURE_LETTERS = 64  # it is part of the name of every other value, and of messages
 _SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -42,6 +42,13 @@ class GgufModel:
     def data_bytes(self) -> int:
         """The bytes of all tensors, without padding."""
         return sum(tensor.size_bytes for tensor in self.tensors)
+
+    @property
+    def used_experts(self) -> int:
+        """The experts that a token uses in a layer, at most; 1 where the file does not say."""
+        value = self.value("expert_used_count")
+        number = value.largest if isinstance(value, ArrayValue) else value
+        return number if isinstance(number, int) and number > 0 else 1
 
     def value(self, suffix: str) -> MetadataValue | None:
         """Return the metadata value of `<architecture>.<suffix>`, or None when the model has none."""

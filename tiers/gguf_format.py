@@ -47,6 +47,7 @@ SCALARS = {
     11: struct.Struct("<q"),
     12: struct.Struct("<d"),
 }
+WHOLE_NUMBERS = (0, 1, 2, 3, UINT32, 5, UINT64, 11)  # of these
 
 
 @dataclass(frozen=True, slots=True)

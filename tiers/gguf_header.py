@@ -31,6 +31,7 @@ from edge_run.tiers.gguf_format import (
     SUPPORTED_VERSIONS,
     TENSOR_TYPES,
     UINT32,
+    WHOLE_NUMBERS,
     HeaderCursor,
     broken_header,
 )
@@ -39,14 +40,19 @@ _SMALLEST_ENTRY_BYTES = 8 + 1 + 4 + 1
 _SMALLEST_TENSOR_BYTES = 8 + 4 + 4 + 8
 _SHAPE_TYPE_OFFSET = [struct.Struct(f"<{n}QIQ") for n in range(MAX_DIMENSIONS + 1)]
 _LARGEST_DIMENSION = (1 << 63) - 1
+MOST_LAYERS = 512  # llama.cpp's
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayValue:
-    """A metadata array that was skipped: `count` elements of the metadata type `type_id`."""
+    """A metadata array that was skipped: `count` elements of the metadata type `type_id`.
+
+    largest: of whole numbers that are as few as layers can be, the largest; 0 of others.
+    """
 
     type_id: int
     count: int
+    largest: int = 0
 
 
 MetadataValue = int | float | bool | str | ArrayValue
@@ -216,6 +222,8 @@ def _skip_array(cursor: HeaderCursor, key: str) -> ArrayValue:
     count = cursor.unsigned64(f"the length of {what}")
     if type_id == STRING:
         cursor.skip_strings(count, what)
+    elif type_id in WHOLE_NUMBERS and 0 < count <= MOST_LAYERS:
+        return ArrayValue(type_id, count, max(int(cursor.scalar(type_id, what)) for _ in range(count)))
     elif type_id in SCALARS:
         cursor.skip(count * SCALARS[type_id].size, what)
     else:

@@ -65,14 +65,14 @@ class ColdRuns:
         folder = self.group.renew()
         request = {
             "path": os.fspath(self._files[0].absolute()),
-            "config": _as_json(config),
+            "config": {field.name: getattr(config, field.name) for field in fields(config)},
             "prompt": list(prompt),
             "predict": predict_tokens,
             "group": os.fspath(folder or ""),
             "limit_bytes": self.group.limit_bytes if folder else 0,
         }
         try:
-            code, answer, words = self._run_child(json.dumps(request), on_tick)
+            code, answer, words = self._run_child(json.dumps(request, default=os.fspath), on_tick)
             kills = self.group.kills
         finally:
             self.close()
@@ -152,8 +152,3 @@ def parse_measurement(text: str) -> Measurement:
         use["decisions"] = tuple(TuningDecision(**decision) for decision in use["decisions"])
         found["experts"] = ExpertUse(**use)
     return Measurement(**found)
-
-
-def _as_json(config: ModelConfig) -> dict[str, object]:
-    found = {field.name: getattr(config, field.name) for field in fields(config)}
-    return {**found, "cache_folder": config.cache_folder and os.fspath(config.cache_folder)}

@@ -109,7 +109,7 @@ class Loaded:
             repacked=", ".join(self.repacked),
             kernels=ggml.kernel_features(),
             kv_keep=f"{config.kv_keep_by} {config.kv_keep}" if config.kv_keep else "",
-            rope_factors=rope_factors(self.prepared.gguf, self.context.context_tokens),
+            rope_factors=rope_factors(self.prepared.gguf, self.context.context_tokens // shape.n_streams),
             pooling=shape.pooling,
             rollback_tokens=self.context.rollback_tokens,
         )

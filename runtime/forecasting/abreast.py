@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from edge_run.base.results import ContextPoint, Plan
-from edge_run.partition.parallel import most_productive
+from edge_run.partition.parallel import NUMBERS, most_productive
 from edge_run.runtime.forecasting.forecast import PassTimes
 
 USUAL_PARALLEL = 16  # where nothing was measured
@@ -27,7 +27,7 @@ class Abreast:
         """How many at once make the most tokens a second."""
         plan = self._plan
         most = max(USUAL_PARALLEL, plan.context_tokens // ANSWER_TOKENS)
-        return most_productive(self.tokens_per_s, min(most, plan.micro_batch_tokens))
+        return most_productive(self.tokens_per_s, min(most, plan.micro_batch_tokens, NUMBERS[-1]))
 
     def tokens_per_s(self, number: int) -> float:
         """Return the tokens a second of `number` answers at once, half of whose text is there."""

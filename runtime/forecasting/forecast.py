@@ -69,13 +69,12 @@ def shared_work(
 
 def _matmul(gguf: GgufModel, tensor: TensorInfo, is_expert: bool, is_head: bool) -> MatmulWork:
     row_elements, _, n_experts, *_ = (*tensor.shape, 1, 1, 1) if is_expert else (*tensor.shape[:1], 1, 0)
-    n_used = gguf.value("expert_used_count") if n_experts else 0
     return MatmulWork(
         TENSOR_TYPES[tensor.type_id].name,
         row_elements,
         tensor.size_bytes,
         n_experts,
-        n_used if isinstance(n_used, int) else 0,
+        min(n_experts, gguf.used_experts),
         is_head,
     )
 

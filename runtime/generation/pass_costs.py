@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.planning.terms import used_experts
 
 
 def pass_costs(engine: Engine) -> WidthCosts:
@@ -16,7 +15,7 @@ def pass_costs(engine: Engine) -> WidthCosts:
 
 def _union_growth(engine: Engine) -> Callable[[int], float]:
     """Return how a pass's reads grow with its width: in a mixture of experts as the union of the chosen experts."""
-    n_experts, n_used = engine.gguf.value("expert_count"), used_experts(engine.gguf)
+    n_experts, n_used = engine.gguf.value("expert_count"), engine.gguf.used_experts
     if not engine.plan.expert_bytes or not isinstance(n_experts, int) or n_experts <= n_used:
         return lambda width: 1.0
     share = n_used / n_experts

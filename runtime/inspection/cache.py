@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def inspect(gguf: GgufModel, config: ModelConfig, library: str, *, is_tried: boo
         known = Inspection.from_json(gzip.decompress(place.read_bytes()).decode())
         if known.is_tried or not is_tried:
             return known
-    except (OSError, EOFError, ValueError, TypeError, KeyError):
+    except (OSError, EOFError, ValueError, TypeError, KeyError, zlib.error):
         pass  # not there, or not ours
     text = ask_child(gguf.shards[0].path, _shaping(config), is_tried=is_tried)
     inspection = Inspection.from_json(text)

@@ -87,7 +87,7 @@ def _usual_tokens(gguf: GgufModel, tokens: int, budget_bytes: int) -> int:
 def _check_positions(gguf: GgufModel, tokens: int) -> None:
     """Raise ConfigError for texts that are longer than a table of positions, beyond which llama.cpp ends."""
     table = next((tensor for tensor in gguf.tensors if tensor.name == _LEARNED_POSITIONS), None)
-    if table is not None and tokens > table.shape[1]:
+    if table is not None and len(table.shape) > 1 and tokens > table.shape[1]:
         raise ConfigError(
             f"context length {tokens:,}: {gguf.shards[0].path.name} has learned positions for {table.shape[1]:,} "
             f"tokens; give -c {table.shape[1]} or less",

@@ -620,6 +620,7 @@ class _Log:
     def __init__(self) -> None:
         self._listeners: list[tuple[int, Callable[[str], None]]] = []
         self._overhearers: list[tuple[int, Callable[[bytes], None]]] = []
+        self._changing = threading.Lock()  # lists are replaced: another thread may be telling those of the old one
         self._callback = L.llama_log_callback(self._on_line)
         self._failure: BaseException | None = None
 
@@ -638,23 +639,27 @@ class _Log:
     def overhearing(self, overhear: Callable[[bytes], None]) -> Iterator[None]:
         """Pass all that is logged by this thread, piece by piece, to `overhear`; else as `listening`."""
         entry = threading.get_ident(), overhear
-        self._overhearers.append(entry)
+        with self._changing:
+            self._overhearers = [*self._overhearers, entry]
         try:
             with self.listening(lambda line: None):
                 yield
         finally:
-            self._overhearers.remove(entry)
+            with self._changing:
+                self._overhearers = [one for one in self._overhearers if one is not entry]
 
     @contextlib.contextmanager
     def listening(self, listener: Callable[[str], None]) -> Iterator[None]:
         """Pass this thread's lines to `listener`, which must be quick and must not raise."""
         L.llama_log_set(self._callback, None)  # every time: others in this process may have set theirs
         entry = threading.get_ident(), listener
-        self._listeners.append(entry)
+        with self._changing:
+            self._listeners = [*self._listeners, entry]
         try:
             yield
         finally:
-            self._listeners.remove(entry)
+            with self._changing:
+                self._listeners = [one for one in self._listeners if one is not entry]
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure

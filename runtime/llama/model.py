@@ -69,6 +69,13 @@ def _refusal(path: Path, reason: str) -> EdgeRunError:
     )
 
 
+def _load(paths: Sequence[Path], params: Any) -> Any:
+    names = ggml.string_array([os.fsencode(path) for path in paths])
+    if len(paths) == 1:
+        return L.llama_model_load_from_file(names[0], params)
+    return L.llama_model_load_from_splits(names, len(paths), params)
+
+
 class LlamaModel(Closing):
     """A loaded model: weights described, vocabulary read. A context manager; closing is idempotent."""
 
@@ -122,13 +129,14 @@ class LlamaModel(Closing):
         uploading = ggml.Uploading(on_upload)
         if placement and on_upload:
             params.progress_callback = uploading.callback
-        names = ggml.string_array([os.fsencode(path) for path in paths])
-        with ggml.log.listening(listen):
-            if len(paths) == 1:
-                self.handle = L.llama_model_load_from_file(names[0], params)
-            else:
-                self.handle = L.llama_model_load_from_splits(names, len(paths), params)
-        uploading.raise_failure()
+        self.handle: Any = None
+        try:
+            with ggml.log.listening(listen):
+                self.handle = _load(paths, params)
+            uploading.raise_failure()
+        except BaseException:  # what was heard or copied meanwhile failed: it is loaded, and nobody would free it
+            self.close()
+            raise
         if not self.handle:
             raise _refusal(self.path, lines.reason())
         self.vocab = L.llama_model_get_vocab(self.handle)

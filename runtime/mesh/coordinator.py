@@ -28,7 +28,6 @@ from edge_run.runtime.mesh.offers import (
 )
 from edge_run.runtime.mesh.orders import Failed, RunOrders, judged
 from edge_run.runtime.planning.experts import routed_read
-from edge_run.runtime.planning.terms import used_experts
 from edge_run.runtime.slices.engine import SliceEngine
 
 PREPARE_TIMEOUT_S, ASSIGN_TIMEOUT_S = 120.0, 120.0
@@ -40,7 +39,7 @@ FETCH_TOKENS = 1000  # of this run and later ones, which find there what was fet
 def unit_works(engine: SliceEngine) -> list[UnitWork]:
     """Return the units of `engine`'s model as the planner sees them."""
     shape = PassShape(1, 1)
-    graph, layout, n_used = engine.maps[shape][0], engine.layout, used_experts(engine.gguf)
+    graph, layout, n_used = engine.maps[shape][0], engine.layout, engine.gguf.used_experts
     experts = {tensor.name: tensor.shape[2] for tensor in engine.gguf.tensors if len(tensor.shape) == 3}
     works = []
     for number, unit in enumerate(layout.units):

@@ -16,7 +16,7 @@ from edge_run.runtime.graph.segments import chunks_of
 from edge_run.runtime.planning.budget_causes import cause_named
 from edge_run.runtime.planning.experts import DensePart, ExpertMap, ExpertTensor, expert_chunk_bytes, expert_tensors
 from edge_run.runtime.planning.memory_plan import items_besides_weights, make_plan, row_ranges, with_page_tables
-from edge_run.runtime.planning.terms import Terms, used_experts
+from edge_run.runtime.planning.terms import Terms
 from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.rows import RowRange
 
@@ -67,7 +67,7 @@ def least_frames(experts: ExpertMap, n_used: int, n_tokens: int) -> int:
 
 def token_bytes(terms: Terms, tensors: Iterable[ExpertTensor], *, is_packed: bool) -> int:
     """Return the bytes on the drive, in the model or in its packed file, of the experts that a token uses."""
-    size = used_experts(terms.gguf) * sum(tensor.stride for tensor in tensors)
+    size = terms.gguf.used_experts * sum(tensor.stride for tensor in tensors)
     return int(size * terms.packed.share) if terms.packed and is_packed else size
 
 
@@ -127,7 +127,7 @@ class _Sharing:
         self._books += DENSE_BOOK_BYTES * len(dense)
         self._chunk_bytes = address_space.chunk_bytes
         self._chunk_cost = with_page_tables(self._chunk_bytes)
-        n_used = used_experts(terms.gguf)
+        n_used = terms.gguf.used_experts
         self._least = least_frames(experts, n_used, terms.micro_batch_tokens)
         layers = zip(experts.layers, experts.sizes, strict=True)
         self._most = sum(layer[0].n_experts * size for layer, size in layers) + n_used * max(experts.sizes)

@@ -145,7 +145,7 @@ class Terms:
         """
         least_bytes = SLICED_SEGMENTS * SEGMENT_CHUNKS * chunk_bytes
         sliced = [t for t in self.gguf.tensors if len(t.shape) > 2 or t.size_bytes > least_bytes]
-        n_used = used_experts(self.gguf)
+        n_used = self.gguf.used_experts
         sliced_token_bytes = max((_converted_bytes(tensor, n_used) for tensor in sliced), default=0)
         work_bytes = self.holdings.work_bytes + self.micro_batch_tokens * sliced_token_bytes
         return replace(
@@ -209,7 +209,7 @@ def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:
 
 def work_token_bytes(gguf: GgufModel) -> int:
     """Return the same for each token of a pass."""
-    experts = used_experts(gguf)
+    experts = gguf.used_experts
     return max((_converted_bytes(tensor, experts) for tensor in gguf.tensors if len(tensor.shape) > 1), default=0)
 
 
@@ -223,9 +223,3 @@ def _converted_bytes(tensor: TensorInfo, experts: int) -> int:
     if len(tensor.shape) > 2:
         return 2 * width * experts
     return 2 * width if tensor.type_id in _WHOLE_NUMBERS else -(-width * 8 // 7)
-
-
-def used_experts(gguf: GgufModel) -> int:
-    """Return the experts that a token uses in a layer; 1 where the file does not say."""
-    n_used = gguf.value("expert_used_count")
-    return n_used if isinstance(n_used, int) and n_used > 0 else 1

@@ -55,7 +55,9 @@ class ServerConnection:
         if not self._speaking.acquire(timeout=limit_s):
             raise LinkLost("the server did not answer in time")
         try:
-            reply = link.ask(kind, body, end_s - time.monotonic())
+            if (left_s := end_s - time.monotonic()) <= 0:
+                raise LinkLost("the server did not answer in time")
+            reply = link.ask(kind, body, left_s)
         finally:
             self._speaking.release()
         self._answered_s = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, ProtocolError
 from edge_run.base.split import FrameReport, SplitStats
 from edge_run.devices.link.hosts import parse_place
+from edge_run.partition.latent_codec import CodeTooLong
 from edge_run.partition.split_choice import CODE, IMAGE, LOCAL, Chooser, Mode
 from edge_run.runtime.processes.forks import OwnerProcess
 from edge_run.runtime.split import protocol
@@ -141,11 +143,12 @@ class SplitModel(Closing):
             mode = self._chooser.choose()
         lost = False
         if mode.kind != LOCAL and self._connection is not None:
-            body, mode = self._body(mode, encoded, pixels, latent)
-            outputs = self._ask(mode, body)
-            if outputs is not None:
-                return self._finish(mode, started_s, outputs, len(body), interest=interest)
-            lost = True
+            with contextlib.suppress(CodeTooLong):
+                body, mode = self._body(mode, encoded, pixels, latent)
+                outputs = self._ask(mode, body)
+                if outputs is not None:
+                    return self._finish(mode, started_s, outputs, len(body), interest=interest)
+                lost = True
         begun_s = time.perf_counter()
         outputs = run_session(self._model, pixels[None])
         with self._lock:
@@ -174,7 +177,10 @@ class SplitModel(Closing):
     def _body(
         self, mode: Mode, encoded: bytes | None, pixels: NDArray[np.uint8], latent: NDArray[np.float32] | None
     ) -> tuple[bytes, Mode]:
-        """Return what is sent in `mode`, and the mode it became: a code too large takes a lower rate."""
+        """Return what is sent in `mode`, and the mode it became: a code too large takes a lower rate.
+
+        Raises CodeTooLong.
+        """
         begun_s = time.perf_counter()
         if mode.kind == IMAGE:
             data = encode_image(pixels) if encoded is None else encoded
@@ -200,8 +206,9 @@ class SplitModel(Closing):
         try:
             reply = self._connection.ask(kind, body, patience_s)
             outputs = unpack_arrays(reply.body)
-            if len(outputs) != len(self._bundle.code.outputs):
-                raise ProtocolError(f"answer: {len(outputs)} arrays, needed are {len(self._bundle.code.outputs)}")
+            if len(outputs) != len(self._bundle.code.outputs) or not all(output.size for output in outputs):
+                n_needed = len(self._bundle.code.outputs)
+                raise ProtocolError(f"answer: {len(outputs)} arrays, needed are {n_needed} that are not empty")
         except (LinkLost, ProtocolError) as error:
             self._counts["losses"] += 1
             self._connection.lose(str(error))

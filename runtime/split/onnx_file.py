@@ -202,7 +202,8 @@ def _multiply_adds(operation: Operation, shapes: Mapping[str, tuple[int, ...]]) 
     """Return the multiply-adds of a convolution or a matrix product; of anything else 0."""
     if operation.kind not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
         return 0
-    made, first, second = (shapes.get(name, ()) for name in (operation.outputs[0], *operation.inputs[:2]))
+    factors = (*operation.inputs, operation.inputs[0])[:2]  # a matrix may be multiplied by itself
+    made, first, second = (shapes.get(name, ()) for name in (operation.outputs[0], *factors))
     if operation.kind == "Conv":
         return int(np.prod(made)) * int(np.prod(second[1:]))
     if operation.kind == "ConvTranspose":

@@ -18,7 +18,7 @@ from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, TierRe
 from edge_run.base.extras import TRAIN, need
 from edge_run.base.files import writing
 from edge_run.base.split import RateReport, TrainReport
-from edge_run.partition.latent_codec import LatentCodec, fit_rate_to_size
+from edge_run.partition.latent_codec import MOST_PAYLOAD_BYTES, LatentCodec, fit_rate_to_size
 from edge_run.runtime.split.bottleneck import find_transform, make_decoder, make_encoder
 from edge_run.runtime.split.bundle import (
     CODE,
@@ -226,7 +226,8 @@ class _Workshop:
         sizes: list[int] = []
         agreeing = right = model_right = 0
         for chosen, latents in self._passes(head, self._held_out):
-            codes = [codec.encode(one.reshape(codec.channels, -1), rate) for one in latents]
+            tensors = [one.reshape(codec.channels, -1) for one in latents]
+            codes = [codec.encode_within(one, rate, MOST_PAYLOAD_BYTES)[0] for one in tensors]
             sizes += map(len, codes)
             decoded = np.stack([codec.decode(one, latents[0][0].size)[0] for one in codes]).reshape(latents.shape)
             mine = _classes(run_session(tail, decoded)[0])

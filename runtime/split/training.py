@@ -24,12 +24,13 @@ from edge_run.base.errors import ConfigError
 from edge_run.base.extras import TRAIN, need
 from edge_run.devices.host.machine import usable_cpus
 from edge_run.partition.entropy_coding import fit_table
-from edge_run.partition.latent_codec import LARGEST_SYMBOL, MOST_RATES
+from edge_run.partition.latent_codec import LARGEST_SYMBOL, MOST_PAYLOAD_BYTES, MOST_RATES
 from edge_run.runtime.split.bottleneck import BottleneckShape
 from edge_run.runtime.split.images import ImageFolder
 from edge_run.runtime.split.onnx_session import run_session
 from edge_run.runtime.split.onnx_torch import TorchGraph
 
+MOST_RATE_BYTES = MOST_PAYLOAD_BYTES // 4  # on average: codes of some images are much longer
 HEADER_BYTES = 9  # of a code, with what the range coder's end and priors of other images take
 _log = logging.getLogger(__name__)
 
@@ -61,10 +62,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         rates = self.rates_bytes
-        if not 1 <= len(rates) <= MOST_RATES or list(rates) != sorted(set(rates)) or rates[0] <= HEADER_BYTES:
+        is_in_order = 1 <= len(rates) <= MOST_RATES and list(rates) == sorted(set(rates))
+        if not is_in_order or not HEADER_BYTES < rates[0] <= rates[-1] <= MOST_RATE_BYTES:
             raise ConfigError(
                 f"rates {', '.join(map(str, rates))}: must be 1 to {MOST_RATES} sizes in ascending order, each above "
-                f"{HEADER_BYTES} bytes"
+                f"{HEADER_BYTES} bytes and at most {MOST_RATE_BYTES}"
             )
         for name in ("feature_epochs", "answer_epochs"):
             if not 0 <= getattr(self, name) <= 1000:

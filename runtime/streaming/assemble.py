@@ -19,7 +19,7 @@ from edge_run.runtime.llama.row_products import RowProducts
 from edge_run.runtime.planning.expert_plan import MoePlan, plan_moe, token_bytes
 from edge_run.runtime.planning.experts import DensePart
 from edge_run.runtime.planning.memory_plan import plan_streamed, row_ranges
-from edge_run.runtime.planning.terms import Terms, used_experts
+from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.streaming.experts import Adaptation, ExpertRoom, ExpertStreaming
 from edge_run.runtime.streaming.lookups import Lookups
 from edge_run.runtime.streaming.prefetch import OFF, SETTINGS, ExpertPrefetch
@@ -131,7 +131,7 @@ def _in_order(
 
 def _by_expert(graph: GraphMap, moe: MoePlan, memory: WeightMemory, terms: Terms) -> Streams:
     """Stream experts as they are chosen; pin all other weights, or stream them in order, as the plan says."""
-    n_used = used_experts(terms.gguf)
+    n_used = terms.gguf.used_experts
     address_space, experts, n_frames = moe.address_space, moe.experts, moe.n_frames
     sources, blocks = _unpacking(memory.sources, terms)
     memory = replace(memory, address_space=address_space)

@@ -11,7 +11,6 @@ from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.graph.nodes import GraphMap, Node
 from edge_run.runtime.graph.observer import chosen_experts, makes_ids
 from edge_run.runtime.planning.experts import routed_read
-from edge_run.runtime.planning.terms import used_experts
 from edge_run.tiers.gguf import GgufModel
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -30,7 +29,7 @@ def route_header(gguf: GgufModel) -> RouteHeader:
             sizes[layer] = sizes.get(layer, 0) + size
     dense_bytes = {layer: dense.get(layer, 0) for layer in experts}
     name = str(gguf.metadata.get("general.name", gguf.shards[0].path.stem))
-    return RouteHeader(experts, dense_bytes, name, gguf.architecture, n_experts, used_experts(gguf))
+    return RouteHeader(experts, dense_bytes, name, gguf.architecture, n_experts, gguf.used_experts)
 
 
 class RouteRecorder:

@@ -52,7 +52,8 @@ def test_what_is_known_and_broken_is_found_out_again(llama: Path, cache: Path) -
     open_and_close(llama, cache)
     (known,) = cache.glob("inspected/*")
     sound = known.read_bytes()
-    for broken in (b"", sound[:-9], b"\x1f\x8b" + b"x" * 100, b"{}"):
+    flipped = sound[:100] + bytes(byte ^ 255 for byte in sound[100:104]) + sound[104:]
+    for broken in (b"", sound[:-9], b"\x1f\x8b" + b"x" * 100, b"{}", flipped):
         known.write_bytes(broken)
         open_and_close(llama, cache)
         assert known.stat().st_size == pytest.approx(len(sound), rel=0.05)

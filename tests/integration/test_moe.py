@@ -23,11 +23,14 @@ from edge_run.base.units import MIB
 from edge_run.prefetch.routes import RouteReader
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.forecasting.forecast import _matmul
 from edge_run.runtime.streaming.experts import ExpertStreaming
 from edge_run.tiers.gguf import read_gguf
+from edge_run.tiers.gguf_format import ARRAY
 from edge_run.tiers.source import SourceFile
 from exactness import CHUNK_BYTES, open_at
 from in_child import in_child
+from mutations import parse
 from sabotage import sabotage
 from tiny_models import N_VOCAB, make_model
 
@@ -36,6 +39,27 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 PROMPT = np.random.default_rng(0).integers(1, N_VOCAB, 40).tolist()
 TEXT = "It was a dark night, and nobody knew which of them would be asked next."
+
+
+def test_layers_may_use_different_numbers_of_experts(moe: Path, tmp_path: Path) -> None:
+    parts = parse(moe.read_bytes())
+    used, layers = parts.entry("qwen3moe.expert_used_count"), parts.entry("qwen3moe.block_count")
+    assert used
+    assert layers
+    n_used = used.value
+    used.kind, used.element, used.value = ARRAY, used.kind, [n_used] * layers.value
+    path = tmp_path / "array.gguf"
+    path.write_bytes(parts.write())
+    assert read_gguf(path).used_experts == read_gguf(moe).used_experts == n_used > 1
+    found = []
+    for file in (moe, path):
+        engine = open_at(file, 0.2, {**OPTIONS, "cache_folder": tmp_path / "cache"}, by_expert=True)
+        assert engine.plan.expert_bytes
+        found.append(greedy(engine))
+        engine.close()
+    assert found[0] == found[1]
+    experts = next(tensor for tensor in read_gguf(path).tensors if len(tensor.shape) == 3)
+    assert _matmul(read_gguf(path), experts, is_expert=True, is_head=False).n_used == n_used
 
 
 @pytest.fixture

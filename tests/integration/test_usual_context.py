@@ -101,3 +101,4 @@ def _factors(path: Path, cache: Path) -> None:
 
     assert found() == (256, "short")
     assert found(context_tokens=512) == (512, "long")
+    assert found(context_tokens=512, sequences=2, exact=True) == (512, "short"), "each text has half of it"

@@ -11,10 +11,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge_run.base.errors import ProtocolError
+from edge_run.partition import latent_codec
 from edge_run.partition.entropy_coding import RANGE, ZSTD
-from edge_run.partition.latent_codec import MOST_SCALE, LatentCodec, fit_codec, fit_rate, fit_rate_to_size
+from edge_run.partition.latent_codec import (
+    MOST_SCALE,
+    CodeTooLong,
+    LatentCodec,
+    fit_codec,
+    fit_rate,
+    fit_rate_to_size,
+)
 
 CHANNELS, POSITIONS = 6, 20
+HEADER_BYTES = 7
 CODERS = (RANGE, ZSTD)
 
 
@@ -43,6 +52,19 @@ def test_what_is_encoded_comes_back(seed: int, coder: int, rate: int, positions:
     decoded, found = one.decode(one.encode(tensor, rate), positions)
     assert found == rate
     assert np.array_equal(one.quantise(decoded, rate), one.quantise(tensor, rate))
+
+
+@pytest.mark.parametrize("coder", CODERS)
+def test_what_has_no_room_in_one_code_takes_a_lower_rate(coder: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, tensor = codec(coder), samples(1, 5)[0]
+    sizes = [len(one.encode(tensor, rate)) - HEADER_BYTES for rate in range(3)]
+    assert sizes[0] < sizes[1] < sizes[2]
+    for rate in range(3):
+        monkeypatch.setattr(latent_codec, "MOST_PAYLOAD_BYTES", sizes[rate])
+        assert one.encode_within(tensor, 2, 1 << 20)[1] == rate
+    monkeypatch.setattr(latent_codec, "MOST_PAYLOAD_BYTES", sizes[0] - 1)
+    with pytest.raises(CodeTooLong):
+        one.encode_within(tensor, 2, 1 << 20)
 
 
 @given(seeds, rates)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import pytest
 
 import bench_samples as samples
 from edge_run.base.bench import COMPARED, MMAP, compare, same_tokens
+from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError, NotSupported, TierReadError
 from edge_run.base.results import to_json
 from edge_run.base.units import MIB
@@ -19,7 +21,7 @@ from edge_run.cli.reports import bench_plot, bench_table
 from edge_run.cli.shared import plot_file
 from edge_run.runtime.bench import memory_group
 from edge_run.runtime.bench.bench import arbitrary_tokens
-from edge_run.runtime.bench.cold_run import drop_from_page_cache, parse_measurement, read_ahead_bytes
+from edge_run.runtime.bench.cold_run import ColdRuns, drop_from_page_cache, parse_measurement, read_ahead_bytes
 from edge_run.runtime.bench.memory_group import PREFIX, OwnMemoryGroup
 
 BOTH = samples.measurement(), samples.measurement(MMAP)
@@ -65,6 +67,23 @@ def test_tokens_of_repacked_weights_are_compared_with_each_other_alone() -> None
 def test_what_a_child_writes_is_read_again() -> None:
     assert parse_measurement(to_json(BOTH[1])) == BOTH[1]
     assert json.loads(to_json(samples.bench(*BOTH)))["comparisons"][0]["name"] == "load_s"
+
+
+def test_a_child_is_told_all_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[str] = []
+
+    def run(self: ColdRuns, request: str, on_tick: object) -> tuple[int, bytes, str]:
+        requests.append(request)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ColdRuns, "_run_child", run)
+    (tmp_path / "a.gguf").touch()
+    config = ModelConfig(also=tmp_path / "b.gguf", cache_folder=tmp_path / "cache")
+    with pytest.raises(KeyboardInterrupt):
+        ColdRuns([tmp_path / "a.gguf"], 0).run(config, [1], 1, lambda seconds: None)
+    told = ModelConfig(**json.loads(requests[0])["config"])
+    for field in dataclasses.fields(config):
+        assert str(getattr(told, field.name)) == str(getattr(config, field.name)), field.name
 
 
 def test_arbitrary_tokens_are_of_the_vocabulary_and_always_the_same() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench_samples import PLAN, PROFILE
+from edge_run.base.config import ModelConfig
 from edge_run.base.results import ContextPoint, Plan
 from edge_run.partition.cost import MatmulWork, PassWork
 from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL, Abreast
@@ -42,6 +43,8 @@ def test_where_reading_decides_as_many_as_there_is_room_for() -> None:
     slow = abreast(replace(STREAMED, streamed_bytes_per_pass=int(9e11)))
     assert slow.best == 65536 // 512
     assert abreast(replace(STREAMED, streamed_bytes_per_pass=int(9e11), micro_batch_tokens=32)).best == 32
+    long = replace(STREAMED, streamed_bytes_per_pass=int(9e11), context_tokens=1 << 18)
+    assert ModelConfig(sequences=abreast(long).best).sequences == 256, "llama.cpp has no more"
 
 
 def test_what_is_read_besides_counts() -> None:
