@@ -184,6 +184,7 @@ def test_the_length_counts_where_it_changes_what_is_computed_or_kept(
         {"micro_batch_tokens": 48},
         {"micro_batch_tokens": 512},
         {"sequences": 3, "outputs_per_pass": 3},
+        {"exact": True, "sequences": 2, "context_tokens": 2048},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
