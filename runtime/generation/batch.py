@@ -276,7 +276,7 @@ class Batch(Closing):
                 continue  # it was dropped while the pass was in flight
             note = request.course.prefilled if self._is_prompt(one.part) else request.course.decoded
             note(begun.drafting + lap, n_tokens / sum(widths), passed_s)
-            if one.found:
+            if one.found and self._scheduler.is_at_end(one.part):
                 yield from self._choose_all(one.part.request, request, one.found)
                 self._passes.settle(one)
 

@@ -274,6 +274,14 @@ class Scheduler:
             request.n_held += 1
             self._service.tokens[request.key] += 1
 
+    def is_at_end(self, part: PassPart) -> bool:
+        """Return whether the next token can be chosen by what `part` has brought: its request's text ends with it.
+
+        A request that gave way while a pass with its last token was in flight may be computed again before that pass is
+        finished; then the text goes on, and what comes a second time is of its middle.
+        """
+        return part.is_last and part.start + len(part.tokens) == len(self._requests[part.request].tokens)
+
     def is_full(self, number: int) -> bool:
         """Return whether the last token of a request has no cell any more, even if it were alone."""
         return len(self._requests[number].tokens) > self._rules.most_tokens
