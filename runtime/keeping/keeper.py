@@ -85,8 +85,11 @@ class PromptKeeper(RowWatcher):
         """Make the context hold the longest beginning of `prompt` that is kept, if it is longer than `held` tokens.
 
         Returns the tokens that the context holds then; None where it was not touched. Raises Cancelled, after which it
-        is empty. Where llama.cpp does not do as it did when the rows were kept, none are taken any more.
+        is empty. Where llama.cpp does not do as it did when the rows were kept, none are taken any more. Without a held
+        token the context is emptied: what other sequences had left may not lie as it does in a new one.
         """
+        if not held:
+            self._restorer.clear()
         result = None
         for _ in range(0 if self._is_off else _MOST_TRIES):
             prefix = self._longest(prompt)

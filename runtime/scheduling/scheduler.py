@@ -145,6 +145,8 @@ class _Service:
 class Scheduler:
     """The requests of one context. Not thread-safe.
 
+    It is over 200 lines because whatever happens to one request changes what the others may have.
+
     pool: the context's sequences.
     widths: how wide passes are.
     rules: what passes must be like.
@@ -214,6 +216,18 @@ class Scheduler:
         request.turn = self._service.turns[request.key] = next(self._turns)
         request.n_held = placed.n_tokens
         return placed
+
+    def is_first(self, place: Beginning) -> bool:
+        """Return whether the request that was admitted to `place` is alone, in a context that holds nothing yet."""
+        return place.sequence == 0 and self.n_running == 1 and not self._pool.used_cells
+
+    def read_back(self, number: int, n_tokens: int) -> None:
+        """The sequence of a request holds its first `n_tokens` tokens now, and nothing was computed for that."""
+        request = self._requests[number]
+        assert request.sequence is not None
+        assert not request.n_held
+        self._pool.extend(request.sequence, request.tokens[:n_tokens])
+        request.n_held = n_tokens
 
     def placed(self, sequence: int, n_tokens: int) -> None:
         """`sequence` holds `n_tokens` tokens only, fewer than it was said to."""
