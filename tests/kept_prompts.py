@@ -12,6 +12,7 @@ import numpy as np
 from edge_run.base.config import ModelConfig
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.keeping.keeper import PromptKeeper
 from edge_run.runtime.keeping.opening import open_keeper
 from exactness import open_at
@@ -40,7 +41,7 @@ def opened(path: Path, folder: Path | None, **options: Any) -> Iterator[tuple[Se
     try:
         keeper = open_keeper(engine, said.append)
         assert (keeper is not None) == (folder is not None), said
-        session = Session(engine.decoder)
+        session = open_session(engine)
         session.keeper = keeper
         yield session, keeper, said
         if keeper:

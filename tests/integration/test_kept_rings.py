@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edge_run.base.errors import Cancelled
 from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.speculation.session import SpeculativeSession
 from in_child import in_child
 from kept_prompts import TOKENS, opened, talk
 from tiny_models import make_model
@@ -67,3 +69,30 @@ def test_a_conversation_goes_on_after_a_pass_that_was_taken_back(what: str, is_e
         with opened(path, None, exact=is_exact) as (session, _, _):
             wanted = go_on(session, text)
     assert all(map(np.array_equal, found[0], wanted[0]))
+
+
+@in_child
+def test_a_conversation_goes_on_after_guesses_that_did_not_come_true(tmp_path: Path) -> None:
+    path, kept = make_model("gemma3", tmp_path), tmp_path / "kept"
+    options: dict[str, Any] = {"speculate": "ngram", "outputs_per_pass": 8}
+    with opened(path, kept, **options) as (session, keeper, _):
+        assert keeper
+        assert isinstance(session, SpeculativeSession)
+        session._control.choose = lambda values: len(values) + 1  # type: ignore[method-assign]
+        keeper.keeps_answers = True
+        session.feed(TOKENS[:40] * 8)
+        for token in TOKENS[:20]:
+            session.step(token)
+        assert session._guessed
+        assert session._guessed.rows is not None
+        session.finish()
+        keeper.flush()
+        rows, text = keeper.rows, list(session.history)
+        wanted = session.feed([*text, *TOKENS[100:120]])[0].copy()
+    with opened(path, kept, **options) as (session, keeper, said):
+        assert keeper
+        keeper.expect(rows)
+        logits, cached = session.feed([*text, *TOKENS[100:120]])
+        assert not said
+        assert cached == len(text)
+        assert np.array_equal(logits, wanted)
