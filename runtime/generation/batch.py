@@ -185,7 +185,7 @@ class Batch(Closing):
             self._forget(number)
             return [*events, Event(number, error=error)]
         except Cancelled:
-            self._engine.interrupt.reset()  # nothing was computed yet where rows were read back
+            self._engine.interrupt.reset()  # which a pass does itself, but not rows that are read back
             is_for_all = not self._cancelled & self._open.keys()
             return events + [self._end(number, "cancelled") for number in list(self._open) if is_for_all]
         return events + list(self._take_in(begun, computed, self._meter.lap()))
