@@ -215,6 +215,8 @@ class AddressSpace:
                     self._move(source + i, chunk + i)
         except OSError:
             _libc.map_anonymous(length, _libc.PROT_NONE, at=address)  # the kernel may have left a hole
+            if source is not None and source >= 0:  # those that had not moved yet have their frames still
+                _libc.map_anonymous(length, _libc.PROT_NONE, at=self.place(source).address)
             raise
 
     def _check_whole(self, chunk: int, count: int) -> None:

@@ -49,7 +49,7 @@ class Residency(ChunkStates):
             for i, chunk in enumerate(self._order):
                 if (first := self._first_use[chunk]) != i:
                     self._uses.setdefault(chunk, [first]).append(i)
-        self._spent: list[int] = []
+        self._spent: dict[int, None] = {}  # in the order in which they were used
         self._fresh: set[int] = set()
         self._consumer = self._frontier = 0
 
@@ -85,6 +85,7 @@ class Residency(ChunkStates):
                 continue
             if state in (ChunkState.FRESH, ChunkState.SPENT):
                 self._fresh.discard(chunk)
+                self._spent.pop(chunk, None)
                 self._state[chunk] = ChunkState.HELD
             elif state != ChunkState.HELD and chunk not in met:
                 self._wanted.add(chunk)
@@ -131,6 +132,7 @@ class Residency(ChunkStates):
                 self._n_unmade += 1
             self._vacant.discard(chunk)
             self._fresh.discard(chunk)
+            self._spent.pop(chunk, None)
             if state not in (ChunkState.ABSENT, ChunkState.LOADING):
                 self._state[chunk] = ChunkState.PINNED
         return self.pump()
@@ -152,7 +154,7 @@ class Residency(ChunkStates):
         """Raise AssertionError unless every frame is in exactly one place and no state contradicts another."""
         super().check()
         assert self._fresh == {c for c, state in enumerate(self._state) if state == ChunkState.FRESH}
-        assert {c for c, state in enumerate(self._state) if state == ChunkState.SPENT} <= set(self._spent)
+        assert set(self._spent) == {c for c, state in enumerate(self._state) if state == ChunkState.SPENT}
         assert all(self._state[c] == ChunkState.ABSENT for c in self._starved)
 
     def _set_idle(self, chunk: int) -> None:
@@ -161,9 +163,10 @@ class Residency(ChunkStates):
             self._set_fresh(chunk)
         else:
             self._state[chunk] = ChunkState.SPENT
-            self._spent.append(chunk)
+            self._spent[chunk] = None
 
     def _set_fresh(self, chunk: int) -> None:
+        self._spent.pop(chunk, None)
         self._state[chunk] = ChunkState.FRESH
         self._fresh.add(chunk)
 
@@ -185,11 +188,10 @@ class Residency(ChunkStates):
         Where there is none and somebody waits, take that of the chunk whose use is the farthest of those read ahead,
         which is read again later.
         """
-        while self._spent:
-            victim = self._spent.pop()
-            if self._state[victim] == ChunkState.SPENT:
-                self._state[victim] = ChunkState.ABSENT
-                return victim
+        if self._spent:
+            victim, _ = self._spent.popitem()
+            self._state[victim] = ChunkState.ABSENT
+            return victim
         if not is_urgent or not self._fresh:
             return None
         victim = max(self._fresh, key=self._next_use)

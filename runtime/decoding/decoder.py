@@ -33,6 +33,9 @@ class RowWatcher:
     def cut(self, sequence: int, position: int) -> None:
         """`sequence` is about to lose its rows from `position` on."""
 
+    def taken_back(self, n_tokens: int) -> None:
+        """Passes over up to `n_tokens` tokens were begun, not all of which have `ran`: they are about to be cut."""
+
     def branched(self, position: int) -> None:
         """Several sequences have tokens from `position` on: cells need not be in the order of the text there."""
 
@@ -296,6 +299,7 @@ class LocalDecoder:
                 filled = self._pass(tokens, logits, filled)
                 self._timeline.advance()
         except BaseException:
+            self.watcher.taken_back(len(batch) + self.limits.has_padding)
             self.take_back(batch)
             raise
         finally:

@@ -105,7 +105,7 @@ class Feature(Part, Protocol):
         ...
 
     def abandon(self) -> None:
-        """Release everything: the pass failed or ended unexpectedly, and llama.cpp has returned."""
+        """Release everything: the pass failed, ended unexpectedly or computes nothing, and llama.cpp does nothing."""
         ...
 
 
@@ -165,8 +165,7 @@ class Driver:
         self._flow: FlowObserver | None = None
         self._look: Step = _only_stop
         self.observer = Observer()
-        self._program = _EMPTY
-        self._quiet = _EMPTY.quiet  # of the program, while the pass goes as expected
+        self._program, self._quiet = _EMPTY, _EMPTY.quiet  # the latter is the program's while the pass goes as expected
         self._cursor = self._at = 0
         self._seen: list[Node] | None = None
         self._pending: list[Feature] = []
@@ -225,6 +224,7 @@ class Driver:
         look: is called with each node of the graph. Raises its errors, and those of the callback.
         """
         self.before_pass(shape)
+        self._abandon()  # what features know of the rows in these cells
         self._look = look
         with self._computing_nothing(None):
             yield

@@ -22,7 +22,8 @@ class Keeper(Protocol):
     def resume(self, prompt: Sequence[int], held: int) -> int | None:
         """Make the sequence hold what is kept of `prompt`, if that is more than its first `held` tokens.
 
-        Returns how many tokens it holds then, None where it was not touched. What raises leaves it empty.
+        Returns how many tokens it holds then, None where it was not touched. What raises leaves it empty. Where `held`
+        is 0 the context is emptied, of all sequences.
         """
         ...
 

@@ -21,6 +21,7 @@ from edge_run.base.closing import Closing
 from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError, TierReadError
 from edge_run.base.protocols import Clock
 from edge_run.base.results import Piece, Speculation
+from edge_run.runtime.decoding.session import Keeper
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.meter import Interval, Meter
@@ -82,8 +83,18 @@ class Batch(Closing):
     It is over 200 lines because whatever happens to a request, it ends in one place for all that know of it.
     """
 
-    def __init__(self, engine: Engine, meter: Meter, most_parallel: int, clock: Clock = time.monotonic) -> None:
-        """Serve requests with `engine`, whose sequences are empty, and this batch's until it is closed."""
+    def __init__(
+        self,
+        engine: Engine,
+        meter: Meter,
+        most_parallel: int,
+        clock: Clock = time.monotonic,
+        keeper: Keeper | None = None,
+    ) -> None:
+        """Serve requests with `engine`, whose sequences are empty, and this batch's until it is closed.
+
+        keeper: the prompt cache, where there is one.
+        """
         self._engine, self._meter, self._clock = engine, meter, clock
         self._decoder = engine.front
         able, is_exact, has_streams = self._decoder.capabilities, engine.config.exact, engine.shape.has_streams
@@ -100,7 +111,7 @@ class Batch(Closing):
         self._widths = PassWidths(costs, able.micro_batch_tokens)
         self._guesses, self._why_plain = open_shared_guesses(engine, costs)
         self._scheduler = Scheduler(pool, self._widths, clock, rules)
-        self._passes = ScheduledPasses(self._scheduler, self._decoder)
+        self._passes = ScheduledPasses(self._scheduler, self._decoder, keeper)
         self._open: dict[int, _Open] = {}
         self._cancelling = threading.Lock()
         self._cancelled: set[int] = set()
@@ -174,6 +185,7 @@ class Batch(Closing):
             self._forget(number)
             return [*events, Event(number, error=error)]
         except Cancelled:
+            self._engine.interrupt.reset()  # which a pass does itself, but not rows that are read back
             is_for_all = not self._cancelled & self._open.keys()
             return events + [self._end(number, "cancelled") for number in list(self._open) if is_for_all]
         return events + list(self._take_in(begun, computed, self._meter.lap()))
@@ -276,7 +288,7 @@ class Batch(Closing):
                 continue  # it was dropped while the pass was in flight
             note = request.course.prefilled if self._is_prompt(one.part) else request.course.decoded
             note(begun.drafting + lap, n_tokens / sum(widths), passed_s)
-            if one.found:
+            if one.found and self._scheduler.is_at_end(one.part):
                 yield from self._choose_all(one.part.request, request, one.found)
                 self._passes.settle(one)
 

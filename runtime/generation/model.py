@@ -310,7 +310,7 @@ class Model(ModelTexts):
         self._end_running()
         engine.interrupt.reset()
         self._session.forget()
-        batch = Batch(engine, self._meter, self.most_parallel)
+        batch = Batch(engine, self._meter, self.most_parallel, keeper=self._keeper)
         self._batch, self._running = batch, weakref.ref(batch)
         return batch
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _ANY_SEED = 2**32 - 1  # llama.cpp's word for "draw one": never passed, so that the seed can be reported
 _MIN_KEEP = 0
+_MOST_LOOKED_BACK = 2**18  # llama.cpp takes memory for as many tokens as it is told to look back, needed or not
 
 
 class CandidateTable:
@@ -186,13 +187,16 @@ class Sampler(Closing):
 
 
 def _last_n_tokens(config: SamplingConfig, context_tokens: int | None) -> int:
-    """Return how many tokens back the penalties look; 0 where they are off."""
+    """Return how many tokens back the penalties look; 0 where they are off.
+
+    Never further than the context, or than texts are long that outgrow theirs.
+    """
     if config.repeat_penalty == 1.0 and not (config.frequency_penalty or config.presence_penalty):
         return 0
     if not math.isfinite(config.repeat_penalty):
         raise ConfigError(f"repeat penalty {config.repeat_penalty}: must be finite")
     if config.repeat_last_n >= 0:
-        return config.repeat_last_n
+        return min(config.repeat_last_n, max(context_tokens or 0, _MOST_LOOKED_BACK))
     if context_tokens is None:
         raise ConfigError("repeat last n -1 (the context): the context's length is not known here; give a number")
     return context_tokens
@@ -207,7 +211,7 @@ def _open_chain(config: SamplingConfig, n_vocab: int, last_n_tokens: int, seed: 
         steps.append(low.llama_sampler_init_greedy())
     else:
         steps += [
-            low.llama_sampler_init_top_k(config.top_k),
+            low.llama_sampler_init_top_k(min(config.top_k, n_vocab)),
             low.llama_sampler_init_top_p(config.top_p, _MIN_KEEP),
             low.llama_sampler_init_min_p(config.min_p, _MIN_KEEP),
             low.llama_sampler_init_temp(config.temperature),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from edge_run.base.errors import ContextFull
 from edge_run.base.protocols import BatchToken, Decoder, Logits
 from edge_run.runtime.decoding.one_at_a_time import pass_queue
+from edge_run.runtime.decoding.session import Keeper
 from edge_run.runtime.generation.meter import Interval
 from edge_run.runtime.scheduling.scheduler import PassPart, PlannedPass, Scheduler
 from edge_run.runtime.speculation.drafting import plan_tree
@@ -52,10 +53,13 @@ class BegunPass:
 
 
 class ScheduledPasses:
-    """Computes what a scheduler plans. Not thread-safe."""
+    """Computes what a scheduler plans. Not thread-safe.
 
-    def __init__(self, scheduler: Scheduler, decoder: Decoder) -> None:
-        self._scheduler, self._decoder, self._queue = scheduler, decoder, pass_queue(decoder)
+    keeper: the prompt cache, which has the rows of sequence 0 where no other sequence has any.
+    """
+
+    def __init__(self, scheduler: Scheduler, decoder: Decoder, keeper: Keeper | None = None) -> None:
+        self._scheduler, self._decoder, self._queue, self._keeper = scheduler, decoder, pass_queue(decoder), keeper
         self._in_flight: deque[BegunPass] = deque()
 
     @property
@@ -76,6 +80,9 @@ class ScheduledPasses:
             held = self._decoder.rewind(place.sequence, place.n_tokens)
             if held < place.n_tokens:  # a window has left what they would need
                 self._scheduler.placed(place.sequence, held)
+            if self._keeper and self._scheduler.is_first(place):
+                (number,) = self._scheduler.running()
+                self._scheduler.read_back(number, self._keeper.resume(self._scheduler.tokens(number), 0) or 0)
 
     def plan(self, n_guesses: int = 0) -> PlannedPass | None:
         """Return the next pass, which may have so many guesses; None where no request needs one."""

@@ -143,7 +143,8 @@ def _conversation(name: str, fields: Any) -> Conversation:
         for run in fields["passes"]:
             start, width, count = map(_number, run)
             end = passes[-1].start + passes[-1].width if passes else 0
-            if width < 1 or not 1 <= count <= len(tokens) or start > end or (passes and start <= passes[-1].start):
+            is_after = not passes or passes[-1].start < min(start, len(tokens))  # not billions of passes
+            if width < 1 or not 1 <= count <= len(tokens) or start > end or not is_after:
                 raise ValueError("passes")
             passes += [RowPass(start + i * width, width) for i in range(count)]
         if bool(tokens) != bool(passes) or (passes and not passes[-1].start < len(tokens) <= sum(passes[-1])):

@@ -85,8 +85,11 @@ class PromptKeeper(RowWatcher):
         """Make the context hold the longest beginning of `prompt` that is kept, if it is longer than `held` tokens.
 
         Returns the tokens that the context holds then; None where it was not touched. Raises Cancelled, after which it
-        is empty. Where llama.cpp does not do as it did when the rows were kept, none are taken any more.
+        is empty. Where llama.cpp does not do as it did when the rows were kept, none are taken any more. Without a held
+        token the context is emptied: what other sequences had left may not lie as it does in a new one.
         """
+        if not held:
+            self._restorer.clear()
         result = None
         for _ in range(0 if self._is_off else _MOST_TRIES):
             prefix = self._longest(prompt)
@@ -147,12 +150,19 @@ class PromptKeeper(RowWatcher):
             self._turns.clear()
         with self._writer.lock:
             self._states.cut(position)
-        passes = self._record.passes
-        if self._layout.needs_snapshots and passes and 0 < position < passes[-1].start:
-            position = 0  # a ring is not what passes up to there would have left
-            self._record.lose(position)
+        last = self._record.passes[-1] if self._record.passes else None
+        if self._layout.needs_snapshots and last and 0 < position < last.start + (last.width > 1):
+            self._record.lose(0)  # a ring is not what passes up to there would have left
         else:
             self._record.cut(position)
+
+    def taken_back(self, n_tokens: int) -> None:
+        """Keep nothing of a ring in which passes began to overwrite what no window reaches.
+
+        A token that was alone leaves its cell to the next one; where there were several, others are the next.
+        """
+        if self._layout.needs_snapshots and n_tokens > 1:
+            self._record.lose(0)
 
     def branched(self, position: int) -> None:
         """From `position` on, rows need not lie in the order of the text."""

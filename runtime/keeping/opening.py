@@ -32,7 +32,7 @@ def open_keeper(engine: Engine, say: Callable[[str], None]) -> PromptKeeper | No
 
 def _open(engine: Engine, say: Callable[[str], None]) -> PromptKeeper:
     _check_supported(engine)
-    layout = layout_of(engine.flow(), engine.context_tokens)
+    layout = layout_of(engine.flow(), engine.context_tokens, engine.shape.n_streams)
     try:
         identity = kept_identity(engine.gguf, engine.numerics, layout.signature)
     except OSError as error:
@@ -61,13 +61,14 @@ def _check_supported(engine: Engine) -> None:
         raise NotSupported("keys and values lie on the GPU")
 
 
-def layout_of(flow: Flow, context_tokens: int) -> KvLayout:
+def layout_of(flow: Flow, context_tokens: int, n_streams: int) -> KvLayout:
     """Return what a context of `context_tokens` tokens keeps, from the data flow of one of its passes.
 
-    Keys and values with a cell for each position are rows; whatever else a pass writes that outlives it, the ring of a
-    sliding window or recurrent state, is kept as a whole. Raises NotSupported where it keeps nothing that we can see.
+    Keys and values with a cell for each position are rows, those of the first of `n_streams` streams; whatever else a
+    pass writes that outlives it, the ring of a sliding window or recurrent state, is kept as a whole. Raises
+    NotSupported where it keeps nothing that we can see.
     """
-    rows = tuple(tensor for tensor in flow.cells if tensor.n_cells >= context_tokens)
+    rows = tuple(tensor.part(0, n_streams) for tensor in flow.cells if tensor.n_cells >= context_tokens)
     known = {tensor.address for tensor in rows}
     leaves = (flow.storages[number] for number in sorted(users(flow)))
     others = tuple((leaf.address, leaf.size_bytes) for leaf in leaves if leaf.address and leaf.address not in known)

@@ -68,6 +68,10 @@ class RowRestorer:
         finally:
             self._decoder.clear()
 
+    def clear(self) -> None:
+        """Empty the context."""
+        self._decoder.clear()
+
     def cut(self, position: int) -> None:
         """Cut the context at `position`."""
         self._decoder.rewind(0, position)

@@ -72,8 +72,8 @@ class PrefixSearch:
         return None, n_rows * has_rows
 
     def _stops(self, passes: Sequence[RowPass], most: int) -> Iterator[int]:
-        """Yield the positions after which passes begin, from `most` down."""
-        position = last_stop(passes, most)
+        """Yield `most`, where a pass may have been cut, and the positions before it after which passes begin."""
+        position = most
         while position > 0:
             yield position
             position = last_stop(passes, position - 1)

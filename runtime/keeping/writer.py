@@ -78,10 +78,10 @@ class BlockWriter:
                 )
                 return False
             self.written_bytes += write_rows(paths[-1], head, copies)
-        except OSError as error:
-            self.failure = error.strerror or str(error)
-            return False
         except RowsVoid:
+            return False
+        except Exception as error:  # of memory, too: the thread goes on, and what is submitted does not add up
+            self.failure = getattr(error, "strerror", None) or str(error) or type(error).__name__
             return False
         self._store.used(paths)
         return True

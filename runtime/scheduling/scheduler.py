@@ -145,6 +145,8 @@ class _Service:
 class Scheduler:
     """The requests of one context. Not thread-safe.
 
+    It is over 200 lines because whatever happens to one request changes what the others may have.
+
     pool: the context's sequences.
     widths: how wide passes are.
     rules: what passes must be like.
@@ -215,6 +217,18 @@ class Scheduler:
         request.n_held = placed.n_tokens
         return placed
 
+    def is_first(self, place: Beginning) -> bool:
+        """Return whether the request that was admitted to `place` is alone, in a context that holds nothing yet."""
+        return place.sequence == 0 and self.n_running == 1 and not self._pool.used_cells
+
+    def read_back(self, number: int, n_tokens: int) -> None:
+        """The sequence of a request holds its first `n_tokens` tokens now, and nothing was computed for that."""
+        request = self._requests[number]
+        assert request.sequence is not None
+        assert not request.n_held
+        self._pool.extend(request.sequence, request.tokens[:n_tokens])
+        request.n_held = n_tokens
+
     def placed(self, sequence: int, n_tokens: int) -> None:
         """`sequence` holds `n_tokens` tokens only, fewer than it was said to."""
         self._pool.cut(sequence, n_tokens)
@@ -273,6 +287,14 @@ class Scheduler:
             self._pool.extend(request.sequence, (token,))
             request.n_held += 1
             self._service.tokens[request.key] += 1
+
+    def is_at_end(self, part: PassPart) -> bool:
+        """Return whether the next token can be chosen by what `part` has brought: its request's text ends with it.
+
+        A request that gave way while a pass with its last token was in flight may be computed again before that pass is
+        finished; then the text goes on, and what comes a second time is of its middle.
+        """
+        return part.is_last and part.start + len(part.tokens) == len(self._requests[part.request].tokens)
 
     def is_full(self, number: int) -> bool:
         """Return whether the last token of a request has no cell any more, even if it were alone."""

@@ -85,7 +85,7 @@ class SequencePool:
         salt: what was held for requests of another salt does not serve it.
         """
         idle = [number for number, held in enumerate(self._held) if held.user is None]
-        oldest = min(idle, key=lambda number: (bool(self._held[number].tokens), self._held[number].ended))
+        oldest = min(idle, key=lambda number: self._held[number].ended if self._held[number].tokens else 0)
         found = Beginning(oldest, oldest, 0)
         for number, held in enumerate(self._held):
             common = self._usable(held, tokens) if held.salt == salt else 0

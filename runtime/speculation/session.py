@@ -99,6 +99,12 @@ class SpeculativeSession(Session):
         self._guessed = self._plain_row = None
         super().forget()
 
+    def finish(self) -> None:
+        """The answer is complete: what is kept of it has no guesses that did not come true."""
+        if self.keeper is not None:
+            self._settle()
+        super().finish()
+
     def step(self, token: int) -> Logits:
         """Append one token; return the logits after it, `(vocabulary,)`: of a guess that came true without a pass."""
         guessed = self._guessed

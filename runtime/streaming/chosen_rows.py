@@ -66,8 +66,10 @@ class ChosenRows:
         """Do nothing: nothing stops a pass for it."""
 
     def abandon(self) -> None:
-        """Forget the mask of the pass."""
+        """Forget the mask of the pass, and all pages: rows of another text may come to lie there next."""
         self._mask = None
+        if not self._is_asked:  # where they cannot be learnt before a choice, no rows come so
+            self._bounds.clear()
 
     def choose(self, address: int) -> Choice | None:
         """Hide rows from the attention at `address`, whose query is computed; return those that it reads, None: all.
@@ -95,8 +97,10 @@ class ChosenRows:
 
     def learn(self, address: int) -> None:
         """Learn of the pages of keys that are complete and not known yet: `choose` let all of their rows be read."""
-        k = ggml.tensor_at(ggml.tensor_at(address).src[1])
-        bounds, n_pages = self._bounds_of(k), self._n_rows // PAGE_ROWS
+        self._learn(ggml.tensor_at(ggml.tensor_at(address).src[1]), self._n_rows)
+
+    def _learn(self, k: Any, n_rows: int) -> None:
+        bounds, n_pages = self._bounds_of(k), n_rows // PAGE_ROWS
         if self._kind != WINDOW and n_pages > bounds.n_pages:
             bounds.extend(_rows(k, bounds.n_pages * PAGE_ROWS, n_pages * PAGE_ROWS))
 
@@ -115,6 +119,8 @@ class ChosenRows:
     def _chosen(self, q: Any, k: Any) -> Choice | None:
         if self._n_rows <= self._keep_rows:
             return None  # of all layers, so that none has hidden any
+        if not self._is_asked:
+            self._learn(k, self._n_rows - 1)  # what no pass has told of, as rows that came back from a file
         bounds = self._bounds_of(k)
         if self._kind == WINDOW or not bounds.n_pages:
             return choose_window(self._n_rows, self._keep_rows) if self._kind == WINDOW else None

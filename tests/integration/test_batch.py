@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from edge_run import (
     Request,
     SamplingConfig,
 )
-from edge_run.base.protocols import Logits
+from edge_run.base.protocols import BatchToken, Decoder, Logits
 from edge_run.base.results import Piece
+from edge_run.runtime.decoding.one_at_a_time import OneAtATime
+from edge_run.runtime.generation import scheduled_passes
 from edge_run.runtime.generation.batch import Batch, Event
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.meter import Meter
@@ -175,17 +178,49 @@ def test_with_exact_no_bit_depends_on_who_shares_the_passes(
         assert np.array_equal(found, seen[key][: len(found)]), key
 
 
+class InFlight(OneAtATime):
+    """Passes whose rows are handed out later, as a mesh does. Each is computed when it is begun."""
+
+    most_in_flight = 5
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__(decoder)
+        self._begun = deque[Logits]()
+
+    def begin(self, batch: Sequence[BatchToken]) -> None:
+        super().begin(batch)
+        self._begun.append(super().finish().copy())
+
+    def finish(self) -> Logits:
+        return self._begun.popleft()
+
+
 def test_when_memory_runs_out_the_youngest_waits_and_nothing_is_lost(
     rows: dict[tuple[int, ...], list[Logits]], folder: Path
 ) -> None:
     """300 cells for six answers that come to 90 tokens each."""
-    prompts = [[3 + (7 * i + 11 * k) % 290 for i in range(30)] for k in range(6)]
+    check_short(folder, rows, [(30, 60)] * 6)
+
+
+def test_who_gives_way_while_its_token_is_in_flight_gets_it_once(
+    rows: dict[tuple[int, ...], list[Logits]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third prompt takes the cells of the fourth, which is computed again as soon as the first two have ended."""
+    monkeypatch.setattr(scheduled_passes, "pass_queue", InFlight)
+    check_short(folder, rows, [(64, 1), (64, 1), (120, 8), (64, 8)])
+
+
+def check_short(folder: Path, rows: dict[tuple[int, ...], list[Logits]], lengths: Sequence[tuple[int, int]]) -> None:
+    """Check answers in 256 cells against the same one by one. lengths: of prompts and answers."""
+    prompts = [[3 + (7 * i + 11 * k) % 290 for i in range(n_tokens)] for k, (n_tokens, _) in enumerate(lengths)]
+    greedy = SamplingConfig(temperature=0)
+    asked = [Request(prompt, most, greedy) for prompt, (_, most) in zip(prompts, lengths, strict=True)]
     with Model(make_model("llama", folder), **{**OPTIONS, "context_tokens": 256}) as model:
-        found = model.generate_many(prompts, max_tokens=60, temperature=0).results()
+        found = model.generate_many(asked).results()
         shared = dict(rows)
         rows.clear()
-        for prompt, one in zip(prompts, found, strict=True):
-            wanted = model.generate(prompt, max_tokens=60, temperature=0).result()
+        for prompt, one, (_, most) in zip(prompts, found, lengths, strict=True):
+            wanted = model.generate(prompt, max_tokens=most, temperature=0).result()
             assert isinstance(one, Generation)
             check_alike(NOISE, prompt, one, shared[tuple(prompt)], wanted, rows[tuple(prompt)])
 

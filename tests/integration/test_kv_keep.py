@@ -13,6 +13,7 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.keeping.opening import open_keeper
 from edge_run.runtime.streaming.chosen_rows import ChosenRows
 from exactness import open_at
 from in_child import in_child
@@ -61,6 +62,27 @@ def test_it_is_the_same_streamed_or_not_and_llama_cpps_where_all_is_looked_at(na
     assert all(np.array_equal(a, b) for a, b in zip(found["pages"], say(streamed), strict=True))
     assert streamed.memory_use.peak_bytes <= streamed.budget_bytes
     streamed.close()
+
+
+@pytest.mark.parametrize("length", [257, 300])
+@in_child
+def test_pages_are_those_of_the_text_that_came_back_and_not_of_the_one_before(length: int, tmp_path: Path) -> None:
+    path, options = make_model("llama", tmp_path), {**OPTIONS, "kv_keep": 96, "backend": "edge-run"}
+    found = []
+    for before in (None, TEXT[100:], TEXT[100:]):
+        engine = Engine.open(path, ModelConfig(**options, prompt_cache=tmp_path / "kept" if before else "off"))
+        session, said = Session(engine.decoder), list[str]()
+        if before:
+            session.keeper = keeper = open_keeper(engine, said.append)
+            assert keeper, said
+            session.feed(before)
+        first, cached = session.feed(TEXT[:length])
+        found.append([first.copy(), *(session.step(token).copy() for token in TEXT[300:340])])
+        if before:
+            keeper.close()
+        engine.close()
+    assert cached == 256
+    assert all(np.array_equal(a, b) and np.array_equal(a, c) for a, b, c in zip(*found, strict=True))
 
 
 def test_answers_and_the_key_say_that_it_is_lossy(kit: Path) -> None:

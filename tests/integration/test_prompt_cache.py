@@ -8,34 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled
-from edge_run.runtime.decoding.session import Session
-from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.keeping.keeper import PromptKeeper
-from edge_run.runtime.keeping.opening import open_keeper
-from exactness import open_at
 from in_child import in_child
-from tiny_models import N_VOCAB, make_model
+from kept_prompts import TOKENS, WIDTH, opened, same, talk, talks
+from tiny_models import make_model
 
-WIDTH = 64
-OPTIONS: dict[str, Any] = {
-    "context_tokens": 1024,
-    "micro_batch_tokens": WIDTH,
-    "outputs_per_pass": 2,
-    "threads": 1,
-    "check_file": False,
-}
-OURS: dict[str, Any] = {"backend": "edge-run"}
-TOKENS = np.random.default_rng(0).integers(1, N_VOCAB, 1000).tolist()
 # Attention alone, latent, shared and looped; windows; recurrent, with and without layers of attention; compressed.
 ROWS = ["llama", "gpt2", "deepseek2", "hrm_text", "qwen3moe", "minicpm3"]
 SNAPSHOTS = ["gemma3", "gemma3n", "mamba", "rwkv7", "jamba", "falcon-h1", "deepseek4"]
@@ -45,57 +29,6 @@ SNAPSHOTS = ["gemma3", "gemma3n", "mamba", "rwkv7", "jamba", "falcon-h1", "deeps
 def kept(tmp_path: Path) -> Path:
     """The folder of the cache."""
     return tmp_path / "kept"
-
-
-@contextmanager
-def opened(path: Path, folder: Path | None, **options: Any) -> Iterator[tuple[Session, PromptKeeper | None, list[str]]]:
-    """A session of a model, with a prompt cache in `folder`; share: streamed with so much above the smallest budget."""
-    share = options.pop("share", None)
-    settings = {**OPTIONS, **options, "prompt_cache": folder or "off"}
-    is_streamed = share is not None
-    engine = open_at(path, share, settings) if is_streamed else Engine.open(path, ModelConfig(**settings, **OURS))
-    said: list[str] = []
-    try:
-        keeper = open_keeper(engine, said.append)
-        assert (keeper is not None) == (folder is not None), said
-        session = Session(engine.decoder)
-        session.keeper = keeper
-        yield session, keeper, said
-        if keeper:
-            keeper.close()
-    finally:
-        engine.close()
-
-
-def talk(session: Session, prompt: Sequence[int], n_tokens: int = 5) -> tuple[list[np.ndarray], int]:
-    """The logits after `prompt` and after tokens that follow, and how many tokens were there."""
-    logits, cached = session.feed(prompt)
-    rows = [logits.copy()]
-    rows += [session.step(token).copy() for token in TOKENS[900 : 900 + n_tokens]]
-    session.finish()
-    return rows, cached
-
-
-def talks(path: Path, folder: Path | None, *prompts: Sequence[int], **options: Any) -> list[tuple[Any, int]]:
-    """Each prompt in an engine of its own, or, without a cache, in an empty context, where one prompt is read once."""
-    if folder is None:
-        known: dict[tuple[int, ...], tuple[Any, int]] = {}
-        with opened(path, None, **options) as (session, _, _):
-            for prompt in map(tuple, prompts):
-                if prompt not in known:
-                    session._cut(0)
-                    known[prompt] = talk(session, prompt)
-        return [known[tuple(prompt)] for prompt in prompts]
-    found = []
-    for prompt in prompts:
-        with opened(path, folder, **options) as (session, _, said):
-            found.append(talk(session, prompt))
-            assert not said
-    return found
-
-
-def same(found: tuple[Any, int], wanted: tuple[Any, int]) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(found[0], wanted[0], strict=True))
 
 
 def compare(path: Path, kept: Path, expected: Sequence[int], **options: Any) -> None:
@@ -184,6 +117,7 @@ def test_the_length_counts_where_it_changes_what_is_computed_or_kept(
         {"micro_batch_tokens": 48},
         {"micro_batch_tokens": 512},
         {"sequences": 3, "outputs_per_pass": 3},
+        {"exact": True, "sequences": 2, "context_tokens": 2048},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
@@ -369,7 +303,7 @@ _WORK = """
 import sys
 sys.path[:0] = {paths!r}
 from pathlib import Path
-from test_prompt_cache import TOKENS, opened, talk
+from kept_prompts import TOKENS, opened, talk
 print("ready", flush=True)
 for number in range(1000):
     with opened(Path({model!r}), Path({kept!r})) as (session, keeper, _):

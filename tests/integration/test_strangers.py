@@ -254,6 +254,20 @@ def test_a_grammar_that_explodes_while_tokens_are_chosen(model: Model) -> None:
         accept_all(sampler, [a] * 60)
 
 
+@pytest.mark.parametrize("many", [2**28, 2**32 + 1, 2**62])
+def test_penalties_that_look_far_back_take_no_memory(model: Model, many: int) -> None:
+    n_vocab = model._opened.model.vocabulary
+    config = SamplingConfig(top_k=many, repeat_last_n=many, repeat_penalty=1.5, seed=1, temperature=0.01)
+    logits = np.zeros(n_vocab, np.float32)
+    logits[[5, 6]] = 2.0, 1.9
+    with growing_less_than(64 << 20), Sampler(model._vocab, config, n_vocab) as sampler:
+        sampler.prime([5, *range(7, 200)])
+        assert sampler.choose(logits) == 6
+    logits[6] = 2.0
+    with Sampler(model._vocab, config, n_vocab) as sampler:
+        assert {sampler.choose(logits) for _ in range(20)} == {5, 6}, "of all tokens, not only of the best"
+
+
 def test_a_grammar_gives_the_same_in_a_room_and_here(model: Model) -> None:
     schema = '{"type": "array", "items": {"enum": ["red", 22, null]}, "maxItems": 4}'
     vocab, n_vocab = model._vocab, model._opened.model.vocabulary

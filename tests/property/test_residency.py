@@ -317,6 +317,14 @@ def test_the_frame_that_goes_is_the_one_used_last() -> None:
     assert residency.state(0) is ChunkState.FRESH
 
 
+def test_passes_over_chunks_that_all_have_frames_leave_nothing_behind() -> None:
+    residency = Residency(3, [0, 1, 2], (), 3)
+    loaded(residency, *(load.chunk for load in residency.pump()))
+    for chunk in (0, 1, 2) * 20:
+        assert residency.acquire([chunk]) == residency.release([chunk]) == []
+    assert len(residency._spent) <= 3
+
+
 def test_of_the_chunks_read_ahead_the_last_gives_way_and_is_read_again_in_its_turn() -> None:
     residency = Residency(5, [0, 1, 2], (), 2)
     loaded(residency, *(load.chunk for load in residency.pump()))

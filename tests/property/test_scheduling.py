@@ -93,7 +93,8 @@ class Served(RuleBasedStateMachine):
     def finish(self) -> None:
         """Take in what came of the pass in flight that was begun first; some of its requests may have ended."""
         for part in self.in_flight.popleft().parts:
-            if part.is_last and part.request in self.tokens:
+            if part.request in self.tokens and self.scheduler.is_at_end(part):
+                assert self.tokens[part.request][part.start :] == list(part.tokens)
                 self.tokens[part.request].append(len(self.tokens[part.request]) % 2)
                 self.scheduler.append(part.request, self.tokens[part.request][-1])
                 if self.scheduler.is_full(part.request):

@@ -172,6 +172,27 @@ def test_a_refused_move_leaves_no_hole_and_no_frame(monkeypatch: pytest.MonkeyPa
         assert read(address_space, 2) == bytes(CHUNK)
 
 
+def test_of_several_moves_one_that_is_refused_leaves_no_frame_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those count as not made from then on: what stayed mapped would be memory that nobody knows of."""
+    with mapped([16 * CHUNK], CHUNK) as address_space:
+        address_space.map(0, NEW_FRAME, 4)
+        for chunk in range(4):
+            fill(address_space, chunk, 5)
+        move, calls = _libc.move_pages, iter(range(9))
+
+        def refuse(source: int, target: int, length: int) -> None:
+            if next(calls) in (0, 2):  # that of all together, and the second one
+                raise OSError(12, "Cannot allocate memory")
+            move(source, target, length)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_libc, "move_pages", refuse)
+            with pytest.raises(OSError, match="Cannot allocate"):
+                address_space.map(8, 0, 4)
+        assert not any(is_readable(address_space.place(chunk).address) for chunk in range(16))
+        assert mappings_of(address_space) == 1
+
+
 @pytest.mark.parametrize(
     ("target", "source", "count"),
     [

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_run.base.errors import ConfigError
+from edge_run.runtime.keeping import conversations
 from edge_run.runtime.keeping.conversations import Conversation, Conversations
 from edge_run.tiers.kv.record import RowPass
 
@@ -48,6 +49,23 @@ def test_a_name_never_leads_out_of_the_folder(name: str, tmp_path: Path) -> None
         with pytest.raises(ConfigError, match="give a name"):
             action(name)
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_small_file_does_not_become_many_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, made = Conversations(tmp_path), list[RowPass]()
+    kept.save(Conversation("fox", "m", PARTS, tuple(range(1000)), [RowPass(0, 1000)]))
+    (file,) = tmp_path.rglob("fox.json")
+    fields = json.loads(file.read_text())
+    file.write_text(json.dumps({**fields, "passes": [(1000 * i, 1, 1000) for i in range(200)]}))
+
+    def make(start: int, width: int) -> RowPass:
+        made.append(RowPass(start, width))
+        return made[-1]
+
+    monkeypatch.setattr(conversations, "RowPass", make)
+    with pytest.raises(ConfigError, match="is damaged"):
+        kept.load("fox")
+    assert len(made) <= 2000
 
 
 _WILD = st.recursive(
