@@ -49,6 +49,30 @@ class OpenModel:
         self.entry, self.model, self.answering, self.forecast = entry, model, answering, forecast
         self.keep_s: float | None = None
         self.expires_at: datetime | None = None
+        self._resting: anyio.CancelScope | None = None
+
+    def rest(self, group: TaskGroup, close: Callable[[], None]) -> None:
+        """Have `close` called by a task of `group` when `keep_s` is over, unless it is woken before."""
+        self.wake()
+        if self.keep_s is None:
+            return
+        self.expires_at = datetime.now(timezone.utc) + timedelta(seconds=self.keep_s)
+        scope = self._resting = anyio.CancelScope()
+
+        async def close_later(seconds: float) -> None:
+            with scope:
+                await anyio.sleep(seconds)
+            if not scope.cancel_called:
+                close()
+
+        group.start_soon(close_later, self.keep_s, name="edge-run-close-model")
+
+    def wake(self) -> None:
+        """Let it rest no more: it is used, or closed."""
+        self.expires_at = None
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
 
 
 class Catalogue:
@@ -71,7 +95,6 @@ class Catalogue:
         self._turns = Turns()
         self._waiting: dict[ModelTurn, anyio.Event] = {}
         self._group: TaskGroup | None = None
-        self._resting: anyio.CancelScope | None = None  # of the task that closes an unused model in due time
         self.open: OpenModel | None = None
 
     @classmethod
@@ -142,7 +165,7 @@ class Catalogue:
             if not turn.is_in or self.open is None:
                 message = "the model that is open is in use; try again later"
                 raise Refusal(503, message, code="model_busy", retry_after_s=30)
-            self._stop_resting()
+            self.open.wake()
             yield self.open
         finally:
             del self._waiting[turn]
@@ -190,28 +213,12 @@ class Catalogue:
 
     def _rest(self) -> None:
         """Where nobody uses the open model any more, have it closed in due time."""
-        self._stop_resting()
-        resting = self.open
-        if resting is None or self._turns.users or resting.keep_s is None or self._group is None:
-            return
-        resting.expires_at = datetime.now(timezone.utc) + timedelta(seconds=resting.keep_s)
-        scope = self._resting = anyio.CancelScope()
+        if self.open is not None and not self._turns.users and self._group is not None:
+            self.open.rest(self._group, self._close_when_idle)
 
-        async def close_later(seconds: float) -> None:
-            with scope:
-                await anyio.sleep(seconds)
-            if not scope.cancel_called:
-                self._turns.close_when_idle()
-                self._settle()
-
-        self._group.start_soon(close_later, resting.keep_s, name="edge-run-close-model")
-
-    def _stop_resting(self) -> None:
-        if self.open is not None:
-            self.open.expires_at = None
-        if self._resting is not None:
-            self._resting.cancel()
-            self._resting = None
+    def _close_when_idle(self) -> None:
+        self._turns.close_when_idle()
+        self._settle()
 
     async def _change(self, name: str | None) -> None:
         """Close the model that is open; open another one."""
@@ -246,9 +253,9 @@ class Catalogue:
         logger.info("%s is open after %.1f s", entry.name, took_s)
 
     async def _close(self) -> None:
-        self._stop_resting()
         closing, self.open = self.open, None
         if closing is not None and not self.is_fixed:
+            closing.wake()
             with anyio.CancelScope(shield=True):
                 await closing.answering.__aexit__()
             gc.unfreeze()
