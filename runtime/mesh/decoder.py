@@ -114,7 +114,11 @@ class MeshDecoder:
         self._run.in_flight.forget_all()
 
     def rewind(self, sequence: int, position: int) -> int:
-        """Forget `sequence` from `position` on; return where it ends now."""
+        """Forget `sequence` from `position` on; return where it ends now.
+
+        All of it is forgotten where the run is broken off: this device's cells then say nothing of what is logged.
+        """
+        position = 0 if self._run.is_broken_off else position
         end = self._local.rewind(sequence, position)
         self._run.log.rewind(sequence, position, end)
         self._run.tell(Operate("rewind", (sequence, position)))

@@ -66,6 +66,7 @@ class DeviceGroup:
         self.number = 0
         self._in_flight: deque[tuple[int, Decode]] = deque()  # with their numbers
         self._latest: Sequence[BatchToken] = ()
+        self._loss: DeviceLost | None = None  # of a device that was not told something
         self._share = Share(attempt.plan.owners, mesh.node, self.is_split)
         room_bytes = most_waiting_bytes(engine)
         self._transport = LinkTransport(mesh.link, attempt.epoch, self._share, coder, self._check, room_bytes)
@@ -130,6 +131,7 @@ class DeviceGroup:
 
         token_s: as of `perform`.
         """
+        self._check_told()
         number, command = self._in_flight[0]
         tokens = sum(len(waiting.batch) for _, waiting in self._in_flight)
         self._transport.expect(number, self._deadline_s(tokens, token_s))
@@ -162,12 +164,17 @@ class DeviceGroup:
             raise NotNumbers("the last layers gave logits that are no numbers", node=self._mesh.node, after=self._last)
 
     def tell(self, command: Command) -> None:
-        """Have the other devices carry out `command`. Raises DeviceLost."""
+        """Have the other devices carry out `command`. Raises DeviceLost, and from then on for each command."""
+        self._check_told()
         self.number += 1
         header = command_header(command, self._attempt.epoch, self.number, self._oldest)
         parts = command_parts(command)
-        for node in self.others:
-            self._mesh.link.send(node, header, parts, timeout_s=SEND_TIMEOUT_S)
+        try:
+            for node in self.others:
+                self._mesh.link.send(node, header, parts, timeout_s=SEND_TIMEOUT_S)
+        except DeviceLost as error:
+            self._loss = error
+            raise
 
     def stop(self) -> None:
         """Have the other devices take back the latest command; a device that is lost meanwhile is found out later."""
@@ -177,6 +184,11 @@ class DeviceGroup:
                 self._mesh.link.send(node, header, timeout_s=SEND_TIMEOUT_S)
             except DeviceLost as error:
                 logger.info("%s", error)
+
+    def _check_told(self) -> None:
+        """Raise DeviceLost where a device has missed a command: it would compute something else."""
+        if self._loss is not None:
+            raise self._loss
 
     @property
     def _last(self) -> str:

@@ -97,12 +97,22 @@ class MeshRun:
                 with contextlib.suppress(MeshError):  # it ends soon
                     self._mesh.resign()
 
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether no plan is in force: before the next batch, all is computed anew as it is logged."""
+        return self._failover.phase is not failover.Phase.RUNNING
+
     def tell(self, command: Command) -> None:
-        """Have the other devices do what was done here, and logged."""
+        """Have the other devices do what was done here, and logged; who is lost meanwhile fails the next batch."""
+        if self.is_broken_off:
+            return
         try:
             self._group.tell(command)
         except DeviceLost as error:
-            self.recover(error)
+            logger.info("%s", error)
+        except BaseException:
+            self._break_off()  # some of them were not told
+            raise
 
     def stop(self) -> None:
         """Have the other devices take back the batch that was taken back here."""
@@ -125,11 +135,14 @@ class MeshRun:
                 return
             except (*FAULTS, GraphChanged) as found:
                 error = found
+            except BaseException:
+                self._break_off()  # all were emptied, and each has computed another part of it again
+                raise
         self._react(self._blame.event_of(error, self._group.others))
 
     def look_around(self) -> None:
         """Hear who came and who went; between conversations, a new device is given its part."""
-        if self._failover.phase is not failover.Phase.RUNNING:  # it was broken off, by Ctrl-C or an error
+        if self.is_broken_off:  # by Ctrl-C or an error
             self._drive(self._failover.start())
         for event in self._events.take():
             if isinstance(event, Joined) and is_worker(event.member):
@@ -156,6 +169,10 @@ class MeshRun:
         coder = ActivationCoder(self._engine.config.mesh_activations, speeds, self._sent)
         return DeviceGroup(self._mesh, self._engine, self._events, Attempt(plan, epoch, self._lease), coder)
 
+    def _break_off(self) -> None:
+        """Devices may hold different things from now on."""
+        self._failover.handle(failover.Ended())
+
     def _react(self, event: failover.Event) -> None:
         """Do what `event` makes necessary."""
         self._drive(self._failover.handle(event))
@@ -168,7 +185,7 @@ class MeshRun:
             if event is None:
                 continue
             waiting = self._failover.handle(event) or waiting
-        if self._failover.phase is not failover.Phase.RUNNING:
+        if self.is_broken_off:
             raise MeshError(
                 f"the mesh does not get on: it waits for {self._failover.phase.value}; `edge-run mesh doctor` says "
                 "what is in the way, without --mesh the model runs here"
