@@ -167,7 +167,9 @@ class MeshRun:
     def _make_group(self, plan: MeshPlan, epoch: int) -> DeviceGroup:
         speeds = self._coordinator.links.speeds(self._mesh.node, plan.nodes)
         coder = ActivationCoder(self._engine.config.mesh_activations, speeds, self._sent)
-        return DeviceGroup(self._mesh, self._engine, self._events, Attempt(plan, epoch, self._lease), coder)
+        waits_s = reading_s(plan, self._coordinator.works, self._coordinator.specs)
+        attempt = Attempt(plan, epoch, self._lease, waits_s)
+        return DeviceGroup(self._mesh, self._engine, self._events, attempt, coder)
 
     def _break_off(self) -> None:
         """Devices may hold different things from now on."""
@@ -244,8 +246,7 @@ class MeshRun:
                 raise
             self._coordinator.take_less(error)
             return failover.Unfit(str(error))
-        waits_s = reading_s(plan, self._coordinator.works, self._coordinator.specs)
-        times = PlanTimes(0.0, plan.token_s, waits_s)
+        times = PlanTimes(0.0, plan.token_s, self._group.attempt.reading_s)
         self._replay.change_plan(times, self.rates.token_s)
         self.rates.restart()
         if len(plan.nodes) > 1:

@@ -5,6 +5,7 @@ In one process, over a mesh made of queues; with real processes and a real broke
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -24,6 +25,7 @@ from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.mesh import coordinator, device_group
 from edge_run.runtime.mesh import orders as run_orders
+from edge_run.runtime.mesh import run as mesh_run
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from fake_mesh import Hub
 from in_child import in_child
@@ -212,6 +214,34 @@ def test_a_worker_that_hangs_is_done_without(folder: Path) -> None:
         assert time.monotonic() - started < 60
         assert any("in time" in line for line in run.said)
         freed.set()
+
+
+@in_child
+def test_a_worker_that_reads_its_weights_in_the_first_passes_is_waited_for(folder: Path) -> None:
+    """Also where the first pass reads little of them, as one of few tokens does of a mixture."""
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    device_group.LEAST_DEADLINE_S, device_group.PATIENCE = 0.5, 0.0
+    mesh_run.reading_s = lambda *plan: 0.5
+    with running(path) as run:
+        spent = itertools.count()
+
+        def read(source: str, target: str, header: Document) -> None:
+            if source == "b" and header["kind"] == "activation" and next(spent) in (2, 9):
+                time.sleep(1.0)
+
+        run.hub.on_send = read
+        assert greedy(run.engine) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert use.recoveries == 0, run.said
+        assert next(spent) > 9
+        run.hub.on_send = lambda *a: None
+        run.workers["b"]._runs.run.transport.send = lambda *a: time.sleep(4)  # type: ignore[union-attr]
+        started = time.monotonic()
+        run.engine.front.rewind(0, 0)
+        assert greedy(run.engine) == wanted
+        assert time.monotonic() - started < 15, "but not for ever"
 
 
 @in_child
