@@ -151,9 +151,10 @@ class MeshRun:
                 self._react(failover.Gone(event.node, event.why))
             elif not self._is_alone and is_end_of_lease(event, self._lease):
                 self._react(failover.Deposed(LED_BY_ANOTHER))
-        for member in self._mesh.members():
-            if is_worker(member) and self._incarnations.get(member.node, member.incarnation) != member.incarnation:
-                self._failover.handle(failover.Appeared(member.node))  # another start than was asked, and lost
+        for member in filter(is_worker, self._mesh.members()):
+            is_anew = self._incarnations.get(member.node, member.incarnation) != member.incarnation
+            if is_anew or (not len(self.log) and self._failover.may_return(member.node)):  # it was lost, and is there
+                self._failover.handle(failover.Appeared(member.node))
         if self._failover.wants_more and not len(self.log):
             self._react(failover.Better("a device joined"))
         elif why := self.rates.why_replan(self._coordinator, self.log.tokens):

@@ -23,7 +23,7 @@ from edge_run.base.mesh import Document, Unled
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.speculation_setup import open_session
-from edge_run.runtime.mesh import coordinator, device_group
+from edge_run.runtime.mesh import coordinator, device_group, failover
 from edge_run.runtime.mesh import orders as run_orders
 from edge_run.runtime.mesh import run as mesh_run
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
@@ -269,6 +269,23 @@ def test_a_device_that_was_started_anew_is_asked_at_once(folder: Path) -> None:
         run.engine.front.rewind(0, 0)
         assert greedy(run.engine) == wanted
         assert {node.node for node in run.engine.mesh_use.nodes} == {"a", "b", "c"}
+
+
+@in_child
+def test_a_device_whose_link_was_silent_for_a_moment_is_asked_again(folder: Path) -> None:
+    """Nobody else lost it, so it is not announced anew."""
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with running(path) as run:
+        loss = DeviceLost("the connection broke", node="b")
+        for number in range(1, failover.MOST_MISFITS + 2):
+            assert greedy(run.engine, at=lambda i: run.mesh.put(loss) if i == 5 else None) == wanted
+            assert {node.node for node in run.engine.mesh_use.nodes} == {"a", "c"}
+            run.engine.front.rewind(0, 0)
+            assert greedy(run.engine) == wanted
+            is_back = number <= failover.MOST_MISFITS
+            assert {node.node for node in run.engine.mesh_use.nodes} == ({"a", "b", "c"} if is_back else {"a", "c"})
+            run.engine.front.rewind(0, 0)
 
 
 @in_child
