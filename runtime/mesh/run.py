@@ -33,6 +33,7 @@ from edge_run.runtime.slices.engine import SliceEngine
 logger = logging.getLogger(__name__)
 
 LEAD_TIMEOUT_S = 10.0
+MOST_CONTEXTS = 2  # of tokens in a log that is not condensed
 
 
 class MeshRun:
@@ -50,7 +51,8 @@ class MeshRun:
         say: is told what the user should see.
         """
         self._mesh, self._engine, self._coordinator, self._say = mesh, engine, coordinator, say
-        self.log, self.rates = MeshLog(), MeshRates()
+        self.log = MeshLog(MOST_CONTEXTS * engine.loaded.context.context_tokens)
+        self.rates = MeshRates()
         self._events, self._sent = RunEvents(mesh), SentActivations()
         self._lease = 0
         self._group = self._make_group(coordinator.plan, 0)

@@ -21,6 +21,7 @@ from edge_run.base.errors import Cancelled, DeviceLost
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Document, Unled
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.mesh import coordinator, device_group, failover
@@ -69,6 +70,65 @@ def test_many_answers_share_passes_on_a_mesh_also_when_devices_die(exact: bool, 
         assert use is not None
         assert use.recoveries == 1
         assert found == wanted
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3moe", "gemma2"])
+@in_child
+def test_a_long_log_that_was_condensed_gives_the_same_answers_when_a_device_dies(name: str, folder: Path) -> None:
+    """To the bit, with `exact`; answers that have ended are not computed again."""
+    path = make_model(name, folder)
+    mesh_run.MOST_CONTEXTS = 0  # so it is condensed again and again
+    prompts = [PROMPT[: 5 + 9 * i] for i in range(6)]
+    options = {**OPTIONS, "context_tokens": 1024, "sequences": 4, "exact": True}
+    with running(path, options=options) as run:
+        wanted = answers(run.engine, prompts)
+        log = run.engine.front._run.log  # type: ignore[attr-defined]
+        assert len(log) == 0, "nobody holds anything"
+        for moment in (4, 9, 14):
+            run.workers["b"].close()
+            run.workers["b"] = run.join("b")
+            lengths: list[int] = []
+
+            def strike(i: int, batch: object, moment: int = moment, lengths: list[int] = lengths) -> None:
+                lengths.append(log.tokens)
+                if i == moment:
+                    run.hub.kill("b")
+
+            assert answers(run.engine, prompts, at=strike) == wanted, moment
+            assert len(log) == 0
+            assert max(lengths) <= sum(map(len, prompts)) + 12 * 6
+            run.hub.kill("b")
+
+
+@pytest.mark.parametrize("name", ["llama", "granitehybrid"])
+@in_child
+def test_who_stops_a_pass_before_it_began_here_can_go_on_also_without_a_device(name: str, folder: Path) -> None:
+    """State that cannot be cut stayed here, and was forgotten by the log."""
+    path = make_model(name, folder)
+    wanted = alone(path)
+    with running(path) as run:
+        session = Session(run.engine.front)
+        logits, _ = session.feed(PROMPT)
+
+        def press(source: str, target: str, header: Document) -> None:
+            if header.get("what") == "decode" and target == "c":
+                run.hub.on_send = lambda *a: None
+                raise KeyboardInterrupt
+
+        said: list[int] = []
+        while len(said) < len(wanted):
+            said.append(int(logits.argmax()))
+            if len(said) == 4:
+                run.hub.on_send = press
+                with pytest.raises(KeyboardInterrupt):
+                    session.step(said[-1])
+                logits, _ = session.feed([*PROMPT, *said])
+            else:
+                logits = session.step(said[-1])
+            if len(said) == 8:
+                run.hub.kill("b")
+            assert run.engine.front._run.log.tokens == len(session.history)  # type: ignore[attr-defined]
+        assert said == wanted
 
 
 @in_child
@@ -368,9 +428,11 @@ def test_when_another_leads_this_device_goes_on_alone(folder: Path) -> None:
         assert [node.node for node in use.nodes] == ["a"]
 
 
+@pytest.mark.parametrize("most_contexts", [0, 2])
 @in_child
-def test_guesses_are_verified_over_the_mesh(folder: Path) -> None:
-    """Branches, rewinds and passes of several tokens, also across the loss of a device."""
+def test_guesses_are_verified_over_the_mesh(most_contexts: int, folder: Path) -> None:
+    """Branches, rewinds and passes of several tokens, also across the loss of a device, and from a condensed log."""
+    mesh_run.MOST_CONTEXTS = most_contexts
     path = make_model("llama", folder)
     options = {**OPTIONS, "speculate": "ngram", "exact": True}
     plain = Engine.open(path, ModelConfig(memory="4GiB", **{**OPTIONS, "exact": True}))
