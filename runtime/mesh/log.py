@@ -146,8 +146,8 @@ def _condensed(entries: Iterable[_Entry]) -> list[_Entry]:
             last.update(dict.fromkeys(numbers[2:]))
         else:
             last[sequence] = next((one for one in _back(last.get(sequence)) if one.token.position < numbers[0]), None)
-    for sequence, token in last.items():
-        for one in _back(token):
+    for sequence, newest in last.items():
+        for one in _back(newest):
             one.sequences |= 1 << sequence
     batches = [(entry, tuple(_held_token(one) for one in tokens if one.sequences)) for entry, tokens in passes]
     return [replace(entry, command=Decode(batch)) for entry, batch in batches if batch]

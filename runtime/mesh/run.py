@@ -39,6 +39,9 @@ MOST_CONTEXTS = 2  # of tokens in a log that is not condensed
 class MeshRun:
     """Carries out what the failover of a run decides, and tells it what came of that. Not thread-safe.
 
+    It is long because whatever it does may fail, or be broken off, and has then to be made good for the devices, the
+    log and the batches in flight together.
+
     log, rates: what was decoded, and what passes took.
     in_flight: the batches that whoever has the run has begun.
     """
