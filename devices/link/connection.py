@@ -34,6 +34,7 @@ NOT_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # what may 
 HEARTBEAT_S, SILENCE_S = 0.5, 1.5
 SEND_QUEUE = 16  # messages
 _SLICE_MS = 50
+_numbering, _latest_number = threading.Lock(), [0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,7 @@ class PeerConnection:
         """is_talked_to: there is a conversation, so that its end is a loss."""
         self.peer, self.candidate, self.rate, self.is_talked_to = peer, candidate, candidate.rate, is_talked_to
         self.used_s = time.monotonic()
-        self._number = time.time_ns()
+        self._number = _next_number()
         self._sequence = 0
         self._turn = threading.Lock()
         self._why = ""
@@ -287,6 +288,13 @@ class PeerConnection:
 
     def _lost(self, why: str) -> DeviceLost:
         return DeviceLost(f"{why}, at {self.candidate.place}", node=self.peer.node)
+
+
+def _next_number() -> int:
+    """Return a number for a connection, later than all before, also where the clock was put back."""
+    with _numbering:
+        _latest_number.append(max(time.time_ns(), _latest_number.pop() + 1))
+        return _latest_number[0]
 
 
 def _has_files() -> bool:

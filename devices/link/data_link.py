@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
 from edge_run.base.mesh import Document, LinkRate, Message
@@ -122,6 +123,10 @@ class DataLink:
                 return
             self._service.peers = peers
             self._known |= peers.keys()
+            measured: tuple[dict[str, Any], ...] = (self._service.rates, self._service.measured_s)
+            for known in measured:
+                for node in known.keys() - peers.keys():  # each run is a node of its own
+                    del known[node]
         self._service.wake()
 
     def drop(self, node: str, why: str) -> None:

@@ -100,8 +100,8 @@ class LinkListener:
         """End the connections by which messages of `node` came."""
         for descriptor in [one for one, owner in self._connections.items() if owner == node]:
             del self._connections[descriptor]
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-                connection.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):
+                _shut_down(os.dup(descriptor))
 
     def close(self) -> None:
         """Listen no more."""
@@ -116,3 +116,14 @@ class LinkListener:
             else:
                 port = self.socket.bind_to_random_port(f"tcp://{host}")
         return port
+
+
+def _shut_down(descriptor: int) -> None:
+    """End the connection of `descriptor`, and close that. Raises OSError where it is none any more."""
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+    with connection:
+        connection.shutdown(socket.SHUT_RDWR)

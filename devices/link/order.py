@@ -10,23 +10,26 @@ class MessageOrder:
     """Checks that the messages of each peer come in the order of its connection. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._expected: dict[str, tuple[int, int]] = {}  # number of a connection, place of its next message
+        self._expected: dict[str, tuple[str, int, int]] = {}  # incarnation, connection, place of its next message
 
     def skip(self, node: str, head: Head) -> None:
         """A message was refused that nobody waits for: what comes after it is in order."""
-        self._expected[node] = (head.connection_number, head.sequence + 1)
+        incarnation = self._expected.get(node, ("", 0, 0))[0]
+        self._expected[node] = (incarnation, head.connection_number, head.sequence + 1)
 
-    def take(self, node: str, head: Head) -> bool:
-        """Return whether a message counts; one of a connection before the latest does not.
+    def take(self, node: str, incarnation: str, head: Head) -> bool:
+        """Return whether a message counts; one of a connection before the latest of the same incarnation does not.
 
         Raises ProtocolError where messages before it are missing.
         """
-        number, expected = self._expected.get(node, (0, 0))
+        known, number, expected = self._expected.get(node, ("", 0, 0))
+        if known not in ("", incarnation):  # its clock may have been put back
+            number, expected = 0, 0
         if head.connection_number < number:
             return False
         if head.connection_number > number:
             expected = 0
         if head.sequence != expected:
             raise ProtocolError(f"message {head.sequence} came where {expected} was to come", node=node)
-        self._expected[node] = (head.connection_number, expected + 1)
+        self._expected[node] = (incarnation, head.connection_number, expected + 1)
         return True

@@ -226,13 +226,14 @@ class LinkService:
         node = message.node
         if node not in self.peers:
             self._on_stranger(node)
-        if node not in self.peers or head.kind is FrameKind.ECHO:
+        peer = self.peers.get(node)
+        if peer is None or head.kind is FrameKind.ECHO:
             self.refused += 1
             if head.kind is not FrameKind.ECHO:  # when it is a peer again, nothing is missing that anybody waits for
                 self._order.skip(node, head)
             return
         try:
-            if not self._order.take(node, head):
+            if not self._order.take(node, peer.incarnation, head):
                 return  # it was still under way on a connection that broke
         except ProtocolError as error:
             self.refused += 1

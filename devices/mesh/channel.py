@@ -42,6 +42,7 @@ class ChannelCallbacks:
     on_message: takes a topic, a payload, and whether the broker had kept it.
     on_change: takes whether there is a connection, and where, or why not.
     on_tick: does what is due, and returns in how many seconds it wants to be called again.
+    on_end: takes why the channel ends though nobody closed it.
     """
 
     find: Callable[[], Broker]
@@ -49,6 +50,7 @@ class ChannelCallbacks:
     on_message: Callable[[str, bytes, bool], None]
     on_change: Callable[[bool, str], None]
     on_tick: Callable[[], float]
+    on_end: Callable[[str], None]
 
 
 class Channel:
@@ -123,14 +125,14 @@ class Channel:
             asyncio.create_task(self._ended.wait(), name="edge-run mesh end"),
         ]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.error("mesh: a mistake of edge-run's own", exc_info=error)
+                self._callbacks.on_end(f"a mistake of edge-run's own: {error!r}")  # which may still say something
         self._is_ending = True
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                logger.error("mesh: a mistake of edge-run's own", exc_info=error)
-                self._callbacks.on_change(False, f"a mistake of edge-run's own: {error!r}")
 
     async def _keep_ticking(self) -> None:
         while not self._is_ending:  # until Python 3.12, wait_for forgets to be cancelled when what it awaits comes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
 from pathlib import Path
@@ -47,7 +48,8 @@ class _Entry:
         self._changed = threading.Condition()
         self._why, self._attempts = "the broker was not reached yet", 0
         self._asked_s = self._up_s = 0.0
-        callbacks = ChannelCallbacks(self._find, self._make_will, self._take_in, self._change, self._pass_time)
+        told = (self._take_in, self._change, self._pass_time, functools.partial(self._change, False))
+        callbacks = ChannelCallbacks(self._find, self._make_will, *told)
         members = str(Topic(invited.cluster, "members"))
         self._channel = Channel(self.device.node, [members], callbacks, authority)
         self._channel.start()

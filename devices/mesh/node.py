@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import version
 from random import Random
 
@@ -70,12 +71,18 @@ class LocalNode:
         self._executor: OrderExecutor | None = None
         self._is_closed = False
         self._why_down, self.broker = "the broker was not reached yet", ""
-        self._why_ended = ""  # of the data link, without which this device takes no part
+        self._why_ended = ""  # of the data link or the channel, without which this device takes no part
         self._report = LoadReport(time.monotonic)
         self._places = AddressFilter()
-        told = (self._change_link, self._take_control, self._hear_again, self._end_link)
+        told = (self._change_link, self._take_control, self._hear_again, partial(self._end, "the data link"))
         self.link = DataLink(places or ("127.0.0.1",), port, *told)
-        callbacks = ChannelCallbacks(find, self._make_will, self._take_in, self._change_broker, self._pass_time)
+        told_too = (
+            self._take_in,
+            self._change_broker,
+            self._pass_time,
+            partial(self._end, "the channel to the broker"),
+        )
+        callbacks = ChannelCallbacks(find, self._make_will, *told_too)
         topics = subscriptions(cluster.id, identity.node, is_watching=is_watching)
         self._channel = Channel(identity.node, topics, callbacks, cluster.authority)
 
@@ -316,10 +323,10 @@ class LocalNode:
             state.change_link(node, is_up, why)
         self._channel.hurry()
 
-    def _end_link(self, why: str) -> None:
-        """Leave: who is not reached is not to be counted on."""
+    def _end(self, what: str, why: str) -> None:
+        """Leave: who is not reached, or says nothing any more, is not to be counted on."""
         with self.held() as state:
-            self._why_ended = f"the data link ended ({why})"
+            self._why_ended = f"{what} ended ({why})"
             state.leave()
         self._channel.close()
 

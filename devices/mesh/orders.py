@@ -144,7 +144,8 @@ class OrderExecutor:
             self._orders.put_nowait(inbound)
         except queue.Full:
             with self._lock:
-                self._answers.pop(key, None)
+                if self._answers.get(key) is None:  # else it was carried out, and is not to be again
+                    self._answers.pop(key, None)
             logger.warning("order %d of node %s: dropped, %d wait already", inbound.number, inbound.node, MOST_WAITING)
 
     def close(self, timeout_s: float) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from edge_run.base.errors import EdgeRunError, MeshError, NotTrusted, ProtocolError
-from edge_run.base.mesh import Document, Lost, Member, MembersChanged, MeshEvent, Unled
+from edge_run.base.mesh import Document, Lost, Member, MembersChanged, MeshEvent, Unled, add_event
 from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.members.identity import Identity
 from edge_run.devices.members.roster import Roster
@@ -262,7 +262,7 @@ class MeshState:
         """Go by the list as it is now; where it is settled now, take in what came meanwhile."""
         if is_changed:
             self._due.is_list_new = True
-            self.events.append(MembersChanged())
+            add_event(self.events, MembersChanged())
             self._outbox.adopt(self.roster.cluster)
             for node in self._gate.adopt(self.roster.cluster):
                 self._carry_out(self.membership.handle(events.SentAway(node)))
@@ -364,7 +364,7 @@ class MeshState:
             self._due.is_reconnecting = True
 
     def _tell(self, event: MeshEvent) -> None:
-        self.events.append(event)
+        add_event(self.events, event)
         if isinstance(event, Lost):
             self.loads.pop(event.node, None)
             self.outbound.lose(event.node, event.why)

@@ -75,7 +75,7 @@ class LayerCoordinator:
         say: is told what the user should see.
         """
         self._mesh, self._engine, self._takes_any, self._say = mesh, engine, takes_any_numerics, say
-        self.orders = RunOrders(mesh)
+        self.orders = RunOrders(mesh, engine.interrupt.check)
         self._apart: set[tuple[str, str]] = set()  # who does not reach whom, as was said
         shards = engine.gguf.shards
         self.fingerprint = fingerprint([shard.path for shard in shards], engine.config.cache, engine.interrupt.check)

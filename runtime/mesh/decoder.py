@@ -114,10 +114,14 @@ class MeshDecoder:
         self._run.in_flight.forget_all()
 
     def rewind(self, sequence: int, position: int) -> int:
-        """Forget `sequence` from `position` on; return where it ends now."""
+        """Forget `sequence` from `position` on; return where it ends now.
+
+        All of it is forgotten where the run is broken off: this device's cells then say nothing of what is logged.
+        """
+        position = 0 if self._run.is_broken_off else position
         end = self._local.rewind(sequence, position)
-        self._run.log.rewind(sequence, position, end)
-        self._run.tell(Operate("rewind", (sequence, position)))
+        self._run.log.rewind(sequence, end)
+        self._run.tell(Operate("rewind", (sequence, end)))
         return end
 
     def branch(self, sequence: int, branches: Sequence[int]) -> None:
@@ -143,8 +147,9 @@ class MeshDecoder:
 
     def _stop(self, batch: Sequence[BatchToken]) -> None:
         """The batch was taken back here: have the others take it back too."""
-        for sequence, first in _beginnings(batch).items():
-            self._run.log.rewind(sequence, first, first if self.capabilities.can_rewind else 0)
+        for sequence, first in _beginnings(batch).items():  # state that cannot be cut may be gone elsewhere
+            end = self._local.rewind(sequence, first if self.capabilities.can_rewind else 0)
+            self._run.log.rewind(sequence, end)
         self._run.stop()
 
 

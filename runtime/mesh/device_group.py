@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 LEAST_DEADLINE_S = 10.0
 PATIENCE = 20.0  # times what a pass is expected to take
+READING_PATIENCE = 5.0  # times what devices are expected to read for, in their first passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +38,13 @@ class Attempt:
     plan: which device computes which units.
     epoch: later than that of every attempt before.
     lease: the epoch of the lease under which the plan was made.
+    reading_s: how long the first passes wait for weights that stay, in all.
     """
 
     plan: MeshPlan
     epoch: int
     lease: int
+    reading_s: float
 
 
 class DeviceGroup:
@@ -48,6 +53,7 @@ class DeviceGroup:
     Under a plan with several passes in flight, a pass ends here after the units that this device has at its beginning;
     its tail is another one, when the activation has been around. Between the two, others are begun.
 
+    attempt: what they try to compute by.
     others: the devices of its plan besides this one.
     number: that of the latest command.
     """
@@ -61,11 +67,13 @@ class DeviceGroup:
         coder: ActivationCoder,
     ) -> None:
         """coder: of what this device hands on."""
-        self._mesh, self._engine, self._events, self._attempt = mesh, engine, events, attempt
+        self._mesh, self._engine, self._events, self.attempt = mesh, engine, events, attempt
+        self._reading_s = READING_PATIENCE * attempt.reading_s  # that passes may still take besides
         self.others = [node for node in attempt.plan.nodes if node != mesh.node]
         self.number = 0
         self._in_flight: deque[tuple[int, Decode]] = deque()  # with their numbers
         self._latest: Sequence[BatchToken] = ()
+        self._loss: DeviceLost | None = None  # of a device that was not told something
         self._share = Share(attempt.plan.owners, mesh.node, self.is_split)
         room_bytes = most_waiting_bytes(engine)
         self._transport = LinkTransport(mesh.link, attempt.epoch, self._share, coder, self._check, room_bytes)
@@ -73,7 +81,7 @@ class DeviceGroup:
     @property
     def most_in_flight(self) -> int:
         """How many passes in flight are of use."""
-        return self._attempt.plan.most_in_flight
+        return self.attempt.plan.most_in_flight
 
     @property
     def is_split(self) -> bool:
@@ -110,7 +118,8 @@ class DeviceGroup:
             carry_out(self._engine, command)
             return None
         self._latest = command.batch
-        rows = self._engine.decoder.decode(command.batch)
+        with self._reading():
+            rows = self._engine.decoder.decode(command.batch)
         self._transport.finish()
         self._check_rows(rows)
         return rows
@@ -130,15 +139,17 @@ class DeviceGroup:
 
         token_s: as of `perform`.
         """
+        self._check_told()
         number, command = self._in_flight[0]
         tokens = sum(len(waiting.batch) for _, waiting in self._in_flight)
         self._transport.expect(number, self._deadline_s(tokens, token_s))
         self._latest = [token for token in command.batch if token.wants_logits and wants_rows]
-        if self._latest:
-            rows = self._engine.tail_rows(len(self._latest))
-        else:
-            rows = np.empty((0, self._engine.decoder.capabilities.vocabulary), np.float32)
-            self._transport.await_tail()
+        with self._reading():
+            if self._latest:
+                rows = self._engine.tail_rows(len(self._latest))
+            else:
+                rows = np.empty((0, self._engine.decoder.capabilities.vocabulary), np.float32)
+                self._transport.await_tail()
         self._transport.finish()
         self._check_rows(rows)
         self._in_flight.popleft()
@@ -162,33 +173,51 @@ class DeviceGroup:
             raise NotNumbers("the last layers gave logits that are no numbers", node=self._mesh.node, after=self._last)
 
     def tell(self, command: Command) -> None:
-        """Have the other devices carry out `command`. Raises DeviceLost."""
+        """Have the other devices carry out `command`. Raises DeviceLost, and from then on for each command."""
+        self._check_told()
         self.number += 1
-        header = command_header(command, self._attempt.epoch, self.number, self._oldest)
+        header = command_header(command, self.attempt.epoch, self.number, self._oldest)
         parts = command_parts(command)
-        for node in self.others:
-            self._mesh.link.send(node, header, parts, timeout_s=SEND_TIMEOUT_S)
+        try:
+            for node in self.others:
+                self._mesh.link.send(node, header, parts, timeout_s=SEND_TIMEOUT_S)
+        except DeviceLost as error:
+            self._loss = error
+            raise
 
     def stop(self) -> None:
         """Have the other devices take back the latest command; a device that is lost meanwhile is found out later."""
-        header: Document = {"kind": "stop", "epoch": self._attempt.epoch, "number": self.number}
+        header: Document = {"kind": "stop", "epoch": self.attempt.epoch, "number": self.number}
         for node in self.others:
             try:
                 self._mesh.link.send(node, header, timeout_s=SEND_TIMEOUT_S)
             except DeviceLost as error:
                 logger.info("%s", error)
 
+    def _check_told(self) -> None:
+        """Raise DeviceLost where a device has missed a command: it would compute something else."""
+        if self._loss is not None:
+            raise self._loss
+
     @property
     def _last(self) -> str:
         """The last of the other devices to compute in a pass, an empty string where there is none."""
-        return next((node for node in reversed(self._attempt.plan.owners) if node != self._mesh.node), "")
+        return next((node for node in reversed(self.attempt.plan.owners) if node != self._mesh.node), "")
 
     def _deadline_s(self, n_tokens: int, token_s: float) -> float:
         """Return what a pass may take before a device must be stuck."""
-        slowest_s = max(self._attempt.plan.token_s, token_s)
-        return max(LEAST_DEADLINE_S, PATIENCE * (slowest_s + 0.1 * n_tokens * slowest_s))
+        slowest_s = max(self.attempt.plan.token_s, token_s)
+        least_s = max(LEAST_DEADLINE_S, PATIENCE * (slowest_s + 0.1 * n_tokens * slowest_s))
+        return least_s + max(0.0, self._reading_s)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Count what is done in this block as time in which devices could read."""
+        started_s = time.monotonic()
+        yield
+        self._reading_s -= time.monotonic() - started_s
 
     def _check(self) -> None:
         """While an activation is waited for: was the pass stopped, is a device of the plan gone, does another lead?"""
         self._engine.interrupt.check()
-        self._events.check(self.others, self._attempt.lease)
+        self._events.check(self.others, self.attempt.lease)

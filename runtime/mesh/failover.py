@@ -5,8 +5,9 @@
 
 Every attempt has an epoch that is later than all before: the epoch of the lease, with the attempts under that lease
 counted in the lowest bits. Messages under an earlier epoch are ignored.
-A device that was lost takes part again when it appears anew. A device that refused takes no further part in the run. So
-attempts end: at the latest, this device goes on alone, for which it needs no lease.
+A device that was lost takes part again when it appears anew, or, a few times, when it was there all along: its link was
+silent for a moment. A device that refused takes no further part in the run. So attempts end: at the latest, this device
+goes on alone, for which it needs no lease.
 """
 
 from __future__ import annotations
@@ -195,6 +196,7 @@ class Failover:
         self.wants_more = False
         self._misfits = 0
         self._ends: Counter[str] = Counter()  # how often a device gave up
+        self._losses: Counter[str] = Counter()  # how often a device was lost while it computed
 
     def start(self) -> list[Instruction]:
         """Begin, or begin again after something was broken off."""
@@ -222,6 +224,10 @@ class Failover:
             self.nodes, self.phase = (), Phase.LEADING
             return []
         return self._next(event)
+
+    def may_return(self, node: str) -> bool:
+        """Return whether a device that was lost is asked again because it is there; not where that came too often."""
+        return node not in self.candidates and 0 < self._losses[node] <= MOST_MISFITS
 
     def check(self) -> None:
         """Assert what always holds."""
@@ -261,6 +267,10 @@ class Failover:
         if node == self.node or node not in self.candidates:
             return []
         self.candidates.discard(node)
+        if self.phase in (Phase.REPLAYING, Phase.RUNNING):
+            self._losses[node] += 1
+        else:
+            del self._losses[node]  # it is asked, and does not answer
         is_of_plan = node in self.nodes
         self.nodes = tuple(other for other in self.nodes if other != node)
         is_left_out = isinstance(event, Refused) or self.phase is Phase.PLANNING

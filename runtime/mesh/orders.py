@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError
@@ -14,6 +14,7 @@ from edge_run.base.mesh import Document, Mesh
 from edge_run.runtime.mesh.failover import Gone, Refused
 
 STATUS_TIMEOUT_S = 3.0
+CHECK_S = 0.1
 
 _Answer = TypeVar("_Answer")
 
@@ -29,8 +30,9 @@ class Failed(Exception):
 class RunOrders:
     """Gives orders to the devices of a run. Not thread-safe."""
 
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
+    def __init__(self, mesh: Mesh, check: Callable[[], None]) -> None:
+        """check: runs while it waits for answers, and may raise to stop."""
+        self._mesh, self._check = mesh, check
         self._holding: set[str] = set()  # devices that opened the model, or a slice of it, and were not released
 
     def expect_release(self, nodes: Iterable[str]) -> None:
@@ -38,24 +40,36 @@ class RunOrders:
         self._holding.update(nodes)
 
     def give(self, orders: Mapping[str, Document], timeout_s: float) -> dict[str, Document]:
-        """Give each device its order, all at once; return the answers. Raises Failed for the first that fails."""
+        """Give each device its order, all at once; return the answers. Raises Failed for the first that fails.
+
+        Where it is stopped, what devices still do is nobody's.
+        """
+        return self._give(orders, timeout_s, self._check)
+
+    def _give(self, orders: Mapping[str, Document], timeout_s: float, check: Callable[[], None]) -> dict[str, Document]:
         if not orders:
             return {}
         calls: dict[str, Callable[[], Document]] = {
             node: functools.partial(self._mesh.order, node, order, timeout_s=timeout_s)
             for node, order in orders.items()
         }
-        with ThreadPoolExecutor(len(orders), thread_name_prefix="edge-run-order") as pool:
+        pool = ThreadPoolExecutor(len(orders), thread_name_prefix="edge-run-order")
+        try:
             with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads: in turn, then
-                calls = {node: pool.submit(call).result for node, call in calls.items()}
+                given = {node: pool.submit(call) for node, call in calls.items()}
+                while wait(given.values(), CHECK_S).not_done:
+                    check()
+                calls = {node: one.result for node, one in given.items()}
             return {node: judged(node, call) for node, call in calls.items()}
+        finally:
+            pool.shutdown(wait=False)
 
     def release(self) -> None:
         """Let all devices give up what they hold, as far as they hear it."""
         present = {member.node for member in self._mesh.members()}
         freed, self._holding = self._holding & present, set()
         with contextlib.suppress(Failed):
-            self.give({node: {"order": "close"} for node in freed}, STATUS_TIMEOUT_S)
+            self._give({node: {"order": "close"} for node in freed}, STATUS_TIMEOUT_S, lambda: None)
 
     def who_is_stuck(self, nodes: Sequence[str]) -> Gone:
         """Return which of `nodes` keeps the others waiting: one that does not answer, or else one that computes."""

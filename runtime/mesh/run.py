@@ -33,10 +33,14 @@ from edge_run.runtime.slices.engine import SliceEngine
 logger = logging.getLogger(__name__)
 
 LEAD_TIMEOUT_S = 10.0
+MOST_CONTEXTS = 2  # of tokens in a log that is not condensed
 
 
 class MeshRun:
     """Carries out what the failover of a run decides, and tells it what came of that. Not thread-safe.
+
+    It is long because whatever it does may fail, or be broken off, and has then to be made good for the devices, the
+    log and the batches in flight together.
 
     log, rates: what was decoded, and what passes took.
     in_flight: the batches that whoever has the run has begun.
@@ -50,7 +54,8 @@ class MeshRun:
         say: is told what the user should see.
         """
         self._mesh, self._engine, self._coordinator, self._say = mesh, engine, coordinator, say
-        self.log, self.rates = MeshLog(), MeshRates()
+        self.log = MeshLog(MOST_CONTEXTS * engine.loaded.context.context_tokens)
+        self.rates = MeshRates()
         self._events, self._sent = RunEvents(mesh), SentActivations()
         self._lease = 0
         self._group = self._make_group(coordinator.plan, 0)
@@ -97,12 +102,22 @@ class MeshRun:
                 with contextlib.suppress(MeshError):  # it ends soon
                     self._mesh.resign()
 
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether no plan is in force: before the next batch, all is computed anew as it is logged."""
+        return self._failover.phase is not failover.Phase.RUNNING
+
     def tell(self, command: Command) -> None:
-        """Have the other devices do what was done here, and logged."""
+        """Have the other devices do what was done here, and logged; who is lost meanwhile fails the next batch."""
+        if self.is_broken_off:
+            return
         try:
             self._group.tell(command)
         except DeviceLost as error:
-            self.recover(error)
+            logger.info("%s", error)
+        except BaseException:
+            self._break_off()  # some of them were not told
+            raise
 
     def stop(self) -> None:
         """Have the other devices take back the batch that was taken back here."""
@@ -125,11 +140,14 @@ class MeshRun:
                 return
             except (*FAULTS, GraphChanged) as found:
                 error = found
+            except BaseException:
+                self._break_off()  # all were emptied, and each has computed another part of it again
+                raise
         self._react(self._blame.event_of(error, self._group.others))
 
     def look_around(self) -> None:
         """Hear who came and who went; between conversations, a new device is given its part."""
-        if self._failover.phase is not failover.Phase.RUNNING:  # it was broken off, by Ctrl-C or an error
+        if self.is_broken_off:  # by Ctrl-C or an error
             self._drive(self._failover.start())
         for event in self._events.take():
             if isinstance(event, Joined) and is_worker(event.member):
@@ -138,9 +156,10 @@ class MeshRun:
                 self._react(failover.Gone(event.node, event.why))
             elif not self._is_alone and is_end_of_lease(event, self._lease):
                 self._react(failover.Deposed(LED_BY_ANOTHER))
-        for member in self._mesh.members():
-            if is_worker(member) and self._incarnations.get(member.node, member.incarnation) != member.incarnation:
-                self._failover.handle(failover.Appeared(member.node))  # another start than was asked, and lost
+        for member in filter(is_worker, self._mesh.members()):
+            is_anew = self._incarnations.get(member.node, member.incarnation) != member.incarnation
+            if is_anew or (not len(self.log) and self._failover.may_return(member.node)):  # it was lost, and is there
+                self._failover.handle(failover.Appeared(member.node))
         if self._failover.wants_more and not len(self.log):
             self._react(failover.Better("a device joined"))
         elif why := self.rates.why_replan(self._coordinator, self.log.tokens):
@@ -154,7 +173,13 @@ class MeshRun:
     def _make_group(self, plan: MeshPlan, epoch: int) -> DeviceGroup:
         speeds = self._coordinator.links.speeds(self._mesh.node, plan.nodes)
         coder = ActivationCoder(self._engine.config.mesh_activations, speeds, self._sent)
-        return DeviceGroup(self._mesh, self._engine, self._events, Attempt(plan, epoch, self._lease), coder)
+        waits_s = reading_s(plan, self._coordinator.works, self._coordinator.specs)
+        attempt = Attempt(plan, epoch, self._lease, waits_s)
+        return DeviceGroup(self._mesh, self._engine, self._events, attempt, coder)
+
+    def _break_off(self) -> None:
+        """Devices may hold different things from now on."""
+        self._failover.handle(failover.Ended())
 
     def _react(self, event: failover.Event) -> None:
         """Do what `event` makes necessary."""
@@ -168,7 +193,7 @@ class MeshRun:
             if event is None:
                 continue
             waiting = self._failover.handle(event) or waiting
-        if self._failover.phase is not failover.Phase.RUNNING:
+        if self.is_broken_off:
             raise MeshError(
                 f"the mesh does not get on: it waits for {self._failover.phase.value}; `edge-run mesh doctor` says "
                 "what is in the way, without --mesh the model runs here"
@@ -227,8 +252,7 @@ class MeshRun:
                 raise
             self._coordinator.take_less(error)
             return failover.Unfit(str(error))
-        waits_s = reading_s(plan, self._coordinator.works, self._coordinator.specs)
-        times = PlanTimes(0.0, plan.token_s, waits_s)
+        times = PlanTimes(0.0, plan.token_s, self._group.attempt.reading_s)
         self._replay.change_plan(times, self.rates.token_s)
         self.rates.restart()
         if len(plan.nodes) > 1:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from edge_run.base.errors import DeviceLost
-from edge_run.base.mesh import Joined, Lost, Mesh, MeshEvent, Unled, names_apart
+from edge_run.base.mesh import Joined, Lost, Mesh, MeshEvent, Named, Unled, add_event, names_apart
 
 LED_BY_ANOTHER = "another device leads the mesh now"
 
@@ -20,7 +20,7 @@ class RunEvents:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._kept: list[MeshEvent] = []
-        self._members = {member.node: member for member in mesh.members()}
+        self._seen = {member.node: Named(member.node, member.name) for member in mesh.members()}
 
     def check(self, others: Collection[str], lease: int) -> None:
         """Raise DeviceLost where one of `others` is gone, LeaseLost where `lease` is; keep everything else."""
@@ -28,12 +28,12 @@ class RunEvents:
         for number, event in enumerate(events):
             later = events[number + 1 :]  # a device that was started anew is there again
             if isinstance(event, Lost) and event.node in others:
-                self._kept += later
+                self._keep(later)
                 raise DeviceLost(event.why, node=event.node)
             if others and is_end_of_lease(event, lease):
-                self._kept += later
+                self._keep(later)
                 raise LeaseLost(LED_BY_ANOTHER)
-            self._kept.append(event)
+            self._keep([event])
 
     def take_end_of_lease(self, lease: int) -> bool:
         """Return whether `lease` has ended as far as was heard; what said so is kept no more."""
@@ -44,13 +44,18 @@ class RunEvents:
     def take(self) -> list[MeshEvent]:
         """Return what has happened since the last call."""
         taken, self._kept = [*self._kept, *self._mesh.wait(timeout_s=0.0)], []
-        self._members |= {event.member.node: event.member for event in taken if isinstance(event, Joined)}
+        members = [event.member for event in taken if isinstance(event, Joined)]
+        self._seen |= {member.node: Named(member.node, member.name) for member in members}
         return taken
 
     @property
     def names(self) -> dict[str, str]:
         """What people call the devices that were ever seen, by their ids."""
-        return names_apart(self._members.values())
+        return names_apart(self._seen.values())
+
+    def _keep(self, events: Iterable[MeshEvent]) -> None:
+        for event in events:
+            add_event(self._kept, event)
 
 
 def is_end_of_lease(event: MeshEvent, lease: int) -> bool:

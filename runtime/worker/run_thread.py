@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 IDLE_POLL_S = 0.1
 TELL_EVERY_S = 0.5
 STOP_TIMEOUT_S = 30.0
+MOST_DROPPED = 1000  # messages at a time
 UNREACHED = "it is not reached"  # why not would tell who named the address which ports are open there
 
 
@@ -83,6 +84,8 @@ class RunThread:
             with self._changing:
                 self._changing.wait_for(lambda: self.run is not None or self._is_closed, IDLE_POLL_S)
                 run = self._busy_with = self.run
+                if run is None:  # while no other begins: its commands come later
+                    self._drop()
             if run is None:
                 self._tell_that_it_is_over()
                 continue
@@ -100,6 +103,17 @@ class RunThread:
                 with self._changing:
                     self._busy_with = None
                     self._changing.notify_all()
+
+    def _drop(self) -> None:
+        """Receive what has come, which is nobody's: a full queue would have the link read nothing more."""
+        for _ in range(MOST_DROPPED):
+            try:
+                if self._link.receive(timeout_s=0.0) is None:
+                    return
+            except DeviceLost:
+                continue
+            except MeshError:  # the link is closed
+                return
 
     def _give_up(self, run: WorkerRun) -> None:
         """The coordinator is gone: what was decoded is nobody's, and its weights need not stay."""

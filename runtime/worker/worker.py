@@ -8,6 +8,7 @@ lie in its own folders, under its own budget, and only for the coordinator with 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -62,6 +63,7 @@ class Worker:
         self._engine: SliceEngine | None = None
         self._opened: tuple[str, Document] | None = None
         self._latest = 0  # epoch of an order to compute
+        self._at_work, self._is_closed = threading.Lock(), False
         self._runs = RunThread(mesh.link)
 
     def start(self) -> None:
@@ -73,10 +75,15 @@ class Worker:
         self._mesh.serve(self.handle)
 
     def close(self) -> None:
-        """Stop what runs, free the model, and join the thread. Idempotent; the mesh is not closed."""
-        self._runs.close()
-        self._close_engine()
-        self._files.close()
+        """Stop what runs, free the model, and join the thread. Idempotent; the mesh is not closed.
+
+        An order at hand is carried out before that.
+        """
+        with self._at_work:
+            self._is_closed = True
+            self._runs.close()
+            self._close_engine()
+            self._files.close()
 
     @property
     def status(self) -> Document:
@@ -104,7 +111,10 @@ class Worker:
         }
         if what not in orders:
             raise ProtocolError(f"order {shown(what)}: unknown here; the devices have different versions")
-        return orders[what]()
+        with self._at_work:
+            if self._is_closed:
+                raise MeshError("this device takes no more part")
+            return orders[what]()
 
     def _measure(self, order: Fields) -> Document:
         """Measure the links from here to other devices."""

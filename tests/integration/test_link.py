@@ -155,16 +155,31 @@ def test_a_receiver_that_does_not_fetch_stops_the_sender_in_time(monkeypatch: py
     monkeypatch.setattr(link_inbox, "MOST_BYTES", 4 << 20)
     block = memoryview(bytes(4 << 20))
 
-    def flood() -> int:
-        for number in range(1000):
-            a.send("b", {"n": number}, [block], timeout_s=0.5)
-        return 1000
+    def flood(timeout_s: float = 0.5) -> int:
+        for number in range(100):
+            a.send("b", {"n": number}, [block], timeout_s=timeout_s)
+        return 100
 
-    with pair() as (a, _):
+    with pair() as (a, b):
+        assert flood(timeout_s=30) == 100, "nobody ever received, so nobody is waited for"
+        while b.receive(timeout_s=0.0) is not None:
+            pass
         started = time.monotonic()
         with pytest.raises(DeviceLost):
             flood()
         assert time.monotonic() - started < 20
+
+
+def test_what_was_measured_of_one_that_has_gone_is_forgotten() -> None:
+    """Each run beside a program that stays is another node: what is said of links would grow without end."""
+    with pair() as (a, b):
+        first = a.measure("b", timeout_s=10)
+        assert a.measure("b", timeout_s=10, fresh_s=60.0) is first
+        a.set_peers({})
+        assert not a.rates()
+        assert not a._service.measured_s
+        a.set_peers({"b": peer("b", b)})
+        assert a.measure("b", timeout_s=10, fresh_s=60.0) is not first
 
 
 def test_what_cannot_be_sent_is_said_before() -> None:

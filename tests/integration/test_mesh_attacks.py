@@ -172,6 +172,21 @@ def test_who_has_no_data_link_any_more_leaves_visibly(table: Table, monkeypatch:
     assert names(a) == {"a"}, "it does not come back by itself"
 
 
+def test_who_can_say_nothing_any_more_leaves_visibly(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its program said that it tried to connect again, for ever."""
+    a, b = table.open("a"), table.open("b")
+    until(lambda: names(a) == names(b) == {"a", "b"})
+
+    def fail() -> float:
+        raise ProtocolError("a message of 300000 bytes: over what is allowed")
+
+    monkeypatch.setattr(b.state, "pass_time", fail)
+    until(lambda: names(a) == {"a"}, 6)
+    with pytest.raises(MeshError, match=r"the channel to the broker ended .*300000 bytes.*; this device has left"):
+        b.wait(timeout_s=1)
+    assert "300000 bytes" in b.problem
+
+
 @pytest.mark.parametrize("kind", ["lease", "status", "plan"])
 def test_an_epoch_that_cannot_be_keeps_nobody_from_leading(table: Table, kind: str) -> None:
     a, rogue = table.open("a"), table.open("rogue")

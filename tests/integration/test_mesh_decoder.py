@@ -5,6 +5,7 @@ In one process, over a mesh made of queues; with real processes and a real broke
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -20,10 +21,12 @@ from edge_run.base.errors import Cancelled, DeviceLost
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Document, Unled
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.speculation_setup import open_session
-from edge_run.runtime.mesh import coordinator, device_group
+from edge_run.runtime.mesh import coordinator, device_group, failover
 from edge_run.runtime.mesh import orders as run_orders
+from edge_run.runtime.mesh import run as mesh_run
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from fake_mesh import Hub
 from in_child import in_child
@@ -67,6 +70,65 @@ def test_many_answers_share_passes_on_a_mesh_also_when_devices_die(exact: bool, 
         assert use is not None
         assert use.recoveries == 1
         assert found == wanted
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3moe", "gemma2"])
+@in_child
+def test_a_long_log_that_was_condensed_gives_the_same_answers_when_a_device_dies(name: str, folder: Path) -> None:
+    """To the bit, with `exact`; answers that have ended are not computed again."""
+    path = make_model(name, folder)
+    mesh_run.MOST_CONTEXTS = 0  # so it is condensed again and again
+    prompts = [PROMPT[: 5 + 9 * i] for i in range(6)]
+    options = {**OPTIONS, "context_tokens": 1024, "sequences": 4, "exact": True}
+    with running(path, options=options) as run:
+        wanted = answers(run.engine, prompts)
+        log = run.engine.front._run.log  # type: ignore[attr-defined]
+        assert len(log) == 0, "nobody holds anything"
+        for moment in (4, 9, 14):
+            run.workers["b"].close()
+            run.workers["b"] = run.join("b")
+            lengths: list[int] = []
+
+            def strike(i: int, batch: object, moment: int = moment, lengths: list[int] = lengths) -> None:
+                lengths.append(log.tokens)
+                if i == moment:
+                    run.hub.kill("b")
+
+            assert answers(run.engine, prompts, at=strike) == wanted, moment
+            assert len(log) == 0
+            assert max(lengths) <= sum(map(len, prompts)) + 12 * 6
+            run.hub.kill("b")
+
+
+@pytest.mark.parametrize("name", ["llama", "granitehybrid"])
+@in_child
+def test_who_stops_a_pass_before_it_began_here_can_go_on_also_without_a_device(name: str, folder: Path) -> None:
+    """State that cannot be cut stayed here, and was forgotten by the log."""
+    path = make_model(name, folder)
+    wanted = alone(path)
+    with running(path) as run:
+        session = Session(run.engine.front)
+        logits, _ = session.feed(PROMPT)
+
+        def press(source: str, target: str, header: Document) -> None:
+            if header.get("what") == "decode" and target == "c":
+                run.hub.on_send = lambda *a: None
+                raise KeyboardInterrupt
+
+        said: list[int] = []
+        while len(said) < len(wanted):
+            said.append(int(logits.argmax()))
+            if len(said) == 4:
+                run.hub.on_send = press
+                with pytest.raises(KeyboardInterrupt):
+                    session.step(said[-1])
+                logits, _ = session.feed([*PROMPT, *said])
+            else:
+                logits = session.step(said[-1])
+            if len(said) == 8:
+                run.hub.kill("b")
+            assert run.engine.front._run.log.tokens == len(session.history)  # type: ignore[attr-defined]
+        assert said == wanted
 
 
 @in_child
@@ -215,6 +277,34 @@ def test_a_worker_that_hangs_is_done_without(folder: Path) -> None:
 
 
 @in_child
+def test_a_worker_that_reads_its_weights_in_the_first_passes_is_waited_for(folder: Path) -> None:
+    """Also where the first pass reads little of them, as one of few tokens does of a mixture."""
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    device_group.LEAST_DEADLINE_S, device_group.PATIENCE = 0.5, 0.0
+    mesh_run.reading_s = lambda *plan: 0.5
+    with running(path) as run:
+        spent = itertools.count()
+
+        def read(source: str, target: str, header: Document) -> None:
+            if source == "b" and header["kind"] == "activation" and next(spent) in (2, 9):
+                time.sleep(1.0)
+
+        run.hub.on_send = read
+        assert greedy(run.engine) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert use.recoveries == 0, run.said
+        assert next(spent) > 9
+        run.hub.on_send = lambda *a: None
+        run.workers["b"]._runs.run.transport.send = lambda *a: time.sleep(4)  # type: ignore[union-attr]
+        started = time.monotonic()
+        run.engine.front.rewind(0, 0)
+        assert greedy(run.engine) == wanted
+        assert time.monotonic() - started < 15, "but not for ever"
+
+
+@in_child
 def test_a_device_that_joins_gets_its_part_when_a_conversation_begins(folder: Path) -> None:
     path = make_model("llama", folder)
     wanted = alone(path)
@@ -239,6 +329,23 @@ def test_a_device_that_was_started_anew_is_asked_at_once(folder: Path) -> None:
         run.engine.front.rewind(0, 0)
         assert greedy(run.engine) == wanted
         assert {node.node for node in run.engine.mesh_use.nodes} == {"a", "b", "c"}
+
+
+@in_child
+def test_a_device_whose_link_was_silent_for_a_moment_is_asked_again(folder: Path) -> None:
+    """Nobody else lost it, so it is not announced anew."""
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with running(path) as run:
+        loss = DeviceLost("the connection broke", node="b")
+        for number in range(1, failover.MOST_MISFITS + 2):
+            assert greedy(run.engine, at=lambda i: run.mesh.put(loss) if i == 5 else None) == wanted
+            assert {node.node for node in run.engine.mesh_use.nodes} == {"a", "c"}
+            run.engine.front.rewind(0, 0)
+            assert greedy(run.engine) == wanted
+            is_back = number <= failover.MOST_MISFITS
+            assert {node.node for node in run.engine.mesh_use.nodes} == ({"a", "b", "c"} if is_back else {"a", "c"})
+            run.engine.front.rewind(0, 0)
 
 
 @in_child
@@ -321,9 +428,11 @@ def test_when_another_leads_this_device_goes_on_alone(folder: Path) -> None:
         assert [node.node for node in use.nodes] == ["a"]
 
 
+@pytest.mark.parametrize("most_contexts", [0, 2])
 @in_child
-def test_guesses_are_verified_over_the_mesh(folder: Path) -> None:
-    """Branches, rewinds and passes of several tokens, also across the loss of a device."""
+def test_guesses_are_verified_over_the_mesh(most_contexts: int, folder: Path) -> None:
+    """Branches, rewinds and passes of several tokens, also across the loss of a device, and from a condensed log."""
+    mesh_run.MOST_CONTEXTS = most_contexts
     path = make_model("llama", folder)
     options = {**OPTIONS, "speculate": "ngram", "exact": True}
     plain = Engine.open(path, ModelConfig(memory="4GiB", **{**OPTIONS, "exact": True}))

@@ -113,11 +113,17 @@ def test_it_always_goes_on_with_those_that_are_there(data: st.DataObject) -> Non
     world = World(data)
     world.run()
     for _ in range(data.draw(st.integers(0, 6))):
-        kind = data.draw(st.sampled_from(["gone", "back", "better", "deposed"]))
+        kind = data.draw(st.sampled_from(["gone", "blip", "back", "better", "deposed"]))
         if kind == "gone" and world.alive:
             node = data.draw(st.sampled_from(sorted(world.alive)))
             world.alive.discard(node)
             world.run(Gone(node, "dead"))
+        elif kind == "blip" and world.alive:
+            node = data.draw(st.sampled_from(sorted(world.alive)))
+            world.run(Gone(node, "silent for a moment"))
+            if node in world.alive and world.machine.may_return(node):  # it may have died meanwhile
+                world.machine.handle(Appeared(node))
+                assert node in world.machine.candidates
         elif kind == "back":
             node = data.draw(st.sampled_from(NODES))
             world.machine.handle(Appeared(node))
@@ -142,6 +148,24 @@ def test_one_that_refused_does_not_come_back_and_one_that_was_lost_does() -> Non
     machine.handle(Appeared("c"))
     assert machine.candidates == {"c"}
     assert machine.wants_more
+
+
+def test_one_that_was_lost_and_is_there_is_asked_again_a_few_times() -> None:
+    machine = Failover("a", ["b", "c"])
+    machine.start()
+    for number in range(1, MOST_MISFITS + 2):
+        machine.handle(Led(1))
+        machine.handle(Planned(("a", "b", "c")))
+        machine.handle(Opened(machine.epoch))
+        machine.handle(Replayed(machine.epoch))
+        assert not machine.may_return("b"), "it has a part"
+        machine.handle(Gone("b", "silent for a moment"))
+        assert machine.may_return("b") == (number <= MOST_MISFITS)
+        machine.handle(Appeared("b"))  # of its own accord it may always
+        machine.handle(Better("a device joined"))
+    machine.handle(Led(1))
+    machine.handle(Gone("c", "did not answer an order"))
+    assert not machine.may_return("c"), "asking it again would take as long"
 
 
 def test_what_is_said_under_an_earlier_epoch_counts_for_nothing() -> None:

@@ -7,7 +7,7 @@ of models and knows nothing of MQTT. Both speak through these protocols, so eith
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -157,6 +157,22 @@ class MembersChanged:
 
 
 MeshEvent: TypeAlias = Joined | Lost | Unled | MembersChanged
+
+
+def add_event(waiting: MutableSequence[MeshEvent], event: MeshEvent) -> None:
+    """Add `event` to those that nobody has been told yet.
+
+    Of what a member says of itself, which may take megabytes, only the latest waits, and none once it is lost.
+    """
+    if isinstance(event, Joined | Lost):
+        node = event.member.node if isinstance(event, Joined) else event.node
+        for number, earlier in enumerate(waiting):
+            if isinstance(earlier, Joined) and earlier.member.node == node:
+                del waiting[number]
+                break
+    if not (isinstance(event, MembersChanged) and event in waiting):
+        waiting.append(event)
+
 
 Handler: TypeAlias = (
     "Callable[[str, int, Document], Document]"  # coordinator's node, its epoch, the order -> the answer

@@ -15,7 +15,7 @@ import click
 
 from edge_run.base.errors import ConfigError, MeshError
 from edge_run.base.files import mesh_folder
-from edge_run.base.mesh import Joined, Lost, MembersChanged, MeshEvent
+from edge_run.base.mesh import Joined, Lost, MeshEvent
 from edge_run.cli.mesh.options import AUTHORITY, DEVICE_OPTIONS, REPLACE, check_free, checked_authority
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.process import cleaned_up
@@ -113,7 +113,7 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
                 node.wait_list_heard(timeout_s=LAST_WORD_S)
                 broker.set_access(access)
 
-        _take_part(node, terminal, let_in)
+        _take_part(node, terminal, cluster, let_in)
 
 
 def _cluster(line: str | None, folder: Path, given: dict[str, Any], terminal: Terminal) -> Cluster:
@@ -161,17 +161,20 @@ def _come_in(invited: Invited, folder: Path, given: dict[str, Any], terminal: Te
         terminal.erase()
 
 
-def _take_part(node: LocalNode, terminal: Terminal, let_in: Callable[[Cluster], None]) -> None:
-    """Say what happens, and measure the link to whoever comes, until Ctrl-C. Raises NotTrusted when sent away."""
+def _take_part(node: LocalNode, terminal: Terminal, cluster: Cluster, let_in: Callable[[Cluster], None]) -> None:
+    """Say what happens, and measure the link to whoever comes, until Ctrl-C. Raises NotTrusted when sent away.
+
+    cluster: with the list of members that others were let in by so far.
+    """
     names: dict[str, str] = {}
     was_connected = True
     while True:
-        events = node.wait(timeout_s=1.0)
-        for event in events:
-            _tell(event, names, terminal)
-            if isinstance(event, MembersChanged):
-                let_in(node.cluster)
+        for event in node.wait(timeout_s=1.0) or [None]:
+            if node.cluster.version != cluster.version:  # before each measurement, which takes seconds
+                cluster = node.cluster
+                let_in(cluster)
                 node.check_member()
+            _tell(event, names, terminal)
             if isinstance(event, Joined):
                 with contextlib.suppress(MeshError):  # the doctor's business
                     node.link.measure(event.member.node, timeout_s=MEASURE_S)
@@ -181,9 +184,9 @@ def _take_part(node: LocalNode, terminal: Terminal, let_in: Callable[[Cluster], 
             terminal.say("the broker is back" if was_connected else f"{node.problem}; trying again")
 
 
-def _tell(event: MeshEvent, names: dict[str, str], terminal: Terminal) -> None:
+def _tell(event: MeshEvent | None, names: dict[str, str], terminal: Terminal) -> None:
     if isinstance(event, Joined) and event.member.node not in names:
         names[event.member.node] = event.member.name
         terminal.say(f"+ {event.member.name} ({event.member.node})")
-    elif isinstance(event, Lost):
-        terminal.say(f"- {names.pop(event.node, event.node)}: {event.why}")
+    elif isinstance(event, Lost) and event.node in names:
+        terminal.say(f"- {names.pop(event.node)}: {event.why}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 import time
+from typing import Any
 
 from edge_run.base.errors import MeshError
 from edge_run.devices.members.cluster import Broker
@@ -21,9 +23,28 @@ def no_will() -> Outgoing:
     raise AssertionError("nobody connects")
 
 
+def wiring(**callbacks: Any) -> ChannelCallbacks:
+    """Return callbacks that do nothing, but those that are given."""
+    nothing: dict[str, Any] = {name: lambda *_: None for name in ("on_message", "on_change", "on_end")}
+    return ChannelCallbacks(**{"find": nowhere, "make_will": no_will, "on_tick": lambda: 60.0, **nothing, **callbacks})
+
+
+def test_it_says_when_it_ends_by_a_mistake() -> None:
+    ended: queue.Queue[str] = queue.Queue()
+
+    def fail() -> float:
+        raise RuntimeError("on purpose")
+
+    channel = Channel("x", (), wiring(on_tick=fail, on_end=ended.put))
+    channel.start()
+    assert "RuntimeError('on purpose')" in ended.get(timeout=5)
+    channel.close()
+    assert ended.empty(), "once"
+
+
 def test_it_ends_at_once_also_when_it_is_hurried_meanwhile() -> None:
     for _ in range(40):
-        channel = Channel("x", (), ChannelCallbacks(nowhere, no_will, lambda *_: None, lambda *_: None, lambda: 60.0))
+        channel = Channel("x", (), wiring())
         channel.start()
         is_over = threading.Event()
 
@@ -52,10 +73,8 @@ def test_a_broker_that_ends_while_it_is_subscribed_to_is_left_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(5)
         broker = Broker("127.0.0.1", listener.getsockname()[1])
-        wiring = ChannelCallbacks(
-            lambda: broker, lambda: will, lambda *_: None, lambda *change: changes.append(change), lambda: 60.0
-        )
-        channel = Channel("x", ("edge/v1/#",), wiring)
+        told = wiring(find=lambda: broker, make_will=lambda: will, on_change=lambda *change: changes.append(change))
+        channel = Channel("x", ("edge/v1/#",), told)
         channel.start()
         try:
             for _ in range(2):  # it comes again within its first waits

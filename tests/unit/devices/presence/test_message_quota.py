@@ -7,6 +7,7 @@ import random
 import pytest
 
 from edge_run.base.errors import ProtocolError
+from edge_run.base.mesh import Joined, Lost
 from edge_run.devices.members.cluster import new_cluster
 from edge_run.devices.members.identity import make_identity
 from edge_run.devices.mesh.clocks import Clocks
@@ -39,6 +40,25 @@ def test_one_who_knows_the_secret_comes_as_many() -> None:
             state.take_in(str(topic), writer.seal(topic, 1, words)[0])  # type: ignore[arg-type]
     kept = [member.capabilities for member in state.members()] + list(state.loads.values())
     assert 5 < len(kept) <= MOST_KEPT_BYTES // 180_000
+
+
+def test_what_waits_to_be_told_of_members_is_their_latest_word() -> None:
+    """Nobody asks, as in a chat that is idle; what a member says may take megabytes."""
+    cluster = new_cluster("mqtt://host")
+    clocks = Clocks(lambda: 1.7e9, lambda: 1.7e9, random.Random(0))
+    state = MeshState(make_identity(clocks.wall), cluster, "here", clocks, is_watching=False)
+    state._tell(Lost("the device that computed", "it is silent"))
+    members = [make_identity(clocks.wall) for _ in range(3)]
+    for rogue in members:
+        writer, topic = Writer(rogue, cluster, clocks.wall), Topic(cluster.id, "caps", rogue.node)
+        for number in range(500):
+            body = {"name": "x", "link": {}, "heard": [state.identity.incarnation], "capabilities": {"x": number}}
+            state.take_in(str(topic), writer.seal(topic, 1, body)[0])  # type: ignore[arg-type]
+    first, *events = state.events
+    assert first == Lost("the device that computed", "it is silent")
+    joined = [event.member for event in events if isinstance(event, Joined)]
+    assert [(member.node, member.capabilities["x"]) for member in joined] == [(one.node, 499) for one in members]
+    assert len(joined) == len(events)
 
 
 def test_orders_for_others_leave_nothing_behind() -> None:

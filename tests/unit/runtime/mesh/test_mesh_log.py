@@ -33,18 +33,18 @@ def test_what_was_taken_back_wholly_is_forgotten() -> None:
     log = MeshLog()
     for positions in ((0, 1, 2), (3,), (4,)):
         log.add(batch(*positions))
-    log.rewind(0, 3, 3)
+    log.rewind(0, 3)
     assert list(log) == [batch(0, 1, 2)]
-    log.rewind(0, 0, 0)
+    log.rewind(0, 0)
     assert len(log) == 0
 
 
 def test_what_was_taken_back_in_part_stays_and_is_cut_again() -> None:
     log = MeshLog()
     log.add(batch(0, 1, 2, 3))
-    log.rewind(0, 2, 2)
+    log.rewind(0, 2)
     assert list(log) == [batch(0, 1, 2, 3), Operate("rewind", (0, 2))]
-    log.rewind(0, 0, 0)
+    log.rewind(0, 0)
     assert len(log) == 0
 
 
@@ -52,17 +52,37 @@ def test_other_sequences_are_left_alone() -> None:
     log = MeshLog()
     log.add(batch(0, 1, sequence=1))
     log.add(batch(0, 1))
-    log.rewind(1, 0, 0)
+    log.rewind(1, 0)
     assert list(log) == [batch(0, 1, sequence=1), batch(0, 1), Operate("rewind", (1, 0))]
+    log.rewind(1, 0)
+    assert len(log) == 3, "it is empty already"
+    log.rewind(0, 0)
+    assert len(log) == 0, "nobody holds anything"
+
+
+def test_a_log_that_is_too_long_is_condensed_to_what_is_held_in_the_passes_that_computed_it() -> None:
+    log = MeshLog(most_tokens=12)
+    shared = [Decode((BatchToken(7, i, 0), BatchToken(8, i, 1, True))) for i in range(3)]
+    for command in shared:
+        log.add(command)
+    log.rewind(1, 0)
+    log.add(Operate("branch", (0, 2)))
+    assert list(log) == [*shared, Operate("rewind", (1, 0)), Operate("branch", (0, 2))]
+    in_flight = Decode((BatchToken(9, 3, 0), BatchToken(6, 3, 2)))
+    log.add(in_flight, None)
+    *held, last = log
+    assert held == [Decode((BatchToken(7, i, 0, branches=(2,)),)) for i in range(3)]
+    assert last is in_flight
+    assert log.tokens == 5
 
 
 def test_what_is_in_flight_is_not_forgotten_before_it_is_finished() -> None:
     log, command = MeshLog(), batch(0, 1)
     log.add(command, None)
-    log.rewind(0, 0, 0)
+    log.rewind(0, 0)
     assert list(log) == [command, Operate("rewind", (0, 0))]
     log.finished(command, 1.0)
-    log.rewind(0, 0, 0)
+    log.rewind(0, 0)
     assert len(log) == 0
     log.add(command, None)
     log.forget(command)

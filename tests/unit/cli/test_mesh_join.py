@@ -1,0 +1,72 @@
+"""What `mesh join` does with what happens: the list of members first, whatever waits to be measured."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edge_run.base.errors import NotTrusted
+from edge_run.base.mesh import Joined, Lost, Member
+from edge_run.cli.mesh.join import _take_part
+
+
+class Ended(Exception):
+    pass
+
+
+class Node:
+    """A node whose list of members changes while the first link is measured, and, at the end, without a word."""
+
+    is_connected = True
+
+    def __init__(self) -> None:
+        self.cluster: Any = SimpleNamespace(version=1)
+        self.link, self.did = self, list[str]()
+        first = [Joined(Member(node, node, "1", {})) for node in "bcd"]
+        self.waits = [first, [], [Lost("b", "it left"), Lost("e", "it left")], Ended()]
+
+    def wait(self, *, timeout_s: float) -> tuple[Any, ...]:
+        found = self.waits.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        if not found:
+            self.cluster = SimpleNamespace(version=3)
+        return tuple(found)
+
+    def measure(self, node: str, *, timeout_s: float) -> None:
+        self.did.append(f"measure {node}")
+        self.cluster = SimpleNamespace(version=2)
+
+    def report_links(self) -> None: ...
+
+    def check_member(self) -> None:
+        self.did.append("check")
+
+
+def test_a_new_list_counts_before_the_next_measurement_and_without_an_event() -> None:
+    node, said = Node(), list[str]()
+    terminal: Any = SimpleNamespace(say=said.append)
+
+    def let_in(cluster: Any) -> None:
+        node.did.append(f"let in by {cluster.version}")
+
+    with pytest.raises(Ended):
+        _take_part(node, terminal, node.cluster, let_in)  # type: ignore[arg-type]
+    assert node.did == [
+        "measure b", "let in by 2", "check", "measure c", "measure d", "let in by 3", "check"
+    ]  # fmt: skip
+    assert said == ["+ b (b)", "+ c (c)", "+ d (d)", "- b: it left"], "not of one that was never told of"
+
+
+def test_who_was_removed_ends() -> None:
+    node = Node()
+
+    def check() -> None:
+        raise NotTrusted("this device was removed")
+
+    node.check_member = check  # type: ignore[method-assign]
+    with pytest.raises(NotTrusted):
+        _take_part(node, SimpleNamespace(say=str), node.cluster, lambda cluster: None)  # type: ignore[arg-type]
+    assert node.did == ["measure b"]

@@ -1,0 +1,38 @@
+"""What happens to a mesh while a run computes: what ends a pass ends it, the rest waits, and not without bound."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_run.base.errors import DeviceLost
+from edge_run.base.mesh import Joined, Lost, Member
+from edge_run.runtime.mesh.run_events import RunEvents
+from fake_mesh import Hub
+
+
+def test_what_members_say_of_themselves_during_a_pass_is_kept_once() -> None:
+    hub = Hub()
+    mesh = hub.join("a")
+    hub.join("b").announce({"models": ["m"]})
+    events = RunEvents(mesh)
+    for number in range(50):
+        hub.members["b"].announce({"models": ["m"], "number": number})
+        events.check((), 1)
+    (joined,) = events._kept
+    assert isinstance(joined, Joined)
+    assert joined.member.capabilities["number"] == 49
+    mesh.events.put(Lost("c", "gone"))
+    mesh.events.put(joined)
+    with pytest.raises(DeviceLost):
+        events.check(("c",), 1)
+    assert events.take() == [joined], "and what came after a loss"
+
+
+def test_names_are_known_of_devices_that_have_gone_and_nothing_else() -> None:
+    hub = Hub()
+    mesh = hub.join("a")
+    events = RunEvents(mesh)
+    mesh.events.put(Joined(Member("b", "box", "1", {"much": "x" * 1000})))
+    events.take()
+    assert events.names == {"a": "name of a", "b": "box"}
+    assert not hasattr(events._seen["b"], "capabilities")

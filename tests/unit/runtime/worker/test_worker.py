@@ -1,0 +1,48 @@
+"""A worker that is closed while it carries out an order: the model is freed after that, not under it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import MeshError
+from edge_run.runtime.worker.worker import Worker
+from fake_mesh import Hub
+
+
+def test_an_order_at_hand_is_carried_out_before_the_model_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    began, go_on = threading.Event(), threading.Event()
+
+    class Engine:
+        def close(self) -> None:
+            events.append("freed")
+
+    worker = Worker(Hub().join("b"), [], ModelConfig())
+    engine: Any = Engine()
+    worker._engine = engine
+
+    def prepare(*given: object) -> dict[str, object]:
+        began.set()
+        assert go_on.wait(20)
+        events.append("prepared")
+        return {}
+
+    monkeypatch.setattr(worker, "_prepare", prepare)
+    orders = threading.Thread(target=worker.handle, args=("a", 1, {"order": "prepare"}))
+    orders.start()
+    assert began.wait(20)
+    closing = threading.Thread(target=worker.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    go_on.set()
+    closing.join(20)
+    orders.join(20)
+    assert events == ["prepared", "freed"]
+    with pytest.raises(MeshError, match="no more part"):
+        worker.handle("a", 1, {"order": "prepare"})
+    worker.close()
