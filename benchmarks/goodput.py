@@ -85,7 +85,7 @@ def main() -> None:
                 for name in given.only or ("edge-run", "default", "tuned"):
                     rows.append(measured(name, given, cache, rate, predicted["pass_s"]))
                     print(rows[-1], flush=True)
-    told = first_table(rows) if given.first_tokens else table(rows)
+    told = f"{conditions(given)}\n\n{first_table(rows) if given.first_tokens else table(rows)}"
     write_results("goodput-first-tokens" if given.first_tokens else "goodput", rows, f"{__doc__}\n{told}")
 
 
@@ -257,6 +257,16 @@ def first_tokens(given: argparse.Namespace, cache: Path, pass_s: float) -> dict[
 def at(ordered: Sequence[float], share: float) -> float:
     """Return the value that so large a share does not exceed; 0 of none."""
     return round(ordered[math.ceil(share * len(ordered)) - 1], 3) if ordered else 0.0
+
+
+def conditions(given: argparse.Namespace) -> str:
+    """Return what all were asked under."""
+    drive = f"a drive of {given.mbps} MB/s" if given.mbps else "a drive without a limit"
+    return (
+        f"{given.model.name} ({given.model.stat().st_size / 1e9:.2f} GB) in {given.memory}, {drive}, at most "
+        f"{given.parallel} answers at once (`default`: llama-server's own number), a context of {given.context:,} "
+        f"tokens, lengths {given.lengths:g} times those of the trace, {given.minutes:g} minutes."
+    )
 
 
 def table(rows: list[dict[str, Any]]) -> str:
