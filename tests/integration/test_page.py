@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 
+from browser_page import BROWSER, DRIVER, Page, chromium
 from kit_models import KIT
 from page_double import COUNT, LOSE, THINK
-from served import TEMPLATE, Served, served, wait_for
+from served import TEMPLATE, Served, served
 
-webdriver = pytest.importorskip("selenium.webdriver")
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytest.importorskip("selenium.webdriver")
 DOUBLE = (str(Path(__file__).parents[1] / "page_double.py"),)
-WIDTH, HEIGHT = 1280, 800
-ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-extensions",
-             "--no-first-run", "--disable-background-networking", "--disable-component-update")  # fmt: skip
 HOSTILE = (
     "<script>window.hit=1</script> <img/src=x/onerror=window.hit=2> [click](javascript:window.hit=3) "
     "[data](data:text/html,<script>window.hit=4</script>) ![picture](https://example.org/p.png) "
@@ -51,80 +48,10 @@ DRAWN = """
 pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium, or no chromedriver")
 
 
-class Page:
-    """The page in a browser."""
-
-    def __init__(self, driver: Any) -> None:
-        self.driver = driver
-
-    def open(self, server: Served, path: str = "/") -> None:
-        """Open the page as nobody did before, and wait until it knows the server."""
-        self.driver.get(f"{server.url}/health")
-        self.errors()  # of a page before
-        self.js("localStorage.clear(); sessionStorage.clear()")
-        self.look(WIDTH, HEIGHT)
-        self.driver.get(server.url + path)
-
-    def look(self, width: int, height: int, scheme: str = "light") -> None:
-        """Show it on a screen of this size."""
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        features = [
-            {"name": "prefers-color-scheme", "value": scheme},
-            {"name": "prefers-reduced-motion", "value": "reduce"},
-        ]
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    def js(self, script: str, *arguments: object) -> Any:
-        """Return what a script returns."""
-        return self.driver.execute_script(script, *arguments)
-
-    def one(self, selector: str) -> Any:
-        """Return the element, which must be there."""
-        return self.driver.find_element("css selector", selector)
-
-    def text(self, selector: str) -> str:
-        """Return what is seen of the last such element; empty where there is none."""
-        return self.js("return [...document.querySelectorAll(arguments[0])].at(-1)?.innerText ?? ''", selector)
-
-    def until(self, script: str, *arguments: object) -> str:
-        """Wait until an expression is true."""
-        return wait_for(lambda: str(self.js(f"return {script}", *arguments) or ""))
-
-    def sees(self, selector: str, part: str) -> None:
-        """Wait until the last such element has this in it."""
-        wait_for(lambda: part if part in self.text(selector) else "")
-
-    def say(self, text: str) -> None:
-        """Write a message and press Enter."""
-        self.until("document.getElementById('send').disabled === false && !document.getElementById('send').hidden")
-        self.js("document.getElementById('text').value = arguments[0]", text)
-        self.one("#text").send_keys("\ue007")
-
-    def finished(self) -> None:
-        """Wait until the answer is finished."""
-        self.until(
-            "document.querySelector('article:last-child footer:not([hidden])') && "
-            "document.getElementById('stop').hidden"
-        )
-
-    def errors(self) -> list[str]:
-        """Return what the console has as errors since it was asked last."""
-        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
-
-
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for argument in (*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    try:
+    with chromium(tmp_path_factory.mktemp("browser")) as driver:
         yield driver
-    finally:
-        driver.quit()
 
 
 @pytest.fixture(scope="module")
