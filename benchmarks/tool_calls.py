@@ -4,7 +4,8 @@
 
 With `tool_choice` `required`, each answer must be one call, of a tool that is there, with arguments that are JSON and
 follow its schema. With `auto`, what counts is the right tool with the right arguments, and whether llama-server, asked
-the same, gives the same call. Answers are kept in FILE as they come: a run that was ended goes on there.
+the same, gives the same call; where it gives one as text, as JSON, that is compared too. Answers are kept in FILE as they
+come: a run that was ended goes on there.
 """
 
 from __future__ import annotations
@@ -219,6 +220,17 @@ def parsed(found: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
     return (name, arguments) if isinstance(arguments, dict) else None
 
 
+def written(found: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Return the same, or the JSON of a call where that is the only JSON in the text of an answer."""
+    text = found["text"]
+    if found["calls"] or "{" not in text:
+        return parsed(found)
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        call = json.loads(text[text.index("{") : text.rindex("}") + 1])
+        return call["name"], call["arguments"]
+    return None
+
+
 def is_valid(found: dict[str, Any]) -> bool:
     """Return whether an answer is one call that follows the schema of a tool that is there."""
     call = parsed(found)
@@ -248,14 +260,12 @@ def table(known: list[dict[str, Any]], model: Path, n: int) -> str:
             {one["question"]: one for one in known if (one["server"], one["choice"]) == (server, choice)}
             for server in ("edge-run", "llama-server")
         ]
-        same = sum(
-            parsed(one) is not None and parsed(one) == parsed(sides[1][question])
-            for question, one in sides[0].items()
-            if question in sides[1]
-        )
+        pairs = [(parsed(one), sides[1][question]) for question, one in sides[0].items() if question in sides[1]]
+        same = sum(call is not None and call == parsed(other) for call, other in pairs)
+        same_text = sum(call is not None and call == written(other) for call, other in pairs)
         for what, holds in (("a call that follows the schema", is_valid), ("the right tool and arguments", is_right)):
             one, other = (sum(map(holds, side.values())) for side in sides)
-            lines.append(f"| `{choice}` | {what} | {one} | {other} | {same} |")
+            lines.append(f"| `{choice}` | {what} | {one} | {other} | {same}; {same_text} with those as text |")
     wrong = [one for one in known if one["server"] == "edge-run" and not is_right(one)]
     lines += ["", "What was not right at edge-run:", ""]
     lines += [f"* {one['choice']}: {one['question']} - {one['calls'] or one['text'][:120]!r}" for one in wrong]
