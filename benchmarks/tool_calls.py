@@ -4,8 +4,8 @@
 
 With `tool_choice` `required`, each answer must be one call, of a tool that is there, with arguments that are JSON and
 follow its schema. With `auto`, what counts is the right tool with the right arguments, and whether llama-server, asked
-the same, gives the same call; where it gives one as text, as JSON, that is compared too. Answers are kept in FILE as they
-come: a run that was ended goes on there.
+the same, gives the same call; where it gives one as text, as JSON, that is compared too. Answers are kept in FILE as
+they come: a run that was ended goes on there.
 """
 
 from __future__ import annotations
