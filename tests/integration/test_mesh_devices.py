@@ -1,0 +1,144 @@
+"""Devices of a run on a mesh that hang, read for long, join, were started anew or silent, or lack the model."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import DeviceLost
+from edge_run.base.mesh import Document
+from edge_run.runtime.mesh import coordinator, device_group, failover
+from edge_run.runtime.mesh import orders as run_orders
+from edge_run.runtime.mesh import run as mesh_run
+from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
+from fake_mesh import Hub
+from in_child import in_child
+from mesh_processes import round_robin
+from mesh_runs import CHUNK_BYTES, OPTIONS, Run, alone, greedy, running
+from tiny_models import make_model
+
+
+@in_child
+def test_a_worker_that_hangs_is_done_without(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    device_group.LEAST_DEADLINE_S, device_group.PATIENCE = 1.0, 0.0
+    run_orders.STATUS_TIMEOUT_S = 1.0
+    with running(path) as run:
+        freed = threading.Event()
+        stuck = run.workers["b"]
+
+        def hang(i: int) -> None:
+            if i == 4:
+                assert stuck._engine is not None
+                send = stuck._runs.run.transport.send  # type: ignore[union-attr]
+                stuck._runs.run.transport.send = lambda *a: (freed.wait(80), send(*a))[1]  # type: ignore[union-attr]
+                stuck._runs.run.transport.place = "computing for ever"  # type: ignore[union-attr]
+
+        started = time.monotonic()
+        assert greedy(run.engine, at=hang) == wanted
+        assert time.monotonic() - started < 60
+        assert any("in time" in line for line in run.said)
+        freed.set()
+
+
+@in_child
+def test_a_worker_that_reads_its_weights_in_the_first_passes_is_waited_for(folder: Path) -> None:
+    """Also where the first pass reads little of them, as one of few tokens does of a mixture."""
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    device_group.LEAST_DEADLINE_S, device_group.PATIENCE = 0.5, 0.0
+    mesh_run.reading_s = lambda *plan: 0.5
+    with running(path) as run:
+        spent = itertools.count()
+
+        def read(source: str, target: str, header: Document) -> None:
+            if source == "b" and header["kind"] == "activation" and next(spent) in (2, 9):
+                time.sleep(1.0)
+
+        run.hub.on_send = read
+        assert greedy(run.engine) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert use.recoveries == 0, run.said
+        assert next(spent) > 9
+        run.hub.on_send = lambda *a: None
+        run.workers["b"]._runs.run.transport.send = lambda *a: time.sleep(4)  # type: ignore[union-attr]
+        started = time.monotonic()
+        run.engine.front.rewind(0, 0)
+        assert greedy(run.engine) == wanted
+        assert time.monotonic() - started < 15, "but not for ever"
+
+
+@in_child
+def test_a_device_that_joins_gets_its_part_when_a_conversation_begins(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with running(path, "b") as run:
+        run.workers["d"] = run.join("d")
+        assert greedy(run.engine) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert {node.node for node in use.nodes} == {"a", "b", "d"}
+
+
+@in_child
+def test_a_device_that_was_started_anew_is_asked_at_once(folder: Path) -> None:
+    """Its loss and its new incarnation may be heard together, and that its old connection broke after both."""
+    path = make_model("granite", folder)
+    wanted = alone(path)
+    with running(path) as run:
+        assert greedy(run.engine) == wanted
+        run.hub.kill("b")
+        run.workers["b"].close()
+        run.workers["b"] = run.join("b")
+        run.engine.front.rewind(0, 0)
+        assert greedy(run.engine) == wanted
+        assert {node.node for node in run.engine.mesh_use.nodes} == {"a", "b", "c"}
+
+
+@in_child
+def test_a_device_whose_link_was_silent_for_a_moment_is_asked_again(folder: Path) -> None:
+    """Nobody else lost it, so it is not announced anew."""
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with running(path) as run:
+        loss = DeviceLost("the connection broke", node="b")
+        for number in range(1, failover.MOST_MISFITS + 2):
+            assert greedy(run.engine, at=lambda i: run.mesh.put(loss) if i == 5 else None) == wanted
+            assert {node.node for node in run.engine.mesh_use.nodes} == {"a", "c"}
+            run.engine.front.rewind(0, 0)
+            assert greedy(run.engine) == wanted
+            is_back = number <= failover.MOST_MISFITS
+            assert {node.node for node in run.engine.mesh_use.nodes} == ({"a", "b", "c"} if is_back else {"a", "c"})
+            run.engine.front.rewind(0, 0)
+
+
+@in_child
+def test_a_device_without_the_model_or_with_other_kernels_is_left_out(folder: Path) -> None:
+    path, other = make_model("llama", folder), make_model("llama", folder / "other", seed=1)
+    wanted = alone(path)
+    real = coordinator.differing
+    hub_run = Run.__new__(Run)
+    hub_run.hub, hub_run.path, hub_run.said = Hub(), path, []
+    coordinator.plan_ring = round_robin
+    hub_run.workers = {"b": hub_run.join("b", other), "c": hub_run.join("c")}
+    coordinator.differing = lambda ours, theirs: real({**ours, "kernels": "AVX9"}, theirs)
+    hub_run.mesh = hub_run.hub.join("a")
+    hub_run.engine = open_mesh_engine(
+        path,
+        ModelConfig(memory="4GiB", chunk_bytes=CHUNK_BYTES, **OPTIONS),
+        hub_run.mesh,
+        MeshOptions(say=hub_run.said.append),
+    )
+    try:
+        use = hub_run.engine.mesh_use
+        assert use is not None
+        assert "copy the same file" in use.left_out["b"]
+        assert "kernels" in use.left_out["c"]
+        assert greedy(hub_run.engine) == wanted
+    finally:
+        hub_run.close()
