@@ -23,6 +23,8 @@ LONGEST_RUN = 64 * KIB  # characters
 _ANY_STACK_RUN = 1500  # what any thread's stack holds
 _STACK_BYTES = LONGEST_RUN * KIB + MIB  # addresses: what is not reached takes no memory
 _SPACES = re.compile(r"\s+")
+_WORDS = re.compile(r"[^\t-\r ]+")  # what is a space beyond ASCII is none to all of its expressions
+_LINES = re.compile(r"[^\t-\r]+")
 _SAFE = (
     "a.x-4.0 chatglm-bpe codeshell command-r dbrx deepseek-r1-qwen exaone exaone4 f2llmv2 falcon-h1 falcon3 gemma4 "
     "gigachat glm4 glm5 gpt-2 granite-docling granite-embed-multi-311m grok-2 hunyuan jais jina-de jina-es jina-v1-en "
@@ -56,8 +58,8 @@ class Splitting:
         return function() if run <= _ANY_STACK_RUN else _on_large_stack(function)
 
     def _longest_run(self, text: str) -> int:
-        words = text.splitlines() if self._is_one_word else text.split()
-        return max(map(len, chain(words, _SPACES.findall(text))), default=0)
+        words = _LINES if self._is_one_word else _WORDS
+        return max(map(len, chain(words.findall(text), _SPACES.findall(text))), default=0)
 
 
 _CHANGING = threading.Lock()

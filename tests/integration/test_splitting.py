@@ -30,7 +30,7 @@ def recursive(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LlamaM
         yield model
 
 
-@pytest.mark.parametrize("letter", ["x", "X", ".", " ", "\u6f22", "7", "x."])
+@pytest.mark.parametrize("letter", ["x", "X", ".", " ", "\u6f22", "7", "x.", "\x1c.", "x\u3000", " \u3000"])
 def test_a_word_of_any_length_is_split_or_refused(recursive: LlamaModel, letter: str) -> None:
     text = letter * (LONGEST_RUN // len(letter))
     n_threads, stack_bytes = threading.active_count(), threading.stack_size()
