@@ -338,28 +338,41 @@ class Scheduler:
         prompts = [request for request in running if self._is_prompt(request)]
         answers = [_part(request, 1) for request in running if not self._is_prompt(request)]
         if not self._rules.has_equal_parts:
-            return answers + self._share(prompts, self._widths.with_prompts(len(answers)) - len(answers))
+            return answers + self._share(prompts, len(answers))
         self._reads_prompt_next = bool(prompts) and (self._reads_prompt_next or not answers)
         if not self._reads_prompt_next:
             self._reads_prompt_next = True
             return sorted(answers, key=lambda part: part.sequence)
         self._reads_prompt_next = False
-        width = self._widths.most_tokens if self._rules.is_exact else self._widths.with_prompts(len(answers))
+        width = self._widths.most_tokens
+        if not self._rules.is_exact:
+            width = min(width, self._widths.with_prompts(len(answers)))
         return [_part(prompts[0], width - (self._rules.is_exact and prompts[0].n_left == width + 1))]
 
     def _is_prompt(self, request: _Request) -> bool:
         return request.n_left > 1 and (not self._rules.is_exact or request.n_held < request.n_prompt)
 
-    def _share(self, prompts: Sequence[_Request], n_tokens: int) -> list[PassPart]:
-        """Divide `n_tokens` among prompts: half for the one that came first, the rest for the shortest."""
-        shares = dict.fromkeys((request.number for request in prompts), 0)
-        if prompts:
-            shares[prompts[0].number] = min(prompts[0].n_left, max(1, n_tokens // 2))
+    def _share(self, prompts: Sequence[_Request], n_answers: int) -> list[PassPart]:
+        """Return what a pass has of prompts: half for the one that came first, the rest for the shortest.
+
+        Those that end with it then may have some tokens more.
+        """
+        if not prompts:
+            return []
+        n_tokens = self._widths.with_prompts(n_answers) - n_answers
+        shares = {request.number: 0 for request in prompts}
+        shares[prompts[0].number] = min(prompts[0].n_left, max(1, n_tokens // 2))
         left = n_tokens - sum(shares.values())
-        for request in sorted(prompts, key=lambda request: request.n_left):
+        shortest_first = sorted(prompts, key=lambda request: request.n_left)
+        for request in shortest_first:
             more = min(left, request.n_left - shares[request.number])
             shares[request.number] += more
             left -= more
+        for request in shortest_first:
+            more = request.n_left - shares[request.number]
+            if not self._widths.may_end_prompts(n_answers, n_answers + sum(shares.values()) + more):
+                break
+            shares[request.number] += more
         return [_part(request, share) for request in prompts if (share := shares[request.number])]
 
 

@@ -3,7 +3,8 @@
 Over streamed weights a pass reads the same for one token as for many, so a prompt's tokens ride along for nothing as
 long as they are computed while the weights are read (chunked prefill: Agrawal et al., SARATHI, 2023). Where computing
 takes longer they cost what they cost, and a prompt gets as many as keep the time between tokens even. It always gets
-`RIDING_TOKENS`: kernels compute fewer hardly faster, and weights are lent the same room beside them.
+`PART_TOKENS`: kernels compute fewer hardly faster. Prompts that end with a pass may make it longer, since they do so
+once; up to `RIDING_TOKENS` of them, beside which weights are lent the same room.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.llama.context_shape import RIDING_TOKENS
 
+PART_TOKENS = 32  # of prompts, at least, in a pass in which answers go on
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # of passes with prompts in them
 RIDING = 1.1  # over a pass without prompts: one with them takes up to this where passes wait for the drive
-EVEN = 1.5  # up to this where they do not
+EVEN = 1.5  # up to this where they do not, and with prompts that end
 
 
 class PassWidths:
@@ -34,16 +36,30 @@ class PassWidths:
         return self._costs.pass_s(width) if self._costs.is_known else None
 
     def with_prompts(self, n_answers: int) -> int:
-        """Return how many tokens a pass may have in which `n_answers` requests make one each, and prompts are read."""
+        """Return how many tokens a pass may have in which `n_answers` requests make one each, and prompts are read.
+
+        Where answers leave hardly any room these are more than a pass can have, and it is computed as several.
+        """
         if not n_answers:
             return self.most_tokens
-        least = min(self.most_tokens, n_answers + RIDING_TOKENS)
+        part, room = min(PART_TOKENS, self.most_tokens), self.most_tokens - n_answers
+        if room < max(1, part // 4):
+            room = part  # for a prompt in tiny parts all passes would be more than twice as many
+        least = n_answers + min(part, room)
         if not self._costs.is_known:
             return least
         longest = RIDING if self._costs.is_read_bound(n_answers) else EVEN
         return max(least, self._widest(n_answers, longest * self._costs.pass_s(n_answers)))
 
+    def may_end_prompts(self, n_answers: int, n_tokens: int) -> bool:
+        """Return whether a pass may have `n_tokens` where the prompts in it end, and that many requests make tokens."""
+        if n_tokens > min(self.most_tokens, n_answers + RIDING_TOKENS) or not self._costs.is_known:
+            return False
+        return self._is_tolerable(n_tokens, EVEN * self._costs.pass_s(n_answers))
+
     def _widest(self, n_answers: int, most_s: float) -> int:
         widths = [width for width in WIDTHS if n_answers < width <= self.most_tokens]
-        fitting = (width for width in reversed(widths) if self._costs.is_within_reach(width))
-        return next((width for width in fitting if self._costs.pass_s(width) <= most_s), n_answers)
+        return next((width for width in reversed(widths) if self._is_tolerable(width, most_s)), n_answers)
+
+    def _is_tolerable(self, width: int, most_s: float) -> bool:
+        return self._costs.is_within_reach(width) and self._costs.pass_s(width) <= most_s

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from edge_run.partition.width_costs import WidthCosts
-from edge_run.runtime.llama.context_shape import RIDING_TOKENS
 from edge_run.runtime.scheduling.scheduler import AGING_S, PassRules, PlannedPass, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
-from edge_run.runtime.scheduling.widths import PassWidths
+from edge_run.runtime.scheduling.widths import PART_TOKENS, PassWidths
 
 
 class Bench:
@@ -21,10 +20,15 @@ class Bench:
         is_recurrent: bool = False,
         width: int = 64,
         is_exact: bool = False,
+        read_s: float = 0.0,
     ) -> None:
         self.now = 0.0
         pool = SequencePool(n_sequences, n_cells, can_rewind=not is_recurrent, can_share=not is_recurrent)
-        widths = PassWidths(WidthCosts(), width)
+        costs = WidthCosts()
+        if read_s:  # each pass reads for so long, and computes for 10 ms a token
+            for seen in (1, 4, 64, 128):
+                costs.observe(seen, max(read_s, 0.01 * seen), max(0.0, read_s - 0.01 * seen), read_s, 10**9)
+        widths = PassWidths(costs, width)
         self.scheduler = Scheduler(
             pool, widths, lambda: self.now, PassRules(n_cells, is_recurrent or is_exact, is_exact)
         )
@@ -52,7 +56,7 @@ def test_answers_go_on_while_a_prompt_is_read_in_parts() -> None:
     long = bench.scheduler.submit(list(range(100, 260)))
     first = bench.step()
     assert numbers(first) == [short, long]
-    assert [len(part.tokens) for part in first.parts] == [1, RIDING_TOKENS]
+    assert [len(part.tokens) for part in first.parts] == [1, PART_TOKENS]
     assert first.parts[0].tokens == (4,)
     assert not first.parts[1].is_last
     for _ in range(4):
@@ -67,6 +71,33 @@ def test_a_long_prompt_does_not_keep_short_ones_waiting() -> None:
     planned = bench.step()
     assert numbers(planned) == [long, short]
     assert [len(part.tokens) for part in planned.parts] == [62, 2]
+
+
+def test_short_prompts_end_with_one_pass_beside_answers_and_long_ones_go_on_in_parts() -> None:
+    bench = Bench(width=512, read_s=0.4)
+    first = bench.scheduler.submit([1, 2, 3])
+    bench.step()
+    long, short = bench.scheduler.submit(list(range(100, 400))), bench.scheduler.submit(list(range(500, 542)))
+    planned = bench.step()
+    assert {part.request: len(part.tokens) for part in planned.parts} == {
+        first: 1,
+        long: PART_TOKENS // 2,
+        short: 42,
+    }
+    assert planned.parts[-1].is_last
+    bench.scheduler.end(short)
+    assert [len(part.tokens) for part in bench.step().parts] == [1, PART_TOKENS]
+
+
+def test_prompts_are_read_in_turn_where_answers_fill_a_pass() -> None:
+    bench = Bench(n_sequences=8, width=2)
+    answers = [bench.scheduler.submit([i, 9]) for i in range(2)]
+    bench.step()
+    first, second = bench.scheduler.submit(list(range(100, 120))), bench.scheduler.submit(list(range(200, 210)))
+    parts = [part for _ in range(40) for part in bench.step().parts]
+    assert all(part.tokens for part in parts)
+    assert max(len(part.tokens) for part in parts) <= 2
+    assert {*answers, first, second} == {part.request for part in parts if part.is_last}
 
 
 def test_a_prompt_that_begins_alike_is_computed_from_where_they_part() -> None:
