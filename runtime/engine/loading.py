@@ -30,9 +30,10 @@ from edge_run.runtime.llama.holdings import Holdings, text_reserve_bytes
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.llama.threads import compute_threads
+from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.repack_choice import choose_kinds
-from edge_run.runtime.planning.terms import Terms, work_bytes
+from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.planning.usual_context import rope_factors
 from edge_run.runtime.speculation.draft_model import DraftModel
 from edge_run.tiers import _libc
@@ -305,7 +306,8 @@ class _Loading:
         context.stop_at(self._driver.stop)
         passes = 2 if self._prepared.draft else 1  # guesses are made from the rows of one beside the next
         reserve_bytes = text_reserve_bytes(model.vocabulary, passes * shape.kept_rows)
-        holdings = Holdings.since(before, context, work_bytes(gguf, shape.micro_batch_tokens), reserve_bytes)
+        work = work_bytes(gguf, shape.micro_batch_tokens, shape.threads)
+        holdings = Holdings.since(before, context, work, reserve_bytes)
         if self._prepared.config.also:
             holdings = replace(holdings, copy_bytes=buffer_bytes(self._prepared.config.readers))
         if repacked:

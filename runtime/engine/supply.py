@@ -304,7 +304,7 @@ def _mapped(loaded: Loaded) -> tuple[NarrowPass, Terms]:
     draft_cells = loaded.draft.cells if loaded.draft else None
     lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
     assert loaded.backing is not None
-    lent = lent.with_row_slices(loaded.backing.address_space.chunk_bytes, shape.narrow_tokens)
+    lent = lent.with_row_slices(loaded.backing.address_space.chunk_bytes, shape.narrow_tokens, shape.threads)
     return narrow, with_spill(lent, spillable_uses(loaded, narrow), loaded.prepared.config)
 
 

@@ -14,6 +14,8 @@ from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.model_kind import check_generates, check_kind
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.llama.threads import compute_threads
+from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES, Cells
 
@@ -76,7 +78,9 @@ class DraftFile:
     def size_bytes(self) -> int:
         """What it will take, all in all."""
         of_a_word = VOCABULARY_BYTES + LOGIT_BYTES * self.config.sequences  # a row of logits for each
-        return self.gguf.data_bytes + self.known.kv_bytes + self.known.buffer_bytes + of_a_word * self.known.vocabulary
+        work = work_bytes(self.gguf, MICRO_BATCH_TOKENS, compute_threads(self.config.threads))
+        known = self.known
+        return self.gguf.data_bytes + known.kv_bytes + known.buffer_bytes + work + of_a_word * known.vocabulary
 
     @property
     def cells(self) -> Cells | None:

@@ -25,13 +25,14 @@ from edge_run.runtime.inspection.inspection import SHARD_BYTES
 from edge_run.runtime.llama.context_shape import context_shape, lends_cells
 from edge_run.runtime.llama.holdings import Holdings, text_reserve_bytes
 from edge_run.runtime.llama.threads import compute_threads
+from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.runtime.planning.expert_plan import plan_moe
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident, plan_streamed, row_ranges
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.repack_terms import with_repacking
 from edge_run.runtime.planning.spill_terms import with_spill
-from edge_run.runtime.planning.terms import Terms, work_bytes
+from edge_run.runtime.planning.terms import Terms
 from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
 from edge_run.tiers.drives.copied_source import buffer_bytes
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES
@@ -54,7 +55,7 @@ class Planner:
         self.gguf, self.config = gguf, config = prepared.gguf, prepared.config
         known, offload = self.known, self.offload
         self.threads = compute_threads(config.threads)
-        work = work_bytes(gguf, known.micro_batch_tokens)
+        work = work_bytes(gguf, known.micro_batch_tokens, self.threads)
         n_rows = context_shape(config, known.trained_context_tokens, self.threads).kept_rows
         passes = 2 if prepared.draft else 1  # guesses are made from the rows of one beside the next
         program, reserve = known.program_bytes + RUN_BYTES, text_reserve_bytes(known.vocabulary, passes * n_rows)
@@ -110,7 +111,7 @@ class Planner:
         draft_cells = self._prepared.draft.cells if self._prepared.draft else None
         lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle)
         lent = replace(lent, verified_tokens=shape.verified_tokens)
-        lent = lent.with_row_slices(self._address_space.chunk_bytes, shape.narrow_tokens)
+        lent = lent.with_row_slices(self._address_space.chunk_bytes, shape.narrow_tokens, self.threads)
         return with_spill(lent, known.cell_uses, self.config)
 
     @functools.cached_property

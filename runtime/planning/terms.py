@@ -12,8 +12,8 @@ from edge_run.runtime.forecasting.routing import Experience
 from edge_run.runtime.graph.segments import SLICED_SEGMENTS
 from edge_run.runtime.inspection.draft_file import GUESSED_TOKENS
 from edge_run.runtime.llama.holdings import Holdings
+from edge_run.runtime.llama.work_buffer import converted_bytes, tile_bytes, work_token_bytes
 from edge_run.tiers.gguf import GgufModel
-from edge_run.tiers.gguf_header import TensorInfo
 from edge_run.tiers.kv.cells import Cells
 from edge_run.tiers.kv.spill_shape import SpillShape
 from edge_run.tiers.packed_file import PackedFile
@@ -21,7 +21,6 @@ from edge_run.tiers.packed_file import PackedFile
 LEAST_CONTEXT_TOKENS = 512  # of a context that is longer than the budget has room for
 MOST_BESIDE_SPILL_BYTES = 64 * MIB  # for weights, so that reading them need not wait for computing
 _CONTEXT_STEPS = (0, 1024, 4096, 16_384, 32_768, 131_072)
-_WHOLE_NUMBERS = frozenset((0, 1, 30))  # f32, f16, bf16: of such weights the inputs stay, or get 2 bytes a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +137,18 @@ class Terms:
         """The tokens in a context for which a plan says what it holds: none, all, and some between."""
         return [*(tokens for tokens in _CONTEXT_STEPS if tokens < self.context_tokens - 1), self.context_tokens - 1]
 
-    def with_row_slices(self, chunk_bytes: int, narrow_tokens: int) -> Terms:
+    def with_row_slices(self, chunk_bytes: int, narrow_tokens: int, threads: int) -> Terms:
         """Return these terms with row slices, whose products convert their inputs in memory of their own.
 
         chunk_bytes: the size of a chunk. narrow_tokens: the tokens of a pass, at most, beside which work is lent.
+        threads: that compute.
         """
         least_bytes = SLICED_SEGMENTS * SEGMENT_CHUNKS * chunk_bytes
         sliced = [t for t in self.gguf.tensors if len(t.shape) > 2 or t.size_bytes > least_bytes]
         n_used = self.gguf.used_experts
-        sliced_token_bytes = max((_converted_bytes(tensor, n_used) for tensor in sliced), default=0)
-        work_bytes = self.holdings.work_bytes + self.micro_batch_tokens * sliced_token_bytes
+        sliced_token_bytes = max((converted_bytes(tensor, n_used) for tensor in sliced), default=0)
+        sliced_bytes = self.micro_batch_tokens * sliced_token_bytes + tile_bytes(sliced, threads)
+        work_bytes = self.holdings.work_bytes + sliced_bytes
         return replace(
             self,
             holdings=replace(self.holdings, work_bytes=work_bytes),
@@ -200,26 +201,3 @@ class Terms:
     def packed_bytes(self) -> int:
         """The memory that reading packed experts takes besides the experts."""
         return self.packed.memory_bytes(self.readers) if self.packed else 0
-
-
-def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:
-    """Return the memory that ggml allocates to convert the largest input of a matrix multiplication."""
-    return micro_batch_tokens * work_token_bytes(gguf)
-
-
-def work_token_bytes(gguf: GgufModel) -> int:
-    """Return the same for each token of a pass."""
-    experts = gguf.used_experts
-    return max((_converted_bytes(tensor, experts) for tensor in gguf.tensors if len(tensor.shape) > 1), default=0)
-
-
-def _converted_bytes(tensor: TensorInfo, experts: int) -> int:
-    """Return what a token's converted input for `tensor` takes, where it uses so many `experts`.
-
-    For quantised weights the input is converted to blocks with 8 bits a number; the largest of these (Q8_K) take 1.14
-    bytes a number.
-    """
-    width = tensor.shape[0]
-    if len(tensor.shape) > 2:
-        return 2 * width * experts
-    return 2 * width if tensor.type_id in _WHOLE_NUMBERS else -(-width * 8 // 7)
