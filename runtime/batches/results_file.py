@@ -6,6 +6,7 @@ A run that is started again finds what is done, and does the rest. A line that w
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import uuid
@@ -17,6 +18,9 @@ import msgspec
 
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, TierReadError
+from edge_run.runtime.server.bodies import MOST_BODY_BYTES
+
+BEGINNING = b'{"id":"batch_req_'  # of every line that is written here
 
 
 class ResultsFile(Closing):
@@ -70,12 +74,17 @@ class ResultsFile(Closing):
             os.close(self._descriptor)
 
     def _read(self) -> set[str]:
-        """Return the ids that are there, and take back a line that was cut off."""
+        """Return the ids that are there, and take back a line of ours that was cut off."""
         done: set[str] = set()
         end = 0
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             file.seek(0)
-            for number, line in enumerate(file, 1):
+            for number in itertools.count(1):
+                line = file.readline(MOST_BODY_BYTES)
+                if not line.endswith(b"\n"):
+                    if not _is_ours(line):
+                        raise self._foreign(number)
+                    line += file.readline()
                 if not line.endswith(b"\n"):
                     break
                 done.add(self._id_of(number, line))
@@ -91,5 +100,14 @@ class ResultsFile(Closing):
             document = None
         custom_id = document.get("custom_id") if isinstance(document, dict) and "response" in document else None
         if not isinstance(custom_id, str):
-            raise ConfigError(f"results {self.path}: line {number} is no result of a batch; give another file (-o)")
+            raise self._foreign(number)
         return custom_id
+
+    def _foreign(self, number: int) -> ConfigError:
+        return ConfigError(f"results {self.path}: line {number} is no result of a batch; give another file (-o)")
+
+
+def _is_ours(part: bytes) -> bool:
+    """Return whether what lacks its end may be a line of ours. A power cut may have left zeros in place of the rest."""
+    begun = part[: 2 * len(BEGINNING)].rstrip(b"\0").replace(b" ", b"")[: len(BEGINNING)]
+    return begun == BEGINNING or (BEGINNING.startswith(begun) and len(part) < MOST_BODY_BYTES)

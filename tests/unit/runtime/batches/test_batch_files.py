@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("msgspec")
 
 from edge_run.base.errors import ConfigError, TierReadError
-from edge_run.runtime.batches import input_file
+from edge_run.runtime.batches import input_file, results_file
 from edge_run.runtime.batches.input_file import BatchRequest, count_lines, read_requests
 from edge_run.runtime.batches.results_file import ResultsFile
 from edge_run.runtime.server.refusals import Refusal
@@ -107,6 +107,34 @@ def test_a_file_of_another_kind_is_left_as_it_is(tmp_path: Path, content: bytes)
     with pytest.raises(ConfigError, match="line 1 is no result of a batch"):
         ResultsFile(path)
     assert path.read_bytes() == content + b"half"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"a note", b'{"a": 1}', b"\x89PNG", b'{"id": 5, "name": "x"}', b"{" * 2000, b"\0" * 2000, b'{"id":"batch_resp'],
+)
+def test_a_file_without_a_line_break_is_left_as_it_is(
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results_file, "MOST_BODY_BYTES", 1000)
+    path = tmp_path / "out"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="line 1 is no result of a batch"):
+        ResultsFile(path)
+    assert path.read_bytes() == content
+
+
+def test_what_a_power_cut_leaves_of_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out"
+    with ResultsFile(path) as results:
+        results.add("a", 200, b'{"text":"%s"}' % (b"x" * 2000))
+    whole = path.read_bytes()
+    monkeypatch.setattr(results_file, "MOST_BODY_BYTES", 1000)  # a line may be longer than a request
+    for rest in (b"", b"\0" * 500, b"{", b'{"id":"ba' + b"\0" * 99, whole[:30], whole[:1500]):
+        path.write_bytes(whole + rest)
+        with ResultsFile(path) as results:
+            assert results.done == {"a"}
+        assert path.read_bytes() == whole
 
 
 def test_two_runs_never_write_one_file(tmp_path: Path) -> None:
