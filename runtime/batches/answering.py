@@ -54,8 +54,8 @@ class BatchResult:
 Place = Callable[[BatchRequest], Awaitable[BatchResult]]
 """Where one request is answered. It is used once, and free again when it returns.
 
-It raises what others would meet too: errors of a drive, of memory, of a mesh, of the model's file, of llama.cpp. All else
-is the request's result.
+It raises what others would meet too: errors of a drive, of memory, of a mesh, of the model's file, of llama.cpp.
+All else is the request's result.
 """
 
 
@@ -114,7 +114,7 @@ class PlacesHere:
         return job, form
 
     async def _generated(self, job: Job) -> list[FinishedAnswer]:
-        """Return the answers. Raises Refusal for what is wrong with this request: all else ends the passes of others too."""
+        """Return the answers. Raises Refusal for what is wrong with this request; all else ends passes of others."""
         try:
             return await generate(self._served.answering, job, lambda number, delta: None, lambda n_tokens: None)
         except (ConfigError, ContextFull, NotSupported) as error:

@@ -37,13 +37,16 @@ class NumberedLine:
     """A line of the input that has to be answered.
 
     number: counted from 1.
-    custom_id: the request's; `line-7` where it has none that can be read.
-    asked: the request, or why it cannot be answered.
+    asked: the request, or why the line is none.
     """
 
     number: int
-    custom_id: str
     asked: BatchRequest | Refusal
+
+    @property
+    def key(self) -> str | int:
+        """What its result is known by: the `custom_id` of a request, the number of a line that is none."""
+        return self.asked.custom_id if isinstance(self.asked, BatchRequest) else self.number
 
 
 def count_lines(path: Path) -> int:
@@ -74,15 +77,15 @@ def _read(number: int, line: bytes, seen: set[str]) -> NumberedLine:
     try:
         asked = decode(line, BatchRequest)
     except Refusal as refusal:
-        return NumberedLine(number, f"line-{number}", refusal)
+        return NumberedLine(number, refusal)
     if asked.custom_id in seen:
         return _bad(number, f"custom_id {asked.custom_id!r} was on an earlier line; every line needs one of its own")
     seen.add(asked.custom_id)
-    return NumberedLine(number, asked.custom_id, asked)
+    return NumberedLine(number, asked)
 
 
 def _bad(number: int, message: str) -> NumberedLine:
-    return NumberedLine(number, f"line-{number}", Refusal(400, message))
+    return NumberedLine(number, Refusal(400, message))
 
 
 def _skip_rest(file: BinaryIO, line: bytes) -> None:

@@ -26,7 +26,7 @@ BEGINNING = b'{"id":"batch_req_'  # of every line that is written here
 class ResultsFile(Closing):
     """The results of one batch. One process at a time has it.
 
-    done: the ids of the requests whose results are there.
+    done: what the results are known by that are there: the `custom_id` of a request, the number of a line that is none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,12 +49,13 @@ class ResultsFile(Closing):
             raise
         self._is_open = True
 
-    def add(self, custom_id: str, status: int, body: bytes | Mapping[str, Any]) -> None:
-        """Write the result of a request, durably: it is never computed again. Raises TierReadError."""
+    def add(self, key: str | int, status: int, body: bytes | Mapping[str, Any]) -> None:
+        """Write a result, durably: it is never computed again. key: as in `done`. Raises TierReadError."""
         body = msgspec.Raw(body) if isinstance(body, bytes) else body
         identity = uuid.uuid4().hex
         response = {"status_code": status, "request_id": f"req_{identity}", "body": body}
-        document = {"id": f"batch_req_{identity}", "custom_id": custom_id, "response": response, "error": None}
+        of_what = {"custom_id": key} if isinstance(key, str) else {"custom_id": None, "line": key}
+        document = {"id": f"batch_req_{identity}", **of_what, "response": response, "error": None}
         line = msgspec.json.encode(document) + b"\n"
         start = os.fstat(self._descriptor).st_size
         try:
@@ -65,7 +66,7 @@ class ResultsFile(Closing):
         except OSError as error:
             os.ftruncate(self._descriptor, start)
             raise TierReadError(f"results {self.path}: cannot be written ({error.strerror})") from error
-        self.done.add(custom_id)
+        self.done.add(key)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -73,9 +74,9 @@ class ResultsFile(Closing):
             self._is_open = False
             os.close(self._descriptor)
 
-    def _read(self) -> set[str]:
-        """Return the ids that are there, and take back a line of ours that was cut off."""
-        done: set[str] = set()
+    def _read(self) -> set[str | int]:
+        """Return whose results are there, and take back a line of ours that was cut off."""
+        done: set[str | int] = set()
         end = 0
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             file.seek(0)
@@ -87,21 +88,24 @@ class ResultsFile(Closing):
                     line += file.readline()
                 if not line.endswith(b"\n"):
                     break
-                done.add(self._id_of(number, line))
+                done.add(self._key_of(number, line))
                 end += len(line)
         os.ftruncate(self._descriptor, end)
         return done
 
-    def _id_of(self, number: int, line: bytes) -> str:
+    def _key_of(self, number: int, line: bytes) -> str | int:
         """Return whose result a line is. Raises ConfigError where it is none."""
         try:
             document = json.loads(line)
         except (ValueError, RecursionError):
             document = None
-        custom_id = document.get("custom_id") if isinstance(document, dict) and "response" in document else None
-        if not isinstance(custom_id, str):
-            raise self._foreign(number)
-        return custom_id
+        found = document if isinstance(document, dict) and "response" in document else {}
+        custom_id, line_number = found.get("custom_id"), found.get("line")
+        if isinstance(custom_id, str):
+            return custom_id
+        if custom_id is None and isinstance(line_number, int):
+            return line_number
+        raise self._foreign(number)
 
     def _foreign(self, number: int) -> ConfigError:
         return ConfigError(f"results {self.path}: line {number} is no result of a batch; give another file (-o)")

@@ -6,14 +6,18 @@ import json
 import os
 from pathlib import Path
 
+import anyio
 import pytest
 
 pytest.importorskip("msgspec")
+pytest.importorskip("starlette")
 
 from edge_run.base.errors import ConfigError, TierReadError
 from edge_run.runtime.batches import input_file, results_file
+from edge_run.runtime.batches.answering import BatchResult, Place
 from edge_run.runtime.batches.input_file import BatchRequest, count_lines, read_requests
 from edge_run.runtime.batches.results_file import ResultsFile
+from edge_run.runtime.batches.run import BatchProgress, BatchRun
 from edge_run.runtime.server.refusals import Refusal
 
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
@@ -28,7 +32,7 @@ def write(path: Path, *lines: object) -> Path:
 def test_lines_are_read_in_order_and_empty_ones_are_none(tmp_path: Path) -> None:
     path = write(tmp_path / "in", LINE, "", {**LINE, "custom_id": "b"}, "  ")
     found = list(read_requests(path))
-    assert [(line.number, line.custom_id) for line in found] == [(1, "a"), (3, "b")]
+    assert [(line.number, line.key) for line in found] == [(1, "a"), (3, "b")]
     assert all(isinstance(line.asked, BatchRequest) for line in found)
     assert count_lines(path) == 2
 
@@ -48,10 +52,10 @@ def test_lines_are_read_in_order_and_empty_ones_are_none(tmp_path: Path) -> None
 )
 def test_a_line_that_cannot_be_is_told_and_others_go_on(tmp_path: Path, line: object, message: str) -> None:
     first, bad, last = read_requests(write(tmp_path / "in", LINE, line, {**LINE, "custom_id": "z"}))
-    assert bad.custom_id == "line-2"
+    assert bad.key == bad.number == 2
     assert isinstance(bad.asked, Refusal)
     assert message in bad.asked.message
-    assert (first.custom_id, last.custom_id) == ("a", "z")
+    assert (first.key, last.key) == ("a", "z")
 
 
 def test_a_line_without_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +63,7 @@ def test_a_line_without_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: p
     bad, good = read_requests(write(tmp_path / "in", "x" * 5000, LINE))
     assert isinstance(bad.asked, Refusal)
     assert "more than 1000 B" in bad.asked.message
-    assert good.custom_id == "a"
+    assert good.key == "a"
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -97,6 +101,7 @@ def test_results_are_found_again_and_a_line_that_was_cut_is_taken_back(tmp_path:
         b"[1]\n",
         b'{"custom_id": 1, "response": {}}\n',
         b'{"custom_id": "a"}\n',
+        b'{"custom_id": null, "response": {}}\n',
         b"\x00\n",
         b"[" * 9999 + b"\n",
     ],
@@ -135,6 +140,32 @@ def test_what_a_power_cut_leaves_of_a_line_is_taken_back(tmp_path: Path, monkeyp
         with ResultsFile(path) as results:
             assert results.done == {"a"}
         assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("is_in_order", [False, True])
+def test_a_line_that_is_no_request_takes_the_result_of_none(tmp_path: Path, is_in_order: bool) -> None:
+    """Whatever requests are called: after the line, and before it."""
+    asked = [{**LINE, "custom_id": "line-4"}, "no JSON", {**LINE, "custom_id": "line-2"}, "nor this", LINE, LINE]
+    source, answered = write(tmp_path / "in", *asked), list[str]()
+
+    class Places:
+        async def take(self, n_unfinished: int) -> Place:
+            return self._answer
+
+        async def _answer(self, request: BatchRequest) -> BatchResult:
+            answered.append(request.custom_id)
+            return BatchResult(200, b"{}")
+
+    for _ in range(2):
+        with ResultsFile(tmp_path / "out") as results:
+            progress = BatchProgress(count_lines(source))
+            anyio.run(BatchRun(source, results, progress, lambda: None, is_in_order=is_in_order).run, Places())
+            assert progress.unfinished == 0
+    assert sorted(answered) == ["a", "line-2", "line-4"]
+    found = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    statuses = {one["custom_id"] or one["line"]: one["response"]["status_code"] for one in found}
+    assert len(found) == len(statuses)
+    assert statuses == {"line-4": 200, 2: 400, "line-2": 200, 4: 400, "a": 200, 6: 400}
 
 
 def test_two_runs_never_write_one_file(tmp_path: Path) -> None:
