@@ -10,7 +10,7 @@ from typing import Annotated, Any, BinaryIO
 import msgspec
 from msgspec import Meta
 
-from edge_run.base.errors import ConfigError
+from edge_run.base.errors import ConfigError, system_errors
 from edge_run.base.units import format_size
 from edge_run.runtime.server.bodies import MOST_BODY_BYTES, decode
 from edge_run.runtime.server.refusals import Refusal
@@ -50,9 +50,9 @@ class NumberedLine:
 
 
 def count_lines(path: Path) -> int:
-    """Return how many lines of `path` are not empty. Raises ConfigError."""
+    """Return how many lines of `path` are not empty. Raises what `read_requests` raises."""
     n_lines, is_new = 0, True
-    with _opened(path) as file:
+    with system_errors(f"batch {path}"), _opened(path) as file:
         while line := file.readline(MOST_BODY_BYTES):  # the parts of a line that is too long are one
             n_lines += is_new and bool(line.strip())
             is_new = line.endswith(b"\n")
@@ -60,9 +60,12 @@ def count_lines(path: Path) -> int:
 
 
 def read_requests(path: Path) -> Iterator[NumberedLine]:
-    """Yield the lines of `path` that are not empty, in their order. Raises ConfigError where it cannot be read."""
+    """Yield the lines of `path` that are not empty, in their order.
+
+    Raises ConfigError where it cannot be opened, TierReadError where the drive fails.
+    """
     seen: set[str] = set()
-    with _opened(path) as file:
+    with system_errors(f"batch {path}"), _opened(path) as file:
         number = 0
         while line := file.readline(MOST_BODY_BYTES + 1):
             number += 1

@@ -5,6 +5,7 @@ A run that is started again finds what is done, and does the rest. A line that w
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import json
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import ConfigError, TierReadError
+from edge_run.base.errors import ConfigError, TierReadError, system_errors
 from edge_run.runtime.server.bodies import MOST_BODY_BYTES
 
 BEGINNING = b'{"id":"batch_req_'  # of every line that is written here
@@ -30,7 +31,10 @@ class ResultsFile(Closing):
     """
 
     def __init__(self, path: Path) -> None:
-        """Open `path`, or make it. Raises ConfigError for a file of another kind, or one that another run writes."""
+        """Open `path`, or make it. Raises ConfigError for a file of another kind, or one that another run writes.
+
+        Raises TierReadError where the drive refuses to lock or to read it.
+        """
         self.path = path
         if path.exists() and not path.is_file():
             raise ConfigError(f"results {path}: cannot be written (it is no file); give another one (-o)")
@@ -39,11 +43,9 @@ class ResultsFile(Closing):
         except OSError as error:
             raise ConfigError(f"results {path}: cannot be written ({error.strerror}); give another one (-o)") from error
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.done = self._read()
-        except BlockingIOError:
-            os.close(self._descriptor)
-            raise ConfigError(f"results {path}: another run writes them; wait for it, or give another -o") from None
+            with system_errors(f"results {path}"):
+                self._lock()
+                self.done = self._read()
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -64,7 +66,8 @@ class ResultsFile(Closing):
                 written += os.write(self._descriptor, line[written:])
             os.fdatasync(self._descriptor)
         except OSError as error:
-            os.ftruncate(self._descriptor, start)
+            with contextlib.suppress(OSError):  # or the next run takes it back
+                os.ftruncate(self._descriptor, start)
             raise TierReadError(f"results {self.path}: cannot be written ({error.strerror})") from error
         self.done.add(key)
 
@@ -73,6 +76,14 @@ class ResultsFile(Closing):
         if self._is_open:
             self._is_open = False
             os.close(self._descriptor)
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"results {self.path}: another run writes them; wait for it, or give another -o"
+            ) from None
 
     def _read(self) -> set[str | int]:
         """Return whose results are there, and take back a line of ours that was cut off."""

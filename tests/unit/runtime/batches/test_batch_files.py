@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import io
 import json
 import os
 from pathlib import Path
@@ -196,3 +199,27 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Mon
             results.add("b", 200, b"{}")
         assert (tmp_path / "out").read_bytes() == before
         assert results.done == {"a"}
+
+
+def test_a_file_system_without_locks_is_told_by_the_name_of_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(TierReadError, match=r"results .*out: No locks available"):
+        ResultsFile(tmp_path / "out")
+
+
+def test_a_drive_that_fails_is_told_by_the_name_of_the_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(input_file, "_opened", lambda path: Failing())
+    for read in (count_lines, lambda path: list(read_requests(path))):
+        with pytest.raises(TierReadError, match=r"batch .*in: Input/output error; check the drive"):
+            read(tmp_path / "in")
