@@ -330,6 +330,14 @@ def test_full_disk_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.Mo
     assert not any(tmp_path.iterdir())
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / f".big.gguf.{os.getpid()}-01234567.part"
+    left.touch()
+    os.utime(left, (0, 0))
+    inflate(KIT, tmp_path / "big.gguf", 20_000_000)
+    assert [path.name for path in tmp_path.iterdir()] == ["big.gguf"]
+
+
 @pytest.mark.parametrize("target", ["missing/big.gguf", ".", "small.gguf"])
 def test_impossible_targets_are_refused(tmp_path: Path, target: str) -> None:
     small = Path(shutil.copy(KIT, tmp_path / "small.gguf"))
