@@ -229,6 +229,20 @@ def test_seed_decides_the_bytes(tmp_path: Path) -> None:
     assert first == again
     assert first != other
     assert len(first) == len(other)
+    with pytest.raises(ConfigError, match="seed -1: must be 0 or more"):
+        inflate(KIT, tmp_path / "none.gguf", 12_000_000, 9, -1)
+
+
+def test_the_bytes_are_on_the_drive_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, synced = tmp_path / "big.gguf", list[int]()
+
+    def sync(descriptor: int) -> None:
+        assert not target.exists()
+        synced.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    inflate(KIT, target, 12_000_000)
+    assert synced == [target.stat().st_size]
 
 
 @pytest.mark.parametrize("kind", SUPPORTED_TYPES)
