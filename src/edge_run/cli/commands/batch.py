@@ -136,8 +136,9 @@ class _Ending:
         """Await `function`. Raises Cancelled where it was ended."""
         import anyio
 
+        loop = asyncio.get_running_loop()
         with anyio.CancelScope() as scope:
-            self._cancel_waiting = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, scope.cancel)
+            self._cancel_waiting = lambda: loop.call_soon_threadsafe(scope.cancel)
             try:
                 if self._has_come:
                     scope.cancel()
