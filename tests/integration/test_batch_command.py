@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
-from kit_models import KIT
+from edge_run import Model, ModelFileError, SamplingConfig
+from kit_models import KIT, streamed
 from program import WAIT_S, run_program
 
 pytest.importorskip("starlette")
+from edge_run.runtime.batches.answering import PlacesHere
+from edge_run.runtime.batches.results_file import ResultsFile
+from edge_run.runtime.batches.run import BatchProgress, BatchRun
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 OPTIONS = ("-c", "1024", "-t", "1", "--temp", "0")
 
@@ -153,3 +161,24 @@ def test_what_cannot_be_is_said_before_anything_is_opened(tmp_path: Path) -> Non
         assert len(done.stderr.splitlines()) == 1
     assert json.loads(source.read_text())["custom_id"] == "a"
     assert not os.path.exists(tmp_path / "out") or not (tmp_path / "out").read_bytes()
+
+
+def test_a_model_that_changes_meanwhile_is_no_requests_result(tmp_path: Path, grown: Path) -> None:
+    model = Path(shutil.copy(grown, tmp_path / "model.gguf"))
+    write(tmp_path / "in", [line(f"n{i}", prompt=f"Number {i}", max_tokens=2) for i in range(9)])
+
+    def answer_all(on_progress: Callable[[], None]) -> None:
+        async def main() -> None:
+            with ResultsFile(tmp_path / "out") as results:
+                async with PlacesHere.of(Model(model, **streamed(), sequences=2), SamplingConfig()) as places:
+                    await BatchRun(tmp_path / "in", results, BatchProgress(9), on_progress).run(places)
+
+        anyio.run(main)
+
+    with pytest.raises(ModelFileError, match="changed"):
+        answer_all(lambda: os.utime(model, (0, 0)))
+    assert len(results_of(tmp_path / "out")) < 9
+    answer_all(lambda: None)
+    found = results_of(tmp_path / "out")
+    assert len(found) == 9
+    assert {one["status_code"] for one in found.values()} == {200}
