@@ -9,7 +9,17 @@ from typing import Any, Protocol
 
 import anyio
 
-from edge_run.base.errors import Cancelled, EdgeRunError, KernelError, MeshError, TierReadError
+from edge_run.base.errors import (
+    BudgetError,
+    Cancelled,
+    ConfigError,
+    ContextFull,
+    EdgeRunError,
+    KernelError,
+    MeshError,
+    NotSupported,
+    TierReadError,
+)
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.batches.input_file import BatchRequest
 from edge_run.runtime.generation.async_model import AsyncModel
@@ -44,7 +54,8 @@ class BatchResult:
 Place = Callable[[BatchRequest], Awaitable[BatchResult]]
 """Where one request is answered. It is used once, and free again when it returns.
 
-It raises what others would meet too: errors of a drive, of a mesh, of llama.cpp. All else is the request's result.
+It raises what others would meet too: errors of a drive, of memory, of a mesh, of the model's file, of llama.cpp.
+All else is the request's result.
 """
 
 
@@ -81,26 +92,33 @@ class PlacesHere:
 
     async def _answer(self, request: BatchRequest) -> BatchResult:
         try:
-            return await self._answered(request)
+            job, form = await self._prepared(request)
+            answers = await self._generated(job)
         except Refusal as refusal:
             return refused(refusal)
-        except (Cancelled, TierReadError, MeshError, KernelError):
-            raise  # which others would meet too
-        except EdgeRunError as error:
-            return refused(refusal_of(error))
         finally:
             self._free.release()
-
-    async def _answered(self, request: BatchRequest) -> BatchResult:
-        served = self._served
-        async with self._preparing:
-            job, form = await _job(served, request)
-        job.check(served.model.plan.context_tokens)
-        form.begin(served, job)
-        answers: list[FinishedAnswer] = await generate(
-            served.answering, job, lambda number, delta: None, lambda n_tokens: None
-        )
         return BatchResult(200, form.whole(answers), sum(one.generation.completion_tokens for one in answers))
+
+    async def _prepared(self, request: BatchRequest) -> tuple[Job, AnswerForm]:
+        """Return what is to be generated, and its form. Raises Refusal for all that is wrong with this request."""
+        try:
+            async with self._preparing:
+                job, form = await _job(self._served, request)
+            job.check(self._served.model.plan.context_tokens)
+            form.begin(self._served, job)
+        except (Cancelled, TierReadError, BudgetError, MeshError, KernelError):
+            raise  # which others would meet too
+        except EdgeRunError as error:  # such as the model's chat template, which takes too long for this one
+            raise refusal_of(error) from error
+        return job, form
+
+    async def _generated(self, job: Job) -> list[FinishedAnswer]:
+        """Return the answers. Raises Refusal for what is wrong with this request; all else ends passes of others."""
+        try:
+            return await generate(self._served.answering, job, lambda number, delta: None, lambda n_tokens: None)
+        except (ConfigError, ContextFull, NotSupported) as error:
+            raise refusal_of(error) from error
 
 
 def refused(refusal: Refusal) -> BatchResult:

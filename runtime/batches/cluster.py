@@ -21,7 +21,7 @@ import msgspec
 from distributed import CancelledError, Client, Future
 from distributed.comm.addressing import resolve_address
 
-from edge_run.base.error_codes import error_of
+from edge_run.base.error_codes import error_document, error_of
 from edge_run.base.errors import EdgeRunError, MeshError
 from edge_run.base.units import format_count
 from edge_run.partition.batch_shares import AnswerPace, MachineLoad, next_machine, to_take_back
@@ -46,6 +46,7 @@ class _ClusterWorker:
 
     asked: the requests that it has, and when it was given each; the newest last.
     is_lost: it is not there any more.
+    is_broken: one of its tasks failed in a way that is none of ours, as for want of memory.
     """
 
     address: str
@@ -54,6 +55,7 @@ class _ClusterWorker:
     n_asked: int = 0
     asked: dict[Future[Any], float] = field(default_factory=dict)
     is_lost: bool = False
+    is_broken: bool = False
 
     @property
     def load(self) -> MachineLoad:
@@ -129,18 +131,18 @@ class ClusterPlaces:
     async def _answer(self, worker: _ClusterWorker, request: BatchRequest) -> BatchResult:
         n_lost = 0
         while True:
-            if found := await self._ask(worker, request):
+            if worker.is_lost:  # since it was given the request
+                worker.n_asked -= 1
+            elif found := await self._ask(worker, request):
                 return found
-            n_lost += worker.is_lost
+            else:
+                n_lost += worker.is_lost or worker.is_broken
             if n_lost == MOST_LOST:
-                return refused(Refusal(500, f"{n_lost} workers of the cluster ended while they had this request"))
+                return refused(Refusal(500, f"{n_lost} workers of the cluster ended or failed with this request"))
             worker = await self._next_worker()
 
     async def _ask(self, worker: _ClusterWorker, request: BatchRequest) -> BatchResult | None:
         """Return the result; None where the worker cannot give one, and others may."""
-        if worker.is_lost:  # since it was given the request
-            worker.n_asked -= 1
-            return None
         future = self._submit("answer", worker.address, answer, self._host.name, msgspec.json.encode(request))
         worker.asked[future] = time.monotonic()
         found: dict[str, Any] | None = None
@@ -148,6 +150,9 @@ class ClusterPlaces:
             found = await future
         except CancelledError:
             pass
+        except Exception as error:
+            worker.is_broken = True
+            found = {"failure": error_document(MeshError(f"a task failed: {type(error).__name__}: {error}"))}
         finally:
             del worker.asked[future]
             worker.n_asked -= 1

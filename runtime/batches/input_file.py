@@ -10,7 +10,7 @@ from typing import Annotated, Any, BinaryIO
 import msgspec
 from msgspec import Meta
 
-from edge_run.base.errors import ConfigError
+from edge_run.base.errors import ConfigError, system_errors
 from edge_run.base.units import format_size
 from edge_run.runtime.server.bodies import MOST_BODY_BYTES, decode
 from edge_run.runtime.server.refusals import Refusal
@@ -37,19 +37,22 @@ class NumberedLine:
     """A line of the input that has to be answered.
 
     number: counted from 1.
-    custom_id: the request's; `line-7` where it has none that can be read.
-    asked: the request, or why it cannot be answered.
+    asked: the request, or why the line is none.
     """
 
     number: int
-    custom_id: str
     asked: BatchRequest | Refusal
+
+    @property
+    def key(self) -> str | int:
+        """What its result is known by: the `custom_id` of a request, the number of a line that is none."""
+        return self.asked.custom_id if isinstance(self.asked, BatchRequest) else self.number
 
 
 def count_lines(path: Path) -> int:
-    """Return how many lines of `path` are not empty. Raises ConfigError."""
+    """Return how many lines of `path` are not empty. Raises what `read_requests` raises."""
     n_lines, is_new = 0, True
-    with _opened(path) as file:
+    with system_errors(f"batch {path}"), _opened(path) as file:
         while line := file.readline(MOST_BODY_BYTES):  # the parts of a line that is too long are one
             n_lines += is_new and bool(line.strip())
             is_new = line.endswith(b"\n")
@@ -57,9 +60,12 @@ def count_lines(path: Path) -> int:
 
 
 def read_requests(path: Path) -> Iterator[NumberedLine]:
-    """Yield the lines of `path` that are not empty, in their order. Raises ConfigError where it cannot be read."""
+    """Yield the lines of `path` that are not empty, in their order.
+
+    Raises ConfigError where it cannot be opened, TierReadError where the drive fails.
+    """
     seen: set[str] = set()
-    with _opened(path) as file:
+    with system_errors(f"batch {path}"), _opened(path) as file:
         number = 0
         while line := file.readline(MOST_BODY_BYTES + 1):
             number += 1
@@ -74,15 +80,15 @@ def _read(number: int, line: bytes, seen: set[str]) -> NumberedLine:
     try:
         asked = decode(line, BatchRequest)
     except Refusal as refusal:
-        return NumberedLine(number, f"line-{number}", refusal)
+        return NumberedLine(number, refusal)
     if asked.custom_id in seen:
         return _bad(number, f"custom_id {asked.custom_id!r} was on an earlier line; every line needs one of its own")
     seen.add(asked.custom_id)
-    return NumberedLine(number, asked.custom_id, asked)
+    return NumberedLine(number, asked)
 
 
 def _bad(number: int, message: str) -> NumberedLine:
-    return NumberedLine(number, f"line-{number}", Refusal(400, message))
+    return NumberedLine(number, Refusal(400, message))
 
 
 def _skip_rest(file: BinaryIO, line: bytes) -> None:

@@ -82,7 +82,7 @@ class BatchRun:
         """
         self._source, self._results, self._progress, self._on_progress = source, results, progress, on_progress
         self._is_in_order = is_in_order
-        self._held: dict[int, tuple[str, BatchResult]] = {}  # that wait for those before them
+        self._held: dict[int, tuple[str | int, BatchResult]] = {}  # that wait for those before them
         self._next = 0
         self._turn = anyio.Lock()
 
@@ -92,7 +92,7 @@ class BatchRun:
             async with anyio.create_task_group() as group:
                 for number, line in enumerate(self._left()):
                     if isinstance(line.asked, Refusal):
-                        await self._finish(number, line.custom_id, refused(line.asked))
+                        await self._finish(number, line.key, refused(line.asked))
                         continue
                     place = await places.take(self._progress.unfinished)
                     group.start_soon(self._answer, place, number, line.asked, name=f"edge-run-batch-{number}")
@@ -102,7 +102,7 @@ class BatchRun:
     def _left(self) -> Iterator[NumberedLine]:
         """Yield the lines whose results are not there."""
         for line in read_requests(self._source):
-            if line.custom_id in self._results.done:
+            if line.key in self._results.done:
                 self._progress.kept += 1
             else:
                 yield line
@@ -110,18 +110,18 @@ class BatchRun:
     async def _answer(self, place: Place, number: int, request: BatchRequest) -> None:
         await self._finish(number, request.custom_id, await place(request))
 
-    async def _finish(self, number: int, custom_id: str, result: BatchResult) -> None:
+    async def _finish(self, number: int, key: str | int, result: BatchResult) -> None:
         if not self._is_in_order:
-            await self._write(custom_id, result)
+            await self._write(key, result)
             return
-        self._held[number] = custom_id, result
+        self._held[number] = key, result
         while (held := self._held.pop(self._next, None)) is not None:
             self._next += 1
             await self._write(*held)
 
-    async def _write(self, custom_id: str, result: BatchResult) -> None:
+    async def _write(self, key: str | int, result: BatchResult) -> None:
         async with self._turn:
-            await anyio.to_thread.run_sync(self._results.add, custom_id, result.status, result.body)
+            await anyio.to_thread.run_sync(self._results.add, key, result.status, result.body)
         self._progress.done += 1
         self._progress.failed += result.status != 200
         self._progress.tokens += result.n_tokens

@@ -103,19 +103,32 @@ class Conversations:
 
     def remove(self, name: str) -> bool:
         """Remove a conversation; return whether there was one. Raises ConfigError, TierReadError."""
-        path = self._path(name)
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise TierReadError(f"{path}: cannot be removed ({error.strerror or error})") from error
-        return True
+        return _remove(self._path(name))
+
+    def erase(self) -> int:
+        """Remove all conversations, and what was left where one was being saved; return how many there were.
+
+        Raises TierReadError.
+        """
+        for draft in self._folder.glob(".*.part"):
+            _remove(draft)
+        return sum(_remove(path) for path in list(self._folder.glob(f"*{_ENDING}")))
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"conversation {name[:80]!r}: give a name of up to 64 letters, digits, and _ - . in it")
         return self._folder / f"{name}{_ENDING}"
+
+
+def _remove(path: Path) -> bool:
+    """Remove a file; return whether there was one. Raises TierReadError."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise TierReadError(f"{path}: cannot be removed ({error.strerror or error})") from error
+    return True
 
 
 def _runs(passes: Sequence[RowPass]) -> list[tuple[int, int, int]]:

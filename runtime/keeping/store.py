@@ -127,11 +127,19 @@ class PromptStore:
 
 
 def erase(folder: Path) -> int:
-    """Remove all rows that are kept in `folder`; return their bytes."""
-    removed_bytes = 0
-    for one in _key_folders(folder):
-        removed_bytes += sum(file.size_bytes for file in _files(one))
+    """Remove all rows that are kept in `folder`; return their bytes. Raises TierReadError where some stay."""
+    folders = _key_folders(folder)
+    removed_bytes = sum(map(kept_bytes, folders))
+    for one in folders:
         shutil.rmtree(one, ignore_errors=True)
+    for one in filter(Path.exists, folders):
+        try:
+            shutil.rmtree(one)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            why = f"{error.strerror or error}; check its permissions, and end what uses it"
+            raise TierReadError(f"{one}: cannot be removed ({why})", errno=error.errno) from error
     return removed_bytes
 
 

@@ -14,6 +14,7 @@ plan of the new file, and its writing.
 
 from __future__ import annotations
 
+import os
 import struct
 from bisect import bisect_left
 from collections.abc import Callable
@@ -57,14 +58,16 @@ def inflate(
         target: appears whole or not at all, in place of a file that was there. Its folder exists.
         size_bytes: from the source's own size on.
         layers: how many the result has, from the source's own number (the default) on.
-        seed: of the noise; the same seed gives the same bytes (with the same numpy and llama.cpp).
+        seed: of the noise, 0 or more; the same seed gives the same bytes (with the same numpy and llama.cpp).
         progress: called after each piece of a few MiB with the bytes written and the bytes in all.
 
-    Raises ConfigError for a size or number of layers that cannot be, NotSupported for another kind of model,
+    Raises ConfigError for a size, a seed or a number of layers that cannot be, NotSupported for another kind of model,
     ModelFileError for a broken source, TierReadError when the disk is too small or fails. Any exception, also one that
     `progress` raises and Ctrl-C, leaves no file behind. Holds a few MiB, whatever the size.
     """
     source, target = Path(source), Path(target)
+    if seed < 0:
+        raise ConfigError(f"seed {seed}: must be 0 or more")
     model = read_source(source)
     growth = plan_growth(model, size_bytes, layers)
     check_target(target, [source], "the model to grow itself")
@@ -170,3 +173,5 @@ def _write(
                     progress(done_bytes, growth.size_bytes)
             done_bytes += file.write(bytes(-tensor.size_bytes % alignment_bytes))
         assert done_bytes == growth.size_bytes
+        file.flush()
+        os.fsync(file.fileno())

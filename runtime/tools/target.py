@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, TierReadError
-from edge_run.base.files import whole_file
+from edge_run.base.files import remove_abandoned_drafts, whole_file
 from edge_run.base.units import format_size
 
 
@@ -42,7 +42,8 @@ def check_target(target: Path, models: Iterable[Path], what: str) -> None:
 
 
 def check_room(target: Path, needed_bytes: int, advice: str) -> None:
-    """Raise TierReadError where the disk of `target` has no room for `needed_bytes`."""
+    """Remove what killed processes left of `target`; raise TierReadError where there is no room for `needed_bytes`."""
+    remove_abandoned_drafts(target)
     free_bytes = shutil.disk_usage(target.parent).free
     if needed_bytes > free_bytes:
         raise TierReadError(

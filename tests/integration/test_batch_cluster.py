@@ -86,7 +86,7 @@ def test_nothing_is_lost_or_done_twice(tmp_path: Path, cluster: tuple[str, list[
     assert "is gone" in said
     found = {one["custom_id"]: one["response"] for one in map(json.loads, results.read_text().splitlines())}
     assert n_lines() == len(found) == N_REQUESTS + 1
-    assert found.pop(f"line-{N_REQUESTS + 1}")["status_code"] == 400
+    assert found.pop(None)["status_code"] == 400
     assert {one["body"]["usage"]["completion_tokens"] for one in found.values()} == {N_TOKENS}
 
 

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
-from kit_models import KIT
+from edge_run import Model, ModelFileError, SamplingConfig
+from kit_models import KIT, streamed
 from program import WAIT_S, run_program
 
 pytest.importorskip("starlette")
+from edge_run.runtime.batches.answering import PlacesHere
+from edge_run.runtime.batches.results_file import ResultsFile
+from edge_run.runtime.batches.run import BatchProgress, BatchRun
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 OPTIONS = ("-c", "1024", "-t", "1", "--temp", "0")
 
@@ -31,13 +39,13 @@ def write(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def results_of(path: Path) -> dict[str, dict[str, Any]]:
+def results_of(path: Path) -> dict[str | None, dict[str, Any]]:
     found = [json.loads(one) for one in path.read_text().splitlines()]
     assert max(Counter(one["custom_id"] for one in found).values()) == 1
     return {one["custom_id"]: one["response"] for one in found}
 
 
-def texts_of(path: Path) -> dict[str, str]:
+def texts_of(path: Path) -> dict[str | None, str]:
     return {name: one["body"]["choices"][0]["text"] for name, one in results_of(path).items()}
 
 
@@ -70,9 +78,12 @@ def test_every_request_has_a_result(tmp_path: Path, in_order: bool) -> None:
     found = results_of(tmp_path / "out")
     if in_order:
         assert [*found] == [*(f"n{i}" for i in range(12)), "chat", "schema", "two", "long", "nonsense", "elsewhere",
-                            "line-19"]  # fmt: skip
+                            None]  # fmt: skip
     failed = {name: one["status_code"] for name, one in found.items() if one["status_code"] != 200}
-    assert failed == {"long": 400, "nonsense": 400, "elsewhere": 400, "line-19": 400}
+    assert failed == {"long": 400, "nonsense": 400, "elsewhere": 400, None: 400}
+    assert [one["line"] for one in map(json.loads, (tmp_path / "out").read_text().splitlines()) if "line" in one] == [
+        19
+    ]
     assert found["chat"]["body"]["object"] == "chat.completion"
     assert len(found["two"]["body"]["choices"]) == 2
     assert found["n1"]["body"]["usage"]["completion_tokens"] == 12
@@ -150,3 +161,24 @@ def test_what_cannot_be_is_said_before_anything_is_opened(tmp_path: Path) -> Non
         assert len(done.stderr.splitlines()) == 1
     assert json.loads(source.read_text())["custom_id"] == "a"
     assert not os.path.exists(tmp_path / "out") or not (tmp_path / "out").read_bytes()
+
+
+def test_a_model_that_changes_meanwhile_is_no_requests_result(tmp_path: Path, grown: Path) -> None:
+    model = Path(shutil.copy(grown, tmp_path / "model.gguf"))
+    write(tmp_path / "in", [line(f"n{i}", prompt=f"Number {i}", max_tokens=2) for i in range(9)])
+
+    def answer_all(on_progress: Callable[[], None]) -> None:
+        async def main() -> None:
+            with ResultsFile(tmp_path / "out") as results:
+                async with PlacesHere.of(Model(model, **streamed(), sequences=2), SamplingConfig()) as places:
+                    await BatchRun(tmp_path / "in", results, BatchProgress(9), on_progress).run(places)
+
+        anyio.run(main)
+
+    with pytest.raises(ModelFileError, match="changed"):
+        answer_all(lambda: os.utime(model, (0, 0)))
+    assert len(results_of(tmp_path / "out")) < 9
+    answer_all(lambda: None)
+    found = results_of(tmp_path / "out")
+    assert len(found) == 9
+    assert {one["status_code"] for one in found.values()} == {200}

@@ -178,6 +178,9 @@ def test_a_misspelled_variable_stops_every_command_but_help(run) -> None:
         ("thread = 1", "'thread': unknown; known are .*threads"),
         ("threads = ", "not a TOML file"),
         ("threads = true", "threads = True: must be one text or number"),
+        ("model = 5", r"config\.toml: model = 5: must be one text"),
+        ("also = 1.5", r"config\.toml: also = 1\.5: must be one text"),
+        ("ctx-size = inf", "ctx-size = inf: must be one text or number"),
         ('threads = "all"', r"'all' is not a valid integer \(from .*config\.toml\)"),
     ],
 )
@@ -204,5 +207,6 @@ def test_inflate_grows_and_never_replaces_unasked(run, tmp_path: Path) -> None:
     assert 0 <= 20_000_000 - (tmp_path / "big.gguf").stat().st_size < 1_000_000
     (tmp_path / "mine.gguf").write_text("mine")
     assert_refused(run("inflate", KIT, "mine.gguf", "--size", "20MB"), 2, "--force")
+    assert_refused(run("inflate", KIT, "other.gguf", "--size", "20MB", "--seed", -1), 2, "--seed")
     assert (tmp_path / "mine.gguf").read_text() == "mine"
     assert run("inflate", KIT, "mine.gguf", "--size", "20MB", "--force").returncode == 0

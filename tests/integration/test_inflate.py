@@ -229,6 +229,20 @@ def test_seed_decides_the_bytes(tmp_path: Path) -> None:
     assert first == again
     assert first != other
     assert len(first) == len(other)
+    with pytest.raises(ConfigError, match="seed -1: must be 0 or more"):
+        inflate(KIT, tmp_path / "none.gguf", 12_000_000, 9, -1)
+
+
+def test_the_bytes_are_on_the_drive_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, synced = tmp_path / "big.gguf", list[int]()
+
+    def sync(descriptor: int) -> None:
+        assert not target.exists()
+        synced.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    inflate(KIT, target, 12_000_000)
+    assert synced == [target.stat().st_size]
 
 
 @pytest.mark.parametrize("kind", SUPPORTED_TYPES)
@@ -328,6 +342,14 @@ def test_full_disk_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.Mo
         inflate(KIT, tmp_path / "big.gguf", 20_000_000)
     assert caught.value.found_bytes == 10 << 20
     assert not any(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / f".big.gguf.{os.getpid()}-01234567.part"
+    left.touch()
+    os.utime(left, (0, 0))
+    inflate(KIT, tmp_path / "big.gguf", 20_000_000)
+    assert [path.name for path in tmp_path.iterdir()] == ["big.gguf"]
 
 
 @pytest.mark.parametrize("target", ["missing/big.gguf", ".", "small.gguf"])

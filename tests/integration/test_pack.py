@@ -84,7 +84,8 @@ def test_a_drive_that_cannot_read_the_model_is_not_said_to_be_full(
     assert list(tmp_path.glob("*packed*")) == []
 
 
-def test_ctrl_c_leaves_nothing(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_leaves_nothing(model: Path, tmp_path: Path, number: int, code: int) -> None:
     grown = edge_run.inflate(model, tmp_path / "grown.gguf", 1 << 30)
     process = subprocess.Popen(
         [sys.executable, "-m", "edge_run", "pack", str(grown)], stderr=subprocess.PIPE, text=True
@@ -92,7 +93,7 @@ def test_ctrl_c_leaves_nothing(model: Path, tmp_path: Path) -> None:
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("*.part")) and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, notices = process.communicate(timeout=60)
-    assert (process.returncode, "Traceback" in notices) == (130, False)
+    assert (process.returncode, "Traceback" in notices) == (code, False)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([model.name, grown.name])

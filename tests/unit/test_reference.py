@@ -20,7 +20,7 @@ from edge_run.cli.shared.chat import HELP
 from edge_run.cli.shared.chat_loop import EXITS
 from edge_run.cli.shared.config_file import read_config_file
 from edge_run.cli.shared.options import SETTINGS
-from edge_run.cli.shared.setting import ENVIRONMENT_PREFIX, KEY_VARIABLE, Setting
+from edge_run.cli.shared.setting import ENVIRONMENT_PREFIX, KEY_VARIABLE, TEST_MODELS_VARIABLE, Setting
 from edge_run.cli.shared.settings_command import CommandGroup
 from edge_run.runtime.embedding import results as embedding
 from edge_run.runtime.generation.async_model import AsyncModel
@@ -150,8 +150,20 @@ def test_every_setting_is_an_environment_variable_and_a_key() -> None:
         assert setting.envvar == ENVIRONMENT_PREFIX + setting.key.upper().replace("-", "_")
 
 
+def test_folders_of_the_cache_are_listed() -> None:
+    root, found = DOCS.parent, set[str]()
+    for path in [path for one in ("src/edge_run/base", "runtime", "devices") for path in (root / one).rglob("*.py")]:
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(r"cache(?:_folder)? / (\w+|\"[\w-]+\")", text):
+            given = name if name[0] == '"' else re.findall(rf"^{name} = (\"[\w-]+\")$", text, re.MULTILINE)[0]
+            found.add(given.strip('"'))
+    assert {"inspected", "micro-batch", "paces", "prompts", "fetched"} <= found
+    places = [row[0] for row in rows("Files") if row[0].startswith("cache folder")]
+    assert found <= {name for place in places for name in re.findall(r"`([\w-]+)/`", place)}
+
+
 def test_variables_that_are_named_exist() -> None:
-    known = {*(setting.envvar for setting in SETTINGS), KEY_VARIABLE}
+    known = {*(setting.envvar for setting in SETTINGS), KEY_VARIABLE, TEST_MODELS_VARIABLE}
     pages = {page: page.read_text(encoding="utf-8") for page in DOCS.glob("*.md")}
     named = {name for text in pages.values() for name in re.findall(r"EDGE_RUN_[A-Z_]*[A-Z]", text)}
     assert named

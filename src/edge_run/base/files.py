@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +18,10 @@ from edge_run.base.errors import ConfigError, EdgeRunError, TierReadError
 from edge_run.base.units import format_size
 
 logger = logging.getLogger(__name__)
+
+_ABANDONED_S = 60.0  # a draft that somebody writes is written to more often
+_DRAFT = re.compile(r"\..*\.([1-9]\d*)-[0-9a-f]{8}\.part", re.ASCII | re.DOTALL)
+_drafts: set[Path] = set()  # that this process writes
 
 
 def read_text_file(path: str | Path, what: str, most_bytes: int) -> str:
@@ -56,6 +62,7 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
     mode: who may read and write it, less the umask. Raises OSError.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
+    _drafts.add(draft)
     try:  # also of the creation: a Ctrl-C may come right after it
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         yield draft
@@ -63,6 +70,44 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
+        _drafts.discard(draft)
+
+
+def remove_drafts() -> None:
+    """Remove the drafts of this process, which a signal is about to end."""
+    for draft in list(_drafts):
+        if _writer(draft) == os.getpid():  # else of the process that this one was forked from
+            with contextlib.suppress(OSError):
+                draft.unlink()
+
+
+def remove_abandoned_drafts(path: Path) -> None:
+    """Remove drafts of `path` whose process was killed, or ended with the power."""
+    with contextlib.suppress(OSError):
+        for found in list(path.parent.glob(".*.part")):
+            is_of_path = found.name.startswith(f".{path.name}.") and found not in _drafts
+            if is_of_path and not _is_running(_writer(found)) and time.time() - found.stat().st_mtime > _ABANDONED_S:
+                found.unlink()
+
+
+def _writer(draft: Path) -> int | None:
+    """Return the number of the process that made a draft; None for a file of another name."""
+    found = _DRAFT.fullmatch(draft.name)
+    return int(found[1]) if found else None
+
+
+def _is_running(process: int | None) -> bool:
+    """Return whether another process of this number may run."""
+    if process == os.getpid():
+        return False
+    try:
+        if process is not None:
+            os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
 
 
 @contextlib.contextmanager

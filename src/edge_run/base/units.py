@@ -7,6 +7,7 @@ import re
 from edge_run.base.errors import ConfigError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+MOST_BYTES = 1 << 60  # more than any memory or drive has
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
 
@@ -15,20 +16,23 @@ def parse_size(text: str | int, least_bytes: int = 1) -> int:
     """Return the bytes that `text` means, at least `least_bytes`.
 
     `4GiB`, `4G` and `4g` are 4 x 2^30 (as llama.cpp and Docker read them); `4GB` is 4 x 10^9; a bare number is bytes.
-    Raises ConfigError when `text` is no size, or is less.
+    Raises ConfigError when `text` is no size, is less, or is more than `MOST_BYTES`.
     """
+    shown = f"{text!r:.60}"
     if isinstance(text, int):
         size = text
     else:
         match = _SIZE.fullmatch(text)
         if not match:
-            raise ConfigError(f"size {text!r}: not a size; write it as 4GiB, 512MiB or a number of bytes")
+            raise ConfigError(f"size {shown}: not a size; write it as 4GiB, 512MiB or a number of bytes")
         number, unit, binary, byte = match.groups()
         base = 1000 if byte and not binary and unit else 1024
-        size = int(float(number) * base ** " kmgt".index(unit.lower() or " "))
+        size = int(min(float(number) * base ** " kmgt".index(unit.lower() or " "), 2 * MOST_BYTES))
+    if size > MOST_BYTES:
+        raise ConfigError(f"size {shown}: more than any memory or drive has; write it as 4GiB")
     if size < least_bytes:
         raise ConfigError(
-            f"size {text!r}: must be {'more than 0' if least_bytes else '0 or more'} bytes", found_bytes=size
+            f"size {shown}: must be {'more than 0' if least_bytes else '0 or more'} bytes", found_bytes=size
         )
     return size
 

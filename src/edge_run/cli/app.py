@@ -127,11 +127,22 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, EdgeRunError):
         return str(error), error.exit_code
     if isinstance(error, OSError):
-        return f"{error.filename or 'standard output'}: {error.strerror or error}", TierReadError.exit_code
+        return f"{_what_failed(error)}: {error.strerror or error}", TierReadError.exit_code
     if isinstance(error, MemoryError):
         return "out of memory; a smaller --memory or a shorter context (-c) takes less", EdgeRunError.exit_code
     logging.getLogger(__name__).info("%s", traceback.format_exc())
     return f"a mistake of edge-run's own: {type(error).__name__}: {error}; -v shows where", EdgeRunError.exit_code
+
+
+def _what_failed(error: OSError) -> str:
+    """Return what the system refused to read or write, as far as that is known."""
+    if error.filename:
+        return str(error.filename)
+    try:
+        sys.stdout.flush()  # what it refused to write is still there
+    except (OSError, ValueError):
+        return "standard output"
+    return "the system refused a read or a write"
 
 
 def _usage_message(error: click.ClickException) -> str:

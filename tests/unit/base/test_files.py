@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from edge_run.base.errors import EdgeRunError, ModelFileError, TierReadError
-from edge_run.base.files import keep_file, writing
+from edge_run.base.files import keep_file, remove_abandoned_drafts, remove_drafts, whole_file, writing
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -37,3 +41,41 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pyte
     with caplog.at_level("INFO"):
         keep_file(tmp_path / "file" / "below", b"", "what was measured")
     assert f"what was measured cannot be kept in {tmp_path / 'file'}" in caplog.text
+
+
+def test_what_a_signal_ends_is_removed(tmp_path: Path) -> None:
+    with whole_file(tmp_path / "model") as draft:
+        remove_drafts()
+        assert list(tmp_path.iterdir()) == []
+        draft.touch()
+    (tmp_path / "model").unlink()
+    remove_drafts()
+
+
+def test_a_fork_does_not_remove_what_its_parent_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with whole_file(tmp_path / "model") as draft:
+        monkeypatch.setattr(os, "getpid", os.getppid)
+        remove_drafts()
+        assert draft.exists()
+
+
+def test_drafts_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = [f".model.{gone.pid}-01234567.part", f".model.{os.getpid()}-01234567.part"]
+    kept = [
+        f".model.{gone.pid}-00000000.part",  # written to a moment ago, maybe by another machine
+        f".model.{os.getppid()}-01234567.part",
+        f".other.{gone.pid}-01234567.part",
+        f".model.{gone.pid}.part",
+        ".model.part",
+        "model",
+    ]
+    hour_ago = time.time() - 3600
+    for name in (*left, *kept):
+        (tmp_path / name).touch()
+        if not name.endswith("00000000.part"):
+            os.utime(tmp_path / name, (hour_ago, hour_ago))
+    remove_abandoned_drafts(tmp_path / "model")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+    remove_abandoned_drafts(tmp_path / "nowhere" / "model")

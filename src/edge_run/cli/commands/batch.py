@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge_run.base.errors import ConfigError
+from edge_run.base.errors import Cancelled, ConfigError
 from edge_run.base.extras import CLUSTER, SERVE, need
 from edge_run.base.files import cache_folder
 from edge_run.base.interrupt import on_ctrl_c
@@ -109,8 +110,43 @@ def _run_here(settings: RunSettings, terminal: Terminal, run: Callable[[], Batch
             async with PlacesHere.of(model, settings.sampling, settings.max_tokens) as places:
                 await run().run(places)
 
-        with on_ctrl_c(model.cancel):
-            anyio.run(answer_all)
+        ending = _Ending(model.cancel)
+        with on_ctrl_c(ending.end):
+            anyio.run(ending.of, answer_all)
+
+
+class _Ending:
+    """What Ctrl-C ends: the pass at hand, and whatever else is waited for, as before the first pass.
+
+    An answer that begins knows nothing of a pass that was cancelled before it.
+    """
+
+    def __init__(self, cancel_pass: Callable[[], None]) -> None:
+        self._cancel_pass = cancel_pass
+        self._cancel_waiting: Callable[[], object] = lambda: None
+        self._has_come = False
+
+    def end(self) -> None:
+        """End all: called by the signal, in the thread of the event loop, wherever that is."""
+        self._has_come = True
+        self._cancel_pass()
+        self._cancel_waiting()
+
+    async def of(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Await `function`. Raises Cancelled where it was ended."""
+        import anyio
+
+        loop = asyncio.get_running_loop()
+        with anyio.CancelScope() as scope:
+            self._cancel_waiting = lambda: loop.call_soon_threadsafe(scope.cancel)
+            try:
+                if self._has_come:
+                    scope.cancel()
+                await function()
+            finally:
+                self._cancel_waiting = lambda: None
+        if scope.cancelled_caught:
+            raise Cancelled("the batch was stopped; the same command goes on")
 
 
 def _run_on_cluster(address: str, settings: RunSettings, terminal: Terminal, run: Callable[[str], BatchRun]) -> None:

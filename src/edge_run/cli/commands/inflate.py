@@ -18,7 +18,7 @@ from edge_run.cli.shared.terminal import Terminal
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("--size", callback=size_option, required=True, metavar="SIZE", help="How large, as 4G.")
 @click.option("--layers", type=int, metavar="N", help="How many layers.  [default: as many as SOURCE has]")
-@click.option("--seed", type=int, metavar="N", default=0, help="Of the noise.  [default: 0]")
+@click.option("--seed", type=click.IntRange(0), metavar="N", default=0, help="Of the noise.  [default: 0]")
 @click.option("--force", is_flag=True, help="Replace TARGET where it exists.")
 @click.pass_obj
 def inflate(

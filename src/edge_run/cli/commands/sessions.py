@@ -79,8 +79,7 @@ def remove(context: click.Context, /, name: str | None, is_all: bool, **given: A
             raise ConfigError(f"{name}: no such conversation; edge-run sessions list names all")
         terminal.write(f"removed: {name}; its rows stay until room is needed, or sessions rm --all\n")
         return
-    n_removed = sum(conversations.remove(one) for one, _ in conversations.names())
-    removed_bytes = erase(folder)
+    n_removed, removed_bytes = conversations.erase(), erase(folder)
     place = one_line(str(folder))
     terminal.write(f"removed: {n_removed} conversations, {format_size(removed_bytes)} of prompts in {place}\n")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
+from edge_run.base.files import remove_drafts
 from edge_run.cli.shared.printable import LogFormatter, PrintableStream
 
 try:
@@ -60,7 +61,9 @@ def release_streams() -> None:
 
 
 def end_on_termination() -> None:
-    """Let SIGTERM and SIGHUP run the cleanups and end the process at once, with 128 and the signal's number.
+    """Let SIGTERM and SIGHUP run the cleanups, remove unfinished files and end the process at once.
+
+    The exit code is 128 and the signal's number.
 
     Nothing is raised: an exception could surface in a callback of llama.cpp's, where it is lost.
     """
@@ -71,6 +74,7 @@ def end_on_termination() -> None:
         for cleanup in reversed(_cleanups):
             with contextlib.suppress(Exception):
                 cleanup()
+        remove_drafts()
         os._exit(128 + number)
 
     for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):

@@ -13,6 +13,8 @@ ENVIRONMENT_PREFIX = "EDGE_RUN_"
 KEY_VARIABLE = f"{ENVIRONMENT_PREFIX}API_KEY"  # for a server; no setting, as no flag may hold it, which others see
 TEST_MODELS_VARIABLE = f"{ENVIRONMENT_PREFIX}REAL_MODELS"  # read by the tests and benchmarks alone: CONTRIBUTING.md
 
+_MOST_NUMBER = 2.0**63
+
 
 class Setting(click.Option):
     """An option with a group in the help, and an environment variable: `EDGE_RUN_` and its first long name.
@@ -41,12 +43,19 @@ class Setting(click.Option):
             return isinstance(value, bool)
         if self.multiple:
             return isinstance(value, list) and all(isinstance(item, str) for item in value)
-        return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MOST_NUMBER
+        return isinstance(value, str) or (is_number and not self._is_path)
 
     @property
     def kind(self) -> str:
         """What `is_right` asks for, in words."""
-        return "true or false" if self.is_flag else "a list of texts" if self.multiple else "one text or number"
+        if self.is_flag:
+            return "true or false"
+        return "a list of texts" if self.multiple else "one text" if self._is_path else "one text or number"
+
+    @property
+    def _is_path(self) -> bool:
+        return isinstance(self.type, click.Path)
 
 
 def size_option(

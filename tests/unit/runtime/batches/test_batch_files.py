@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import io
 import json
 import os
 from pathlib import Path
 
+import anyio
 import pytest
 
 pytest.importorskip("msgspec")
+pytest.importorskip("starlette")
 
 from edge_run.base.errors import ConfigError, TierReadError
-from edge_run.runtime.batches import input_file
+from edge_run.runtime.batches import input_file, results_file
+from edge_run.runtime.batches.answering import BatchResult, Place
 from edge_run.runtime.batches.input_file import BatchRequest, count_lines, read_requests
 from edge_run.runtime.batches.results_file import ResultsFile
+from edge_run.runtime.batches.run import BatchProgress, BatchRun
 from edge_run.runtime.server.refusals import Refusal
 
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
@@ -28,7 +35,7 @@ def write(path: Path, *lines: object) -> Path:
 def test_lines_are_read_in_order_and_empty_ones_are_none(tmp_path: Path) -> None:
     path = write(tmp_path / "in", LINE, "", {**LINE, "custom_id": "b"}, "  ")
     found = list(read_requests(path))
-    assert [(line.number, line.custom_id) for line in found] == [(1, "a"), (3, "b")]
+    assert [(line.number, line.key) for line in found] == [(1, "a"), (3, "b")]
     assert all(isinstance(line.asked, BatchRequest) for line in found)
     assert count_lines(path) == 2
 
@@ -48,10 +55,10 @@ def test_lines_are_read_in_order_and_empty_ones_are_none(tmp_path: Path) -> None
 )
 def test_a_line_that_cannot_be_is_told_and_others_go_on(tmp_path: Path, line: object, message: str) -> None:
     first, bad, last = read_requests(write(tmp_path / "in", LINE, line, {**LINE, "custom_id": "z"}))
-    assert bad.custom_id == "line-2"
+    assert bad.key == bad.number == 2
     assert isinstance(bad.asked, Refusal)
     assert message in bad.asked.message
-    assert (first.custom_id, last.custom_id) == ("a", "z")
+    assert (first.key, last.key) == ("a", "z")
 
 
 def test_a_line_without_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +66,7 @@ def test_a_line_without_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: p
     bad, good = read_requests(write(tmp_path / "in", "x" * 5000, LINE))
     assert isinstance(bad.asked, Refusal)
     assert "more than 1000 B" in bad.asked.message
-    assert good.custom_id == "a"
+    assert good.key == "a"
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -97,6 +104,7 @@ def test_results_are_found_again_and_a_line_that_was_cut_is_taken_back(tmp_path:
         b"[1]\n",
         b'{"custom_id": 1, "response": {}}\n',
         b'{"custom_id": "a"}\n',
+        b'{"custom_id": null, "response": {}}\n',
         b"\x00\n",
         b"[" * 9999 + b"\n",
     ],
@@ -107,6 +115,60 @@ def test_a_file_of_another_kind_is_left_as_it_is(tmp_path: Path, content: bytes)
     with pytest.raises(ConfigError, match="line 1 is no result of a batch"):
         ResultsFile(path)
     assert path.read_bytes() == content + b"half"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"a note", b'{"a": 1}', b"\x89PNG", b'{"id": 5, "name": "x"}', b"{" * 2000, b"\0" * 2000, b'{"id":"batch_resp'],
+)
+def test_a_file_without_a_line_break_is_left_as_it_is(
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results_file, "MOST_BODY_BYTES", 1000)
+    path = tmp_path / "out"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="line 1 is no result of a batch"):
+        ResultsFile(path)
+    assert path.read_bytes() == content
+
+
+def test_what_a_power_cut_leaves_of_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out"
+    with ResultsFile(path) as results:
+        results.add("a", 200, b'{"text":"%s"}' % (b"x" * 2000))
+    whole = path.read_bytes()
+    monkeypatch.setattr(results_file, "MOST_BODY_BYTES", 1000)  # a line may be longer than a request
+    for rest in (b"", b"\0" * 500, b"{", b'{"id":"ba' + b"\0" * 99, whole[:30], whole[:1500]):
+        path.write_bytes(whole + rest)
+        with ResultsFile(path) as results:
+            assert results.done == {"a"}
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("is_in_order", [False, True])
+def test_a_line_that_is_no_request_takes_the_result_of_none(tmp_path: Path, is_in_order: bool) -> None:
+    """Whatever requests are called: after the line, and before it."""
+    asked = [{**LINE, "custom_id": "line-4"}, "no JSON", {**LINE, "custom_id": "line-2"}, "nor this", LINE, LINE]
+    source, answered = write(tmp_path / "in", *asked), list[str]()
+
+    class Places:
+        async def take(self, n_unfinished: int) -> Place:
+            return self._answer
+
+        async def _answer(self, request: BatchRequest) -> BatchResult:
+            answered.append(request.custom_id)
+            return BatchResult(200, b"{}")
+
+    for _ in range(2):
+        with ResultsFile(tmp_path / "out") as results:
+            progress = BatchProgress(count_lines(source))
+            anyio.run(BatchRun(source, results, progress, lambda: None, is_in_order=is_in_order).run, Places())
+            assert progress.unfinished == 0
+    assert sorted(answered) == ["a", "line-2", "line-4"]
+    found = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    statuses = {one["custom_id"] or one["line"]: one["response"]["status_code"] for one in found}
+    assert len(found) == len(statuses)
+    assert statuses == {"line-4": 200, 2: 400, "line-2": 200, 4: 400, "a": 200, 6: 400}
 
 
 def test_two_runs_never_write_one_file(tmp_path: Path) -> None:
@@ -137,3 +199,27 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Mon
             results.add("b", 200, b"{}")
         assert (tmp_path / "out").read_bytes() == before
         assert results.done == {"a"}
+
+
+def test_a_file_system_without_locks_is_told_by_the_name_of_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(TierReadError, match=r"results .*out: No locks available"):
+        ResultsFile(tmp_path / "out")
+
+
+def test_a_drive_that_fails_is_told_by_the_name_of_the_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(input_file, "_opened", lambda path: Failing())
+    for read in (count_lines, lambda path: list(read_requests(path))):
+        with pytest.raises(TierReadError, match=r"batch .*in: Input/output error; check the drive"):
+            read(tmp_path / "in")

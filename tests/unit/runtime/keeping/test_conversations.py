@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_run.base.errors import ConfigError
+from edge_run.base.errors import ConfigError, TierReadError
 from edge_run.runtime.keeping import conversations
 from edge_run.runtime.keeping.conversations import Conversation, Conversations
+from edge_run.runtime.keeping.store import erase
 from edge_run.tiers.kv.record import RowPass
 
 PARTS = (("system", "Be kind."), ("user", "Hi\n\x1b[2J"), ("assistant", "Hello \U0001f98a"))
@@ -108,3 +111,37 @@ def test_a_file_that_is_cut_is_said_to_be_damaged(tmp_path: Path) -> None:
         file.write_bytes(content[:size])
         with pytest.raises(ConfigError, match="damaged"):
             kept.load("fox")
+
+
+def test_what_was_left_of_one_that_was_being_saved_is_erased_too(tmp_path: Path) -> None:
+    kept = Conversations(tmp_path)
+    for name in "ab":
+        kept.save(Conversation(name, "model.gguf", (("user", "a secret"),)))
+    (tmp_path / "conversations" / ".a.json.1-01234567.part").write_text("a secret")
+    (tmp_path / "conversations" / "no name!.json").write_text("a secret")
+    assert kept.erase() == 3
+    assert list((tmp_path / "conversations").iterdir()) == []
+    assert kept.erase() == 0
+    assert Conversations(tmp_path / "none").erase() == 0
+
+
+def test_rows_that_cannot_be_erased_are_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stays, goes = tmp_path / ("a" * 32), tmp_path / ("b" * 32)
+    for folder in (stays, goes):
+        folder.mkdir()
+        (folder / "000000-00.rows").write_bytes(b"x" * 7)
+    rmtree = shutil.rmtree
+
+    def refuse(path: Path, ignore_errors: bool = False) -> None:
+        if path != stays:
+            rmtree(path, ignore_errors=ignore_errors)
+        elif not ignore_errors:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(TierReadError, match=f"{stays}: cannot be removed .Permission denied"):
+        erase(tmp_path)
+    assert not goes.exists()
+    monkeypatch.undo()
+    assert erase(tmp_path) == 7
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,88 @@
+"""What is the result of one request of a batch, and what ends the run: all that others would meet too."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+
+pytest.importorskip("msgspec")
+pytest.importorskip("starlette")
+
+from edge_run.base.errors import (
+    BudgetError,
+    ConfigError,
+    ContextFull,
+    EdgeRunError,
+    KernelError,
+    ModelFileError,
+    NotSupported,
+    PackedFileError,
+    ProtocolError,
+    TierReadError,
+)
+from edge_run.runtime.batches import answering
+from edge_run.runtime.batches.answering import BatchResult, PlacesHere
+from edge_run.runtime.batches.input_file import BatchRequest
+
+REQUEST = BatchRequest("a", "/v1/completions", {"prompt": "x"})
+OF_ALL = (TierReadError, BudgetError, KernelError)
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, step: str, error: EdgeRunError) -> BatchResult:
+    """Answer a request, where `step` raises `error`; assert that its place is free again."""
+
+    async def prepare(*_: object) -> Any:
+        return SimpleNamespace(check=lambda context_tokens: None), SimpleNamespace(begin=lambda served, job: b"")
+
+    async def fail(*_: object) -> Any:
+        raise error
+
+    monkeypatch.setattr(answering, "_job", prepare)
+    monkeypatch.setattr(answering, step, fail)
+    model = SimpleNamespace(most_parallel=1, plan=SimpleNamespace(context_tokens=64))
+    places = PlacesHere(SimpleNamespace(model=model, answering=None))  # type: ignore[arg-type]
+
+    async def main() -> BatchResult:
+        place = await places.take(1)
+        try:
+            return await place(REQUEST)
+        finally:
+            with anyio.fail_after(5):
+                for _ in range(places.most):
+                    await places.take(1)
+
+    return anyio.run(main)
+
+
+@pytest.mark.parametrize("kind", [*OF_ALL, ModelFileError, PackedFileError, ProtocolError])
+def test_what_ends_a_pass_is_no_result(monkeypatch: pytest.MonkeyPatch, kind: type[EdgeRunError]) -> None:
+    with pytest.raises(kind, match="the file changed"):
+        answer(monkeypatch, "generate", kind("the file changed"))
+
+
+@pytest.mark.parametrize("kind", OF_ALL)
+def test_what_the_machine_lacks_is_no_result(monkeypatch: pytest.MonkeyPatch, kind: type[EdgeRunError]) -> None:
+    with pytest.raises(kind):
+        answer(monkeypatch, "_job", kind("no more"))
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "status"),
+    [
+        ("_job", ConfigError("no such thing"), 400),
+        ("_job", ModelFileError("chat template of the model file: takes longer than 10 s"), 500),
+        ("generate", ConfigError("no such grammar"), 400),
+        ("generate", ContextFull("too long"), 400),
+        ("generate", NotSupported("no token fits"), 400),
+    ],
+)
+def test_what_is_wrong_with_one_request_is_its_result(
+    monkeypatch: pytest.MonkeyPatch, step: str, error: EdgeRunError, status: int
+) -> None:
+    found = answer(monkeypatch, step, error)
+    assert found.status == status
+    assert str(error) in json.dumps(found.body)

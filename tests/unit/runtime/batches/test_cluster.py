@@ -1,0 +1,87 @@
+"""What becomes of a request whose worker is lost, or fails in a way that nobody foresaw."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio
+import pytest
+
+pytest.importorskip("distributed")
+pytest.importorskip("starlette")
+
+from edge_run.partition.batch_shares import AnswerPace
+from edge_run.runtime.batches.cluster import MOST_LOST, ClusterPlaces, _ClusterWorker
+from edge_run.runtime.batches.cluster_host import ModelHost
+from edge_run.runtime.batches.input_file import BatchRequest
+
+REQUEST = BatchRequest("a", "/v1/completions", {"prompt": "x"})
+ANSWER = {"status": 200, "body": b"{}", "n_tokens": 3}
+
+
+class Client:
+    """Tasks end as `ends` says: a result, or an error; by the worker's address."""
+
+    def __init__(self, ends: dict[str, Any]) -> None:
+        self.ends = ends
+
+    def submit(self, function: Any, *arguments: object, workers: list[str], **_: Any) -> asyncio.Future[Any]:
+        future, end = asyncio.get_running_loop().create_future(), self.ends[workers[0]]
+        if isinstance(end, Exception):
+            future.set_exception(end)
+        else:
+            future.set_result(end)
+        return future
+
+
+def places_of(ends: dict[str, Any], said: list[str]) -> tuple[ClusterPlaces, list[_ClusterWorker]]:
+    places = ClusterPlaces(Client(ends), ModelHost({}), said.append)  # type: ignore[arg-type]
+    workers = [_ClusterWorker(address, 1, AnswerPace(4)) for address in ends]
+    places._workers, places._n_unfinished = {one.address: one for one in workers}, 1
+    return places, workers
+
+
+def test_a_task_that_fails_costs_its_worker_and_not_the_run() -> None:
+    said: list[str] = []
+
+    async def main() -> None:
+        places, workers = places_of({"w0": MemoryError("no more"), "w1": ANSWER}, said)
+        workers[0].take()
+        assert (await places._answer(workers[0], REQUEST)).status == 200
+        assert [*places._workers] == ["w1"]
+        assert [one.n_asked for one in workers] == [0, 0]
+
+    anyio.run(main)
+    assert said == ["worker w0 answers nothing: a task failed: MemoryError: no more"]
+
+
+def test_a_request_that_no_worker_survives_has_an_end() -> None:
+    async def main() -> None:
+        places, workers = places_of({f"w{number}": RuntimeError("odd") for number in range(MOST_LOST + 1)}, [])
+        workers[0].take()
+        assert (await places._answer(workers[0], REQUEST)).status == 500
+        assert len(places._workers) == 1
+
+    anyio.run(main)
+
+
+def test_a_worker_that_was_lost_before_it_was_asked_does_not_count_against_the_request() -> None:
+    async def main() -> None:
+        places, workers = places_of({f"w{number}": ANSWER for number in range(MOST_LOST + 1)}, [])
+        *gone, last = workers
+        for worker in gone:
+            worker.is_lost = True
+        given = iter([*gone[1:], last])
+
+        async def next_worker() -> _ClusterWorker:
+            worker = next(given)
+            worker.take()
+            return worker
+
+        places._next_worker = next_worker  # type: ignore[method-assign]
+        gone[0].take()
+        assert (await places._answer(gone[0], REQUEST)).status == 200
+        assert [one.n_asked for one in workers] == [0] * len(workers)
+
+    anyio.run(main)
