@@ -28,8 +28,6 @@ from edge_run.runtime.split.onnx_session import median_s, run_session
 from edge_run.runtime.split.protocol import DEFAULT_PORT, LinkLost, unpack_arrays
 
 AUTO, EMPTY = "auto", "empty"
-LOCAL_MARGIN = 1.3  # of its usual time, what computing a frame here is given
-LEAST_PATIENCE = 0.5  # of the deadline, for the server, where the device could not make it in time anyway
 _JPEG_START = b"\xff\xd8\xff"
 
 
@@ -145,7 +143,7 @@ class SplitModel(Closing):
         if mode.kind != LOCAL and self._connection is not None:
             with contextlib.suppress(CodeTooLong):
                 body, mode = self._body(mode, encoded, pixels, latent)
-                outputs = self._ask(mode, body)
+                outputs = self._ask(mode, body, started_s)
                 if outputs is not None:
                     return self._finish(mode, started_s, outputs, len(body), interest=interest)
                 lost = True
@@ -197,11 +195,12 @@ class SplitModel(Closing):
             self._chooser.sized(Mode(CODE, rate), len(code))
         return code, Mode(CODE, rate)
 
-    def _ask(self, mode: Mode, body: bytes) -> list[NDArray[Any]] | None:
+    def _ask(self, mode: Mode, body: bytes, started_s: float) -> list[NDArray[Any]] | None:
         """Return the server's answer; None where it did not answer in time, or not as it should."""
         assert self._connection is not None, "there is a server to ask"
-        local_s = self._chooser.expected_s(Mode(LOCAL)) or 0.0
-        patience_s = max(self._deadline_s - LOCAL_MARGIN * local_s, LEAST_PATIENCE * self._deadline_s)
+        with self._lock:
+            spent_s = time.perf_counter() - started_s
+            patience_s = self._chooser.patience_s(mode, self._deadline_s, spent_s)
         kind = protocol.CODE if mode.kind == CODE else protocol.IMAGE
         try:
             reply = self._connection.ask(kind, body, patience_s)
