@@ -36,8 +36,8 @@ def bench_split(
 ) -> SplitBench:
     """Return bytes and accuracy of every rate of the split `head`, and of image codecs before its uncut network.
 
-    data: images in a folder for each class, the folders in the order of the network's classes. most_bytes: no code has
-    more; an image whose code would takes a lower rate. baselines: measure JPEG and WebP too.
+    data: images in a folder for each class, the folders in the order of the network's classes. most_bytes: an image
+    whose code would have more takes a lower rate, as far as there is one. baselines: measure JPEG and WebP too.
 
     Raises ConfigError, ModelFileError, NotSupported.
     """

@@ -67,8 +67,8 @@ class SplitModel(Closing):
 
         server: HOST or HOST:PORT; None is none. deadline_s: how long a frame may take. mode: `auto` is the fastest;
         `local`, `image`, `code` (any rate) or `code N` (rate N) leave no choice while the server is there. use_filter:
-        hold back frames without anything of interest. most_bytes: no code has more, where the lowest rate allows it.
-        threads: None is one for each core. Raises ConfigError, ModelFileError, NotSupported.
+        hold back frames without anything of interest. most_bytes: no code has more; the device computes frames whose
+        codes would at any rate. threads: None is one for each core. Raises ConfigError, ModelFileError, NotSupported.
         """
         if not 0 < deadline_s <= 3600:
             raise ConfigError(f"deadline {deadline_s}: must be above 0 and at most 3600 s")
@@ -177,7 +177,7 @@ class SplitModel(Closing):
     ) -> tuple[bytes, Mode]:
         """Return what is sent in `mode`, and the mode it became: a code too large takes a lower rate.
 
-        Raises CodeTooLong.
+        Raises CodeTooLong where it is too large at any rate.
         """
         begun_s = time.perf_counter()
         if mode.kind == IMAGE:
@@ -193,6 +193,8 @@ class SplitModel(Closing):
         with self._lock:
             self._chooser.computed(CODE, time.perf_counter() - begun_s)
             self._chooser.sized(Mode(CODE, rate), len(code))
+        if len(code) > most_bytes:
+            raise CodeTooLong(f"a code of {len(code)} bytes, at most {most_bytes} may be sent")
         return code, Mode(CODE, rate)
 
     def _ask(self, mode: Mode, body: bytes, started_s: float) -> list[NDArray[Any]] | None:

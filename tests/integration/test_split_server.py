@@ -105,6 +105,13 @@ def test_most_bytes_takes_a_lower_rate(head: Path, server: int) -> None:
         assert report.sent_bytes < size
 
 
+def test_a_frame_that_no_rate_makes_small_enough_is_computed_here(head: Path, server: int) -> None:
+    with SplitModel(head, f"127.0.0.1:{server}", mode="code 0", most_bytes=1, threads=1, deadline_s=20) as model:
+        report = model.run(make_pixels(1, seed=3)[0]).report
+        assert (report.mode, report.sent_bytes, report.lost_server) == ("local", 0, False)
+        assert model.problem == ""
+
+
 def test_what_is_spent_before_the_server_is_asked_counts(head: Path, server: int) -> None:
     """A deadline of a second, half of which the head took: the server gets what is left when the device has its part."""
     limits = []
