@@ -113,7 +113,7 @@ def test_a_frame_that_no_rate_makes_small_enough_is_computed_here(head: Path, se
 
 
 def test_what_is_spent_before_the_server_is_asked_counts(head: Path, server: int) -> None:
-    """A deadline of a second, half of which the head took: the server gets what is left when the device has its part."""
+    """Of a deadline of a second the head took half: the server gets what the device does not need of the rest."""
     limits = []
 
     def ask(kind: int, body: bytes, limit_s: float) -> None:
