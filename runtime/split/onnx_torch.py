@@ -105,7 +105,7 @@ def _operators() -> dict[str, Callable[[Sequence[Any], _Attributes], Any]]:
         "Shape": lambda x, a: torch.tensor(x[0].shape),
         "Gather": _gather,
         "Cast": lambda x, a: x[0].to(_torch_type(a["to"])),
-        "DepthToSpace": lambda x, a: functions.pixel_shuffle(x[0], a["blocksize"]),
+        "DepthToSpace": _depth_to_space,
         "Resize": _resize,
         "Round": lambda x, a: x[0] + (x[0].round() - x[0]).detach(),
         "Identity": lambda x, a: x[0],
@@ -243,6 +243,13 @@ def _gather(values: Sequence[Any], attributes: _Attributes) -> Any:
     axis = attributes.get("axis", 0)
     made = values[0].index_select(axis, values[1].reshape(-1).long())
     return made.reshape([*values[0].shape[:axis], *values[1].shape, *values[0].shape[axis + 1 :]])
+
+
+def _depth_to_space(values: Sequence[Any], attributes: _Attributes) -> Any:
+    value, size = values[0], attributes["blocksize"]
+    if attributes.get("mode", b"DCR") == b"DCR":  # the channels of a block lie apart: PyTorch wants them together
+        value = value.unflatten(1, (size * size, -1)).transpose(1, 2).flatten(1, 2)
+    return need("torch", TRAIN).nn.functional.pixel_shuffle(value, size)
 
 
 def _resize(values: Sequence[Any], attributes: _Attributes) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from edge_run.base.extras import TRAIN, need
 from edge_run.base.files import writing
 from edge_run.base.split import RateReport, TrainReport
 from edge_run.partition.latent_codec import MOST_PAYLOAD_BYTES, LatentCodec, fit_rate_to_size
-from edge_run.runtime.split.bottleneck import find_transform, make_decoder, make_encoder
+from edge_run.runtime.split.bottleneck import check_cut, find_transform, make_decoder, make_encoder
 from edge_run.runtime.split.bundle import (
     CODE,
     FORMAT,
@@ -37,13 +38,15 @@ from edge_run.runtime.split.filter import add_filter, fit_filter
 from edge_run.runtime.split.images import ImageFolder, ImageSize
 from edge_run.runtime.split.networks import LATENT, Parts, chain, preprocessing, read_network
 from edge_run.runtime.split.onnx_file import OnnxModel, describe, extract
-from edge_run.runtime.split.onnx_session import open_session, run_session
+from edge_run.runtime.split.onnx_session import first_line, largest_difference, open_session, run_session
 from edge_run.runtime.split.onnx_torch import TorchGraph
 from edge_run.runtime.split.training import Quantiser, Student, TrainConfig, train
 
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 2000
 MOST_PRIOR_IMAGES, MOST_TRANSFORM_IMAGES = 5000, 2000
-_MEASURED_AT_ONCE = 100
+AT_ONCE, AT_ONCE_BYTES = 100, 128 << 20  # images in a pass, and what the largest tensor of the network may take in it
+SAMPLE_BYTES = 512 << 20  # of latents that are held to count them: of fewer images where they are large
+_MOST_DIFFERENCE = 0.01  # of PyTorch's answers from onnxruntime's, as a share of the largest
 _Show = Callable[[str], None]
 
 
@@ -94,6 +97,8 @@ class _Workshop:
         if not len(self._chosen):
             raise ConfigError(f"--data {task.data}: holds {len(images)} images; at least 2 are needed")
         self._parts = Parts(model, task.cut)
+        check_cut(config.shape, self._parts.cut, self._parts.cut_shape)
+        self._at_once = min(max(AT_ONCE_BYTES // max(model.sizes_bytes.values()), 1), AT_ONCE)
         self._pixels = preprocessing(model, config.mean, config.deviation)
         self._whole = chain(model, self._pixels, extract(model, None, None).graph)
         self._teacher = open_session(self._whole.SerializeToString(), str(task.model), config.threads)
@@ -101,13 +106,13 @@ class _Workshop:
     def run(self) -> TrainReport:
         """Train, count the priors, measure, write."""
         self._check_batches()
+        self._check_training()
         self._show("finding the transform")
         self._make_bottleneck()
         head = open_session(
             chain(self._model, *self._front(), self._encoder).SerializeToString(), HEAD, self._config.threads
         )
-        some = self._passes(head, self._chosen[:MOST_TRANSFORM_IMAGES])
-        quantiser = Quantiser(np.concatenate([latents for _, latents in some]), self._config.rates_bytes)
+        quantiser = Quantiser(self._latents(head, MOST_TRANSFORM_IMAGES), self._config.rates_bytes)
         student = self._student(quantiser)
         train(student, self._images, self._chosen.tolist(), self._config, self._show)
         for trained, graph in ((student.encoder, self._encoder), (student.decoder, self._decoder)):
@@ -128,8 +133,8 @@ class _Workshop:
         """Make encoder and decoder, with the transform of the tensors at the cut."""
         shape, cut, size = self._config.shape, self._parts.cut, self._parts.cut_shape
         front = open_session(self._with_front().SerializeToString(), str(self._task.model), self._config.threads)
-        tensors = [values for _, values in self._passes(front, self._chosen[:MOST_TRANSFORM_IMAGES])]
-        transform = find_transform(shape, cut, np.concatenate(tensors))
+        tensors = (values for _, values in self._passes(front, self._chosen[:MOST_TRANSFORM_IMAGES]))
+        transform = find_transform(shape, cut, size, tensors)
         self._encoder = make_encoder(shape, cut, size, LATENT, transform)
         self._decoder = make_decoder(shape, LATENT, cut, size, transform)
         latent = [one.dim_value for one in self._encoder.output[0].type.tensor_type.shape.dim][1:]
@@ -166,6 +171,21 @@ class _Workshop:
                 f"{self._task.model}: its answers have no batch as their first dimension; training needs one"
             )
 
+    def _check_training(self) -> None:
+        """Refuse a network that PyTorch does not compute as onnxruntime does: it would be trained as another one."""
+        pixels, name = self._images.batch(self._chosen[:2]), str(self._task.model)
+        front, rest = TorchGraph(self._with_front().graph, name), TorchGraph(self._parts.rest, name)
+        try:
+            found = [one.numpy() for one in rest(*front(need("torch", TRAIN).from_numpy(pixels)))]
+        except EdgeRunError:
+            raise
+        except Exception as error:  # PyTorch's errors have no common ancestor
+            raise NotSupported(f"{name}: PyTorch cannot compute it ({first_line(error)})") from error
+        wanted = run_session(self._teacher, pixels)
+        largest = max(float(np.abs(one).max(initial=0)) for one in wanted)
+        if not largest_difference(found, wanted) <= _MOST_DIFFERENCE * largest:
+            raise NotSupported(f"{name}: PyTorch does not compute it as onnxruntime does, so it cannot be trained")
+
     def _fit_filter(self) -> tuple[StoredFilter, ...]:
         """Train the filter where one was asked for, and add it to the encoder."""
         if not self._task.empty:
@@ -195,11 +215,16 @@ class _Workshop:
         made = chain(self._model, *self._front(), pooled)
         return open_session(made.SerializeToString(), "the filter", self._config.threads)
 
-    def _passes(self, session: Any, chosen: NDArray[Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-        """Return the numbers of images and the session's first output for them, batch by batch."""
-        starts = range(0, len(chosen), _MEASURED_AT_ONCE)
-        batches = [chosen[start : start + _MEASURED_AT_ONCE] for start in starts]
-        return [(batch, run_session(session, self._images.batch(batch))[0]) for batch in batches]
+    def _passes(self, session: Any, chosen: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Yield the numbers of images and the session's first output for them, batch by batch."""
+        for start in range(0, len(chosen), self._at_once):
+            batch = chosen[start : start + self._at_once]
+            yield batch, run_session(session, self._images.batch(batch))[0]
+
+    def _latents(self, head: Any, most_images: int) -> NDArray[np.float32]:
+        """Return the latents of training images, of at most so many."""
+        most = max(SAMPLE_BYTES // (4 * math.prod(self._latent)), 1)
+        return np.concatenate([one for _, one in self._passes(head, self._chosen[: min(most, most_images)])])
 
     def _count(
         self, files: dict[str, bytes], gains: NDArray[np.float32], filters: tuple[StoredFilter, ...]
@@ -207,7 +232,7 @@ class _Workshop:
         """Return `code.json`: priors counted on training images, and each rate measured on those held out."""
         head = open_session(files[HEAD], HEAD, self._config.threads)
         rows = (self._latent[0], self._latent[1] * self._latent[2])
-        seen = np.concatenate([one for _, one in self._passes(head, self._chosen[:MOST_PRIOR_IMAGES])])
+        seen = self._latents(head, MOST_PRIOR_IMAGES)
         wanted = zip(gains.tolist(), self._config.rates_bytes, strict=True)
         rates = tuple(fit_rate_to_size(seen.reshape(len(seen), *rows), one, size) for one, size in wanted)
         outputs = tuple(one.name for one in self._parts.rest.output)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,6 +18,10 @@ from onnx import helper, numpy_helper
 
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
 from edge_run.base.split import TrainReport
+from edge_run.partition.latent_codec import fit_rate_to_size
+from edge_run.runtime.split import bottleneck
+from edge_run.runtime.split import train as split_train
+from edge_run.runtime.split.bottleneck import BottleneckShape
 from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.model import SplitModel
 from edge_run.runtime.split.onnx_session import open_session, run_session
@@ -96,10 +103,28 @@ def wide_network(folder: Path) -> Path:
     return save(folder, "wide", nodes, weights, {"probabilities": ["N", CLASSES]})
 
 
+def shuffling_network(folder: Path) -> Path:
+    """Channels that become pixels, in each of ONNX's orders; what says none means the first."""
+    make = helper.make_node
+    nodes = [
+        convolution("input", "a"),
+        make("DepthToSpace", ["a"], ["b"], blocksize=2),
+        make("MaxPool", ["b"], ["c"], kernel_shape=[2, 2], strides=[2, 2]),
+        make("Concat", ["c", "c"], ["d"], axis=1),
+        make("DepthToSpace", ["d"], ["e"], blocksize=2, mode="CRD"),
+        make("DepthToSpace", ["a"], ["f"], blocksize=2, mode="DCR"),
+        make("Concat", ["e", "f"], ["joined"], axis=1),
+        make("Conv", ["joined", "g.w"], ["g"], kernel_shape=[32, 32]),
+        make("Flatten", ["g"], ["logits"]),
+    ]
+    weights = [weight("a.w", 8, 3, 3, 3), weight("g.w", CLASSES, 3, 32, 32)]
+    return save(folder, "shuffling", nodes, weights, {"logits": ["N", CLASSES]})
+
+
 def test_torch_computes_what_onnxruntime_computes(tmp_path: Path) -> None:
     import torch
 
-    for path in (residual_network(tmp_path), wide_network(tmp_path)):
+    for path in (residual_network(tmp_path), wide_network(tmp_path), shuffling_network(tmp_path)):
         batch = np.random.default_rng(0).normal(size=(3, 3, 16, 16)).astype(np.float32)
         wanted = run_session(open_session(str(path), path.name, 1), batch)
         with torch.no_grad():
@@ -127,6 +152,79 @@ def test_an_operator_that_is_not_known_is_named(tmp_path: Path, images: Path) ->
     with pytest.raises(NotSupported, match="operators Erf"):
         train_split(TrainTask(path, images, "stem", tmp_path / "out"), config())
     assert not (tmp_path / "out").exists()
+
+
+def test_what_pytorch_computes_in_another_way_is_not_trained(tmp_path: Path, images: Path) -> None:
+    nodes = [
+        convolution("input", "stem"),
+        helper.make_node("MaxPool", ["stem"], ["pool"], kernel_shape=[3, 3], dilations=[2, 2]),
+        helper.make_node("GlobalAveragePool", ["pool"], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["end"]),
+    ]
+    path = save(tmp_path, "apart", nodes, [weight("stem.w", 8, 3, 3, 3)], {"end": ["N", 8]})
+    with pytest.raises(NotSupported, match="does not compute it as onnxruntime does"):
+        train_split(TrainTask(path, images, "stem", tmp_path / "out"), config())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("count", "epochs", "steps"), [(3, 2, 2), (3, 0.1, 1), (40, 2, 10)])
+def test_few_images_are_learned_from_too(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, epochs: float, steps: int
+) -> None:
+    """With fewer images than a batch has, and with the ten steps at which PyTorch divides by zero."""
+    monkeypatch.setattr(split_train, "HELD_OUT_SHARE", 0.0)
+    few, said, heads = make_images(tmp_path / "few", per_class=count), [], []
+    for number in (0, epochs):
+        task = TrainTask(model, few, CUT, tmp_path / str(number))
+        train_split(task, config(answer_epochs=number, batch=32), said.append)
+        heads.append((tmp_path / str(number) / "head.onnx").read_bytes())
+    assert any(line.startswith(f"answers: step {steps} of {steps},") for line in said)
+    assert heads[0] != heads[1]
+
+
+def test_a_cut_that_is_refused_costs_no_pass(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_train, "run_session", lambda *_: pytest.fail("nothing needs to be computed"))
+    for halvings, reason in ((5, "cannot be halved 5 times"), (4, "patches of 2,048 values")):
+        monkeypatch.setattr(bottleneck, "MOST_PATCH_VALUES", 1024)
+        with pytest.raises(ConfigError, match=reason):
+            train_split(TrainTask(model, images, CUT, tmp_path), config(shape=BottleneckShape(halvings)))
+
+
+def test_the_transform_holds_one_batch_at_a_time() -> None:
+    generator, held, shape = np.random.default_rng(0), [], (1, 2, 8, 8)
+    many = (generator.normal(size=(60, *shape[1:])) + 100).astype(np.float32)
+
+    def batches() -> Iterator[np.ndarray]:
+        for start in range(0, 60, 10):
+            batch = many[start : start + 10].copy()
+            held.append(weakref.ref(batch))
+            yield batch
+            assert sum(one() is not None for one in held) == 1
+
+    whole = bottleneck.find_transform(SHAPE, CUT, shape, [many])
+    parts = bottleneck.find_transform(SHAPE, CUT, shape, batches())
+    patches = many.reshape(60, 2, 2, 4, 2, 4).transpose(0, 2, 4, 1, 3, 5).reshape(-1, 32)
+    wanted = np.sqrt(np.linalg.eigvalsh(np.cov(patches, rowvar=False))[::-1])
+    for one in (whole, parts):
+        assert np.allclose(one.deviations, wanted[:24], rtol=1e-3)
+        assert np.allclose(one.mean.reshape(-1), patches.mean(0), rtol=1e-5)
+
+
+def test_latents_are_counted_on_as_many_images_as_memory_is_for(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+
+    def fit(tensors: np.ndarray, *rest: Any) -> Any:
+        counted.append(len(tensors))
+        return fit_rate_to_size(tensors, *rest)
+
+    monkeypatch.setattr(split_train, "fit_rate_to_size", fit)
+    monkeypatch.setattr(split_train, "SAMPLE_BYTES", 50 * 24 * 4 * 4 * 4)
+    train_split(TrainTask(model, images, CUT, tmp_path), config())
+    assert counted == [50] * len(RATES)
 
 
 def test_codes_have_the_bytes_that_were_asked_for(trained: tuple[Path, TrainReport]) -> None:
