@@ -78,8 +78,8 @@ def model_config(context: click.Context, values: Mapping[str, Any], **defaults: 
     fields = {field: values.get(name) for name, field in _MODEL_FIELDS.items()}
     fields["kv_type"] = _kv_type(context, values)
     for name in _PLACES:
-        if fields[name]:
-            fields[name] = os.path.expanduser(fields[name])
+        if place := fields[name]:
+            fields[name] = os.path.expanduser(place)
     fields["cache_folder"] = _expanded(fields["cache_folder"]) if fields["cache_folder"] else cache_folder()
     fields = defaults | {field: value for field, value in fields.items() if value is not None}
     if values.get("batch_size") is not None:
