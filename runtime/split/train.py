@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, TierReadError
 from edge_run.base.extras import TRAIN, need
-from edge_run.base.files import writing
+from edge_run.base.files import check_room, writing
 from edge_run.base.split import RateReport, TrainReport
-from edge_run.partition.latent_codec import MOST_PAYLOAD_BYTES, LatentCodec, fit_rate_to_size
+from edge_run.partition.latent_codec import MOST_PAYLOAD_BYTES, CodeTooLong, LatentCodec, fit_rate_to_size
 from edge_run.runtime.split.bottleneck import check_cut, find_transform, make_decoder, make_encoder
 from edge_run.runtime.split.bundle import (
     CODE,
     FORMAT,
     HEAD,
     MODEL,
+    MOST_CODE_JSON_BYTES,
     TAIL,
     StoredCode,
     StoredFilter,
@@ -46,6 +47,7 @@ HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 2000
 MOST_PRIOR_IMAGES, MOST_TRANSFORM_IMAGES = 5000, 2000
 AT_ONCE, AT_ONCE_BYTES = 100, 128 << 20  # images in a pass, and what the largest tensor of the network may take in it
 SAMPLE_BYTES = 512 << 20  # of latents that are held to count them: of fewer images where they are large
+_NO_ANSWER = -2  # a class that no image has: -1 is that of images in no folder
 _MOST_DIFFERENCE = 0.01  # of PyTorch's answers from onnxruntime's, as a share of the largest
 _Show = Callable[[str], None]
 
@@ -109,6 +111,8 @@ class _Workshop:
         self._check_training()
         self._show("finding the transform")
         self._make_bottleneck()
+        needed_bytes = sum(one.ByteSize() for one in self._networks().values()) + MOST_CODE_JSON_BYTES
+        check_room(self._task.out / CODE, needed_bytes, "another folder with --out")
         head = open_session(
             chain(self._model, *self._front(), self._encoder).SerializeToString(), HEAD, self._config.threads
         )
@@ -119,15 +123,19 @@ class _Workshop:
             trained.write_into(graph)
         student.rest.write_into(self._parts.rest)
         filters = self._fit_filter()
-        files = {
-            HEAD: chain(self._model, *self._front(), self._encoder).SerializeToString(),
-            TAIL: chain(self._model, self._decoder, self._parts.rest).SerializeToString(),
-            MODEL: self._whole.SerializeToString(),
-        }
+        files = {name: network.SerializeToString() for name, network in self._networks().items()}
         self._show("counting the priors")
         code = self._count(files, quantiser.gains(), filters)
         self._write(files, code)
         return self._report(code)
+
+    def _networks(self) -> dict[str, Any]:
+        """Return what is written, by name."""
+        return {
+            HEAD: chain(self._model, *self._front(), self._encoder),
+            TAIL: chain(self._model, self._decoder, self._parts.rest),
+            MODEL: self._whole,
+        }
 
     def _make_bottleneck(self) -> None:
         """Make encoder and decoder, with the transform of the tensors at the cut."""
@@ -245,20 +253,26 @@ class _Workshop:
         return dataclasses.replace(code, rates=measured)
 
     def _measure(self, codec: LatentCodec, rate: int, files: dict[str, bytes]) -> StoredRate:
-        """Return a rate with its sizes and answers on the images that were held out."""
+        """Return a rate with its sizes and answers on the images that were held out.
+
+        An image without a code, since at each rate it would be too long, is answered wrongly in the longest one.
+        """
         self._show(f"measuring rate {rate + 1} of {len(codec.rates)}")
         head, tail = (open_session(files[name], name, self._config.threads) for name in (HEAD, TAIL))
         sizes: list[int] = []
         agreeing = right = model_right = 0
         for chosen, latents in self._passes(head, self._held_out):
-            tensors = [one.reshape(codec.channels, -1) for one in latents]
-            codes = [codec.encode_within(one, rate, MOST_PAYLOAD_BYTES)[0] for one in tensors]
-            sizes += map(len, codes)
-            decoded = np.stack([codec.decode(one, latents[0][0].size)[0] for one in codes]).reshape(latents.shape)
+            codes = [_code(codec, one, rate) for one in latents]
+            sizes += [len(one) if one else MOST_PAYLOAD_BYTES for one in codes]
+            decoded = np.zeros(latents.shape, dtype=np.float32)
+            for row, one in zip(decoded, codes, strict=True):
+                if one:
+                    row[:] = codec.decode(one, latents[0][0].size)[0].reshape(row.shape)
             mine = _classes(run_session(tail, decoded)[0])
             wanted = _classes(run_session(self._teacher, self._images.batch(chosen))[0])
             if mine is not None and wanted is not None:
                 labels = self._images.labels[chosen]
+                mine = np.where([one is not None for one in codes], mine, _NO_ANSWER)
                 agreeing += int((mine == wanted).sum())
                 right, model_right = right + int((mine == labels).sum()), model_right + int((wanted == labels).sum())
         measured = (len(sizes), sum(sizes), max(sizes), agreeing, right, model_right)
@@ -300,6 +314,14 @@ def rate_report(rate: StoredRate) -> RateReport:
         accuracy=rate.right / images,
         model_accuracy=rate.model_right / images,
     )
+
+
+def _code(codec: LatentCodec, latents: NDArray[np.float32], rate: int) -> bytes | None:
+    """Return the code of an image's latents, at this rate or a lower one; None where each would be too long."""
+    try:
+        return codec.encode_within(latents.reshape(codec.channels, -1), rate, MOST_PAYLOAD_BYTES)[0]
+    except CodeTooLong:
+        return None
 
 
 def _classes(answers: NDArray[Any]) -> NDArray[Any] | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ from onnx import helper, numpy_helper
 
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
 from edge_run.base.split import TrainReport
-from edge_run.partition.latent_codec import fit_rate_to_size
+from edge_run.partition import latent_codec
+from edge_run.partition.latent_codec import LatentCodec, fit_rate_to_size
 from edge_run.runtime.split import bottleneck
 from edge_run.runtime.split import train as split_train
 from edge_run.runtime.split.bottleneck import BottleneckShape
@@ -225,6 +228,37 @@ def test_latents_are_counted_on_as_many_images_as_memory_is_for(
     monkeypatch.setattr(split_train, "SAMPLE_BYTES", 50 * 24 * 4 * 4 * 4)
     train_split(TrainTask(model, images, CUT, tmp_path), config())
     assert counted == [50] * len(RATES)
+
+
+def test_images_without_a_code_count_as_answered_wrongly(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of a training: what it learned is written, whatever single images are like."""
+    most_bytes = 36
+    monkeypatch.setattr(latent_codec, "MOST_PAYLOAD_BYTES", most_bytes)
+    monkeypatch.setattr(split_train, "MOST_PAYLOAD_BYTES", most_bytes)
+    (lowest, *_) = train_split(TrainTask(model, images, CUT, tmp_path), config()).rates
+    measured = read_bundle(tmp_path).code.rates[0]
+    monkeypatch.undo()
+    head = open_session((tmp_path / "head.onnx").read_bytes(), "head", 1)
+    rate = LatentCodec("", "", (measured.rate,))
+    order = np.random.default_rng(0).permutation(400)[: measured.images]
+    paths = sorted(images.rglob("*.jpg"))
+    latents = run_session(head, np.stack([_pixels(paths[one]) for one in order]))[0]
+    long = [len(rate.encode(one.reshape(rate.channels, -1), 0)) > most_bytes + 7 for one in latents]
+    assert 0 < sum(long) < measured.images
+    assert lowest.largest_bytes >= most_bytes
+    assert lowest.agreement <= 1 - sum(long) / measured.images
+
+
+def test_a_disk_without_room_is_found_before_the_training(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    monkeypatch.setattr(split_train, "train", lambda *_: pytest.fail("there is no room for what it learns"))
+    with pytest.raises(TierReadError, match=r"are needed, the disk has 1 MiB free; .*another folder with --out"):
+        train_split(TrainTask(model, images, CUT, tmp_path / "new" / "out"), config())
+    assert not (tmp_path / "new").exists()
 
 
 def test_codes_have_the_bytes_that_were_asked_for(trained: tuple[Path, TrainReport]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -63,6 +64,18 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
+
+
+def check_room(target: Path, needed_bytes: int, advice: str) -> None:
+    """Raise TierReadError where the disk of `target`, whose folder may not be there yet, has no room for so much."""
+    free_bytes = shutil.disk_usage(next(one for one in target.absolute().parents if one.exists())).free
+    if needed_bytes > free_bytes:
+        raise TierReadError(
+            f"{target}: {format_size(needed_bytes)} are needed, the disk has {format_size(free_bytes)} free; free some "
+            f"space, or choose {advice}",
+            needed_bytes=needed_bytes,
+            found_bytes=free_bytes,
+        )
 
 
 @contextlib.contextmanager
