@@ -174,5 +174,5 @@ def test_a_size_is_found_although_single_tensors_have_no_code(monkeypatch: pytes
     tensors, gains = samples(200, 3), (2.0,) * CHANNELS
     wanted = fit_rate_to_size(tensors, gains, 60.0)
     sizes = [len(LatentCodec("", "", (wanted,)).encode(one, 0)) for one in tensors]
-    monkeypatch.setattr(latent_codec, "MOST_PAYLOAD_BYTES", max(sizes) - HEADER_BYTES - 1)
-    assert fit_rate_to_size(tensors, gains, 60.0).gains == pytest.approx(wanted.gains, rel=0.01)
+    monkeypatch.setattr(latent_codec, "MOST_PAYLOAD_BYTES", sorted(sizes)[-10] - HEADER_BYTES)
+    assert fit_rate_to_size(tensors, gains, 60.0).gains == pytest.approx(wanted.gains, rel=0.02)
