@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import EdgeRunError, NotSupported
 from edge_run.base.extras import TRAIN, need
+from edge_run.runtime.split.onnx_session import first_line, largest_difference
 
 _Attributes = Mapping[str, Any]
+MOST_DIFFERENCE = 0.01  # of PyTorch's answers from onnxruntime's, as a share of the largest
 _SLICE_END = 1 << 31
 
 
@@ -63,6 +66,22 @@ class TorchGraph:
             if one.name in self.weights:
                 value = self.weights[one.name].detach().cpu().contiguous().numpy()
                 one.CopyFrom(numpy_helper.from_array(value, one.name))
+
+
+def check_same(graphs: Sequence[TorchGraph], value: NDArray[Any], wanted: list[NDArray[Any]], name: str) -> None:
+    """Raise NotSupported where graphs in turn do not make of `value` what onnxruntime does, `wanted`."""
+    torch = need("torch", TRAIN)
+    made = [torch.from_numpy(value)]
+    try:
+        for graph in graphs:
+            made = graph(*made)
+    except EdgeRunError:
+        raise
+    except Exception as error:  # PyTorch's errors have no common ancestor
+        raise NotSupported(f"{name}: PyTorch cannot compute it ({first_line(error)})") from error
+    largest = max(float(np.abs(one).max(initial=0)) for one in wanted)
+    if not largest_difference([one.detach().numpy() for one in made], wanted) <= MOST_DIFFERENCE * largest:
+        raise NotSupported(f"{name}: PyTorch does not compute it as onnxruntime does, so it cannot be trained")
 
 
 def _operators() -> dict[str, Callable[[Sequence[Any], _Attributes], Any]]:

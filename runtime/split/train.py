@@ -39,8 +39,8 @@ from edge_run.runtime.split.filter import add_filter, fit_filter
 from edge_run.runtime.split.images import ImageFolder, ImageSize
 from edge_run.runtime.split.networks import LATENT, Parts, chain, preprocessing, read_network
 from edge_run.runtime.split.onnx_file import OnnxModel, describe, extract
-from edge_run.runtime.split.onnx_session import first_line, largest_difference, open_session, run_session
-from edge_run.runtime.split.onnx_torch import TorchGraph
+from edge_run.runtime.split.onnx_session import open_session, run_session
+from edge_run.runtime.split.onnx_torch import TorchGraph, check_same
 from edge_run.runtime.split.training import Quantiser, Student, TrainConfig, train
 
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 2000
@@ -48,7 +48,6 @@ MOST_PRIOR_IMAGES, MOST_TRANSFORM_IMAGES = 5000, 2000
 AT_ONCE, AT_ONCE_BYTES = 100, 128 << 20  # images in a pass, and what the largest tensor of the network may take in it
 SAMPLE_BYTES = 512 << 20  # of latents that are held to count them: of fewer images where they are large
 _NO_ANSWER = -2  # a class that no image has: -1 is that of images in no folder
-_MOST_DIFFERENCE = 0.01  # of PyTorch's answers from onnxruntime's, as a share of the largest
 _Show = Callable[[str], None]
 
 
@@ -126,7 +125,7 @@ class _Workshop:
         files = {name: network.SerializeToString() for name, network in self._networks().items()}
         self._show("counting the priors")
         code = self._count(files, quantiser.gains(), filters)
-        self._write(files, code)
+        _write(self._task.out, files, code)
         return self._report(code)
 
     def _networks(self) -> dict[str, Any]:
@@ -182,17 +181,8 @@ class _Workshop:
     def _check_training(self) -> None:
         """Refuse a network that PyTorch does not compute as onnxruntime does: it would be trained as another one."""
         pixels, name = self._images.batch(self._chosen[:2]), str(self._task.model)
-        front, rest = TorchGraph(self._with_front().graph, name), TorchGraph(self._parts.rest, name)
-        try:
-            found = [one.numpy() for one in rest(*front(need("torch", TRAIN).from_numpy(pixels)))]
-        except EdgeRunError:
-            raise
-        except Exception as error:  # PyTorch's errors have no common ancestor
-            raise NotSupported(f"{name}: PyTorch cannot compute it ({first_line(error)})") from error
-        wanted = run_session(self._teacher, pixels)
-        largest = max(float(np.abs(one).max(initial=0)) for one in wanted)
-        if not largest_difference(found, wanted) <= _MOST_DIFFERENCE * largest:
-            raise NotSupported(f"{name}: PyTorch does not compute it as onnxruntime does, so it cannot be trained")
+        graphs = [TorchGraph(one, name) for one in (self._with_front().graph, self._parts.rest)]
+        check_same(graphs, pixels, run_session(self._teacher, pixels), name)
 
     def _fit_filter(self) -> tuple[StoredFilter, ...]:
         """Train the filter where one was asked for, and add it to the encoder."""
@@ -278,18 +268,6 @@ class _Workshop:
         measured = (len(sizes), sum(sizes), max(sizes), agreeing, right, model_right)
         return StoredRate(self._config.rates_bytes[rate], codec.rates[rate], *measured)
 
-    def _write(self, files: dict[str, bytes], code: StoredCode) -> None:
-        """Write all files into a folder beside the target, then give it the target's name."""
-        out = self._task.out
-        with writing(f"--out {out}", "choose another folder"):
-            out.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=out, prefix=".part-") as draft:
-                for name, data in files.items():
-                    Path(draft, name).write_bytes(data)
-                write_code(Path(draft), code)
-                for name in (*files, CODE):
-                    os.replace(Path(draft, name), out / name)
-
     def _report(self, code: StoredCode) -> TrainReport:
         adds = describe(chain(self._model, *self._front(), self._encoder), Path(HEAD)).multiply_adds
         everything = self._model.multiply_adds
@@ -301,6 +279,18 @@ class _Workshop:
             head_bytes=(self._task.out / HEAD).stat().st_size,
             rates=tuple(rate_report(one) for one in code.rates),
         )
+
+
+def _write(out: Path, files: dict[str, bytes], code: StoredCode) -> None:
+    """Write all files into a folder beside the target, then give it the target's name."""
+    with writing(f"--out {out}", "choose another folder"):
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out, prefix=".part-") as draft:
+            for name, data in files.items():
+                Path(draft, name).write_bytes(data)
+            write_code(Path(draft), code)
+            for name in (*files, CODE):
+                os.replace(Path(draft, name), out / name)
 
 
 def rate_report(rate: StoredRate) -> RateReport:
