@@ -101,8 +101,9 @@ class ServerLink:
         end_s = time.monotonic() + limit_s
         try:
             self._socket = socket.create_connection(address, timeout=limit_s)
-        except OSError as error:
-            raise LinkLost(f"{address[0]}:{address[1]}: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:  # a value: a name that no host can have
+            reason = getattr(error, "strerror", None) or error
+            raise LinkLost(f"{address[0]}:{address[1]}: {reason}") from error
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             (length,) = LENGTH.unpack(self._receive(LENGTH.size, end_s))

@@ -112,24 +112,6 @@ def test_a_frame_that_no_rate_makes_small_enough_is_computed_here(head: Path, se
         assert model.problem == ""
 
 
-def test_what_is_spent_before_the_server_is_asked_counts(head: Path, server: int) -> None:
-    """Of a deadline of a second the head took half: the server gets what the device does not need of the rest."""
-    limits = []
-
-    def ask(kind: int, body: bytes, limit_s: float) -> None:
-        limits.append(limit_s)
-        raise protocol.LinkLost("gone")
-
-    with SplitModel(head, f"127.0.0.1:{server}", mode="code 0", threads=1) as model:
-        compute = model._compute_head
-        model._connection.ask = ask  # type: ignore[assignment,union-attr,method-assign]
-        model._compute_head = lambda pixels: (time.sleep(0.5), compute(pixels))[1]  # type: ignore[method-assign]
-        for _ in range(2):
-            model._chooser.computed("local", 0.3)
-        assert model.run(make_pixels(1)[0]).report.lost_server
-    assert limits[0] <= 1.0 - 0.5 - 0.3
-
-
 @pytest.mark.parametrize("mode", ["code", "image"])
 def test_server_killed_in_mid_stream(head: Path, mode: str) -> None:
     """Again and again: each frame is answered inside its deadline, locally from the next one on, and back later."""
