@@ -41,7 +41,7 @@ class TorchGraph:
         for node in graph.node:
             attributes = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
             if node.op_type == "Constant":
-                attributes = {"value": torch.tensor(onnx.numpy_helper.to_array(attributes["value"]))}
+                attributes = {"value": torch.tensor(_constant(attributes, name))}
             self._steps.append((operators[node.op_type], list(node.input), list(node.output), attributes))
 
     def parameters(self) -> list[Any]:
@@ -66,6 +66,18 @@ class TorchGraph:
             if one.name in self.weights:
                 value = self.weights[one.name].detach().cpu().contiguous().numpy()
                 one.CopyFrom(numpy_helper.from_array(value, one.name))
+
+
+def _constant(attributes: _Attributes, name: str) -> NDArray[Any]:
+    """Return what a Constant node makes; its only attribute says of which kind that is."""
+    for kind, value in attributes.items():
+        if kind == "value":
+            return np.array(need("onnx", TRAIN).numpy_helper.to_array(value))
+        if kind in ("value_float", "value_floats"):
+            return np.array(value, dtype=np.float32)
+        if kind in ("value_int", "value_ints"):
+            return np.array(value, dtype=np.int64)
+    raise NotSupported(f"{name}: training does not know a Constant of {', '.join(attributes) or 'nothing'}")
 
 
 def check_same(graphs: Sequence[TorchGraph], value: NDArray[Any], wanted: list[NDArray[Any]], name: str) -> None:
