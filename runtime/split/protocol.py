@@ -125,7 +125,8 @@ class ServerLink:
         except OSError as error:
             raise LinkLost(str(error)) from error
         status, number, queue_s, server_s, length = REPLY.unpack(self._receive(REPLY.size, end_s))
-        if number != self._number or length > MOST_REPLY_BYTES or not 0 <= queue_s + server_s < MOST_SECONDS:
+        is_sane = all(0 <= seconds < MOST_SECONDS for seconds in (queue_s, server_s)) and length <= MOST_REPLY_BYTES
+        if number != self._number or not is_sane:
             raise LinkLost("the server's reply is not to what was asked")
         answer = self._receive(length, end_s)
         if status != DONE:

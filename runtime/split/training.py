@@ -20,6 +20,7 @@ import numpy as np
 from numpy.random import default_rng
 from numpy.typing import NDArray
 
+from edge_run.base.config import check_threads
 from edge_run.base.errors import ConfigError
 from edge_run.base.extras import TRAIN, need
 from edge_run.devices.host.machine import usable_cpus
@@ -71,6 +72,9 @@ class TrainConfig:
         for name in ("feature_epochs", "answer_epochs"):
             if not 0 <= getattr(self, name) <= 1000:
                 raise ConfigError(f"{name.replace('_', ' ')} {getattr(self, name)}: must be 0 to 1000")
+        check_threads(self.threads)
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"seed {self.seed}: must be 0 to {(1 << 64) - 1}")
         if not 1 <= self.batch <= 4096:
             raise ConfigError(f"batch {self.batch}: must be 1 to 4096 images")
         if not 0 < self.learning_rate <= 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from edge_run import NotSupported, SplitModel
+from edge_run import ConfigError, NotSupported, SplitModel
 from edge_run.runtime.split import connection, protocol
 from edge_run.runtime.split.protocol import ServerLink
 from edge_run.runtime.split.server import SplitServer
@@ -92,3 +94,28 @@ def test_the_link_outlives_what_nobody_expected(head: Path, server: int, monkeyp
             assert time.monotonic() < end_s
             time.sleep(0.02)
     assert next(made, None) is None
+
+
+@pytest.mark.parametrize("seconds", [(-9e5, 9e5), (9e5, -9e5), (float("nan"), 0.0), (0.0, 1e6)])
+def test_seconds_that_cannot_be_are_no_reply(seconds: tuple[float, float]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with listener.accept()[0] as device:
+                device.sendall(protocol.make_hello([]))
+                _, number, _ = protocol.REQUEST.unpack(device.recv(protocol.REQUEST.size))
+                device.sendall(protocol.REPLY.pack(protocol.DONE, number, *seconds, 0))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        link = ServerLink(("127.0.0.1", listener.getsockname()[1]), 20)
+        with contextlib.closing(link), pytest.raises(protocol.LinkLost, match="not to what was asked"):
+            link.ask(protocol.PROBE, b"", 20)
+        thread.join()
+
+
+@pytest.mark.parametrize("threads", [-3, 0, 513])
+def test_threads_that_cannot_be(head: Path, threads: int) -> None:
+    for make in (SplitModel, lambda path, threads: SplitServer([path], threads)):
+        with pytest.raises(ConfigError, match=f"threads {threads}: must be 1 to 512"):
+            make(head, threads=threads)

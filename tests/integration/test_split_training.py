@@ -273,6 +273,9 @@ def test_refusals(model: Path, images: Path, tmp_path: Path) -> None:
         ({"out": "file"}, ConfigError, "is no folder"),
         ({"empty": ("class9",)}, ConfigError, "class9: no folder"),
         ({"rates_bytes": (100, 50)}, ConfigError, "ascending"),
+        ({"threads": -3}, ConfigError, "threads -3: must be 1 to 512"),
+        ({"seed": -1}, ConfigError, "seed -1: must be 0 to"),
+        ({"seed": 1 << 64}, ConfigError, "seed 18446744073709551616: must be 0 to"),
         ({"mean": (0.1, 0.2)}, ConfigError, "--mean"),
         ({"deviation": (0.0,)}, ConfigError, "--std"),
     ):
