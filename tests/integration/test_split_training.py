@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 
@@ -27,6 +28,7 @@ from edge_run.runtime.split.bottleneck import BottleneckShape
 from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.model import SplitModel
 from edge_run.runtime.split.onnx_session import open_session, run_session
+from edge_run.runtime.split.patches import patch_network
 from edge_run.runtime.split.train import TrainTask, train_split
 from edge_run.runtime.split.training import TrainConfig
 from vision_models import CUT, SHAPE, convolution, make_images, make_pixels, residual_network, save, weight
@@ -253,6 +255,25 @@ def test_an_older_operator_set_is_converted(tmp_path: Path, images: Path) -> Non
     path = save(tmp_path, "old", nodes, [weight("stem.w", 8, 3, 3, 3)], {"logits": ["N", 8]}, opset=9)
     report = train_split(TrainTask(path, images, "input", tmp_path / "out"), config(answer_epochs=0.2))
     assert report.rates[-1].agreement > 0
+
+
+def test_a_network_in_patches_is_trained(tmp_path: Path, images: Path) -> None:
+    nodes = [
+        convolution("input", "stem"),
+        helper.make_node("Relu", ["stem"], ["bent"]),
+        convolution("bent", "small", strides=[2, 2]),
+        helper.make_node("GlobalAveragePool", ["small"], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["end"]),
+    ]
+    weights = [weight("stem.w", 8, 3, 3, 3), weight("small.w", 8, 8, 3, 3)]
+    whole, patched = save(tmp_path, "whole", nodes, weights, {"end": ["N", 8]}), tmp_path / "patched.onnx"
+    out = tmp_path / "out"
+    last = patch_network(whole, patched, tiles=2).last
+    train_split(TrainTask(patched, images, last, out), config())
+    for name in ("head.onnx", "model.onnx"):
+        assert sum(node.op_type == "Slice" for node in onnx.load(str(out / name)).graph.node) == 4
+    with SplitModel(out / "head.onnx", threads=1) as split:
+        assert split.run(make_pixels(1)[0]).report.mode == "local"
 
 
 def test_refusals(model: Path, images: Path, tmp_path: Path) -> None:
