@@ -121,9 +121,9 @@ class _Covariance:
 
     def add(self, vectors: NDArray[np.float32]) -> None:
         """Take in vectors (n, values)."""
-        if self._shift is None:
-            self._shift = vectors.mean(0)
-        away = (vectors - self._shift).astype(np.float64)
+        shift: NDArray[np.float32] = vectors.mean(0) if self._shift is None else self._shift
+        self._shift = shift
+        away = (vectors - shift).astype(np.float64)
         self._count += len(away)
         self._sum += away.sum(0)
         self._products += away.T @ away
