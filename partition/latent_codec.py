@@ -180,8 +180,16 @@ def fit_rate_to_size(tensors: NDArray[np.float32], gains: Sequence[float], mean_
     """
     assumed = _rate_of_size(tensors, gains, mean_bytes, _BESIDE_ENTROPY_BYTES)
     codec = LatentCodec("", "", (assumed,))
-    taken_bytes = sum(len(codec.encode(tensor, 0)) for tensor in tensors) / len(tensors)
+    taken_bytes = sum(_coded_bytes(codec, tensor) for tensor in tensors) / len(tensors)
     return _rate_of_size(tensors, gains, mean_bytes, taken_bytes - _entropy_bytes(assumed, tensors.shape[2]))
+
+
+def _coded_bytes(codec: LatentCodec, tensor: NDArray[np.float32]) -> int:
+    """Return the size of a code; of one that would be too long, the size of the longest payload."""
+    try:
+        return len(codec.encode(tensor, 0))
+    except CodeTooLong:
+        return MOST_PAYLOAD_BYTES
 
 
 def _rate_of_size(tensors: NDArray[np.float32], gains: Sequence[float], mean_bytes: float, beside_bytes: float) -> Rate:

@@ -15,6 +15,9 @@ HYSTERESIS = 0.03  # another mode must be faster by this share
 SMOOTHING = 0.25  # weight of a new measurement
 SURPRISE = 1.5  # two measurements in turn that are off by this factor in one direction replace the average
 SMALL_BYTES = 64  # what has no more shows the round trip, not the bandwidth
+LOCAL_MARGIN = 1.3  # of its usual time, what computing a frame on the device is given
+SERVER_MARGIN = 2.0  # of its usual time, what an answer of the server is given at least
+LEAST_PATIENCE = 0.5  # of the deadline, for the server, where the device could not make it in time anyway
 ROUND_TRIPS = 5  # the least of so many counts: the others waited behind something
 _LEAST_S_PER_BYTE = 1e-10
 
@@ -124,13 +127,30 @@ class Chooser:
             return None
         if mode.kind == LOCAL:
             return device.value
+        away_s = self._away_s(mode)
+        return None if away_s is None else device.value + away_s
+
+    def patience_s(self, mode: Mode, deadline_s: float, spent_s: float) -> float:
+        """Return how long the server may take for a frame in `mode`, of whose deadline `spent_s` are over.
+
+        That is what leaves the device time to answer where the server does not; but at least twice what the server
+        usually takes, and all that is left where the device could not answer in time anyway.
+        """
+        left_s, local_s = deadline_s - spent_s, self.expected_s(Mode(LOCAL)) or 0.0
+        if local_s >= left_s:
+            return max(left_s, LEAST_PATIENCE * deadline_s)
+        least_s = min(SERVER_MARGIN * (self._away_s(mode) or 0.0), left_s)
+        return max(left_s - LOCAL_MARGIN * local_s, least_s)
+
+    def _away_s(self, mode: Mode) -> float | None:
+        """Return how long the network and the server would take in `mode`; None as for `expected_s`."""
         size, server = self._sizes.get(mode), self._server.get(mode.kind)
         parts = (size, server, self._s_per_byte, self._queue)
         known = [part.value for part in parts if part is not None and part.value is not None]
         if not self.has_server or len(known) < len(parts) or self.round_trip_s is None:
             return None
         size_bytes, server_s, s_per_byte, queue_s = known
-        return device.value + self.round_trip_s + size_bytes * s_per_byte + queue_s + server_s
+        return self.round_trip_s + size_bytes * s_per_byte + queue_s + server_s
 
     def choose(self) -> Mode:
         """Return the mode for the next frame: the fastest; the last one while no other is clearly faster."""

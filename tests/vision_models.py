@@ -124,7 +124,7 @@ def make_bundle(folder: Path) -> Path:
     front = [pixels, parts.front]
     many = make_pixels(200)
     at_cut = run_session(open_session(chain(model, *front).SerializeToString(), "front"), many)[0]
-    transform = find_transform(SHAPE, CUT, at_cut)
+    transform = find_transform(SHAPE, CUT, parts.cut_shape, [at_cut])
     encoder = make_encoder(SHAPE, CUT, parts.cut_shape, LATENT, transform)
     decoder = make_decoder(SHAPE, LATENT, CUT, parts.cut_shape, transform)
     files = {

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.split import CurvePoint, SplitBench, WayTime
+from edge_run.partition.latent_codec import MOST_PAYLOAD_BYTES, CodeTooLong
 from edge_run.runtime.split.bundle import HEAD, MODEL, TAIL, Bundle, read_bundle
 from edge_run.runtime.split.images import ImageFolder, ImageSize, decode_image, encode_image
 from edge_run.runtime.split.onnx_session import median_s, run_session
@@ -36,8 +37,8 @@ def bench_split(
 ) -> SplitBench:
     """Return bytes and accuracy of every rate of the split `head`, and of image codecs before its uncut network.
 
-    data: images in a folder for each class, the folders in the order of the network's classes. most_bytes: no code has
-    more; an image whose code would takes a lower rate. baselines: measure JPEG and WebP too.
+    data: images in a folder for each class, the folders in the order of the network's classes. most_bytes: an image
+    whose code would have more takes a lower rate, as far as there is one. baselines: measure JPEG and WebP too.
 
     Raises ConfigError, ModelFileError, NotSupported.
     """
@@ -97,7 +98,7 @@ class _Bench:
             sizes, decoded = [], []
             for latent in latents:
                 tensor = latent.reshape(codec.channels, -1)
-                code, taken = codec.encode_within(tensor, rate, self._most_bytes)
+                code, taken = self._encode(tensor, rate)
                 self.overheads.append(len(code) - 1.05 * codec.entropy_bytes(tensor, taken))
                 sizes.append(len(code))
                 decoded.append(codec.decode(code, self._bundle.positions)[0].reshape(latent.shape))
@@ -131,7 +132,7 @@ class _Bench:
 
         def encode(rate: int) -> bytes:
             tensor = run_session(self._head, pixels)[0].reshape(codec.channels, -1)
-            return codec.encode_within(tensor, rate, self._most_bytes)[0]
+            return self._encode(tensor, rate)[0]
 
         def answer(code: bytes) -> list[Any]:
             return run_session(self._tail, codec.decode(code, self._bundle.positions)[0].reshape(shape))
@@ -139,6 +140,15 @@ class _Bench:
         for rate, sent_bytes in enumerate(code_bytes):
             device_s = median_s(functools.partial(encode, rate))
             yield WayTime(f"code {rate}", device_s, median_s(functools.partial(answer, encode(rate))), sent_bytes)
+
+    def _encode(self, tensor: NDArray[np.float32], rate: int) -> tuple[bytes, int]:
+        try:
+            return self._bundle.codec.encode_within(tensor, rate, self._most_bytes)
+        except CodeTooLong as error:
+            raise NotSupported(
+                f"{self._bundle.folder}: an image has a code of more than {MOST_PAYLOAD_BYTES:,} bytes at each rate; "
+                "train with lower --rates"
+            ) from error
 
     def original_bytes(self) -> float:
         """Return the mean bytes of the files as they are."""

@@ -9,6 +9,7 @@ CPU saves most of the time of training.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,12 +111,34 @@ class Transform:
     deviations: NDArray[np.float32]
 
 
-def find_transform(shape: BottleneckShape, cut: str, tensors: NDArray[np.float32]) -> Transform:
-    """Return the transform of tensors like these (n, channels, height, width).
+class _Covariance:
+    """The mean and the covariance of vectors that come in batches, none of which is kept."""
 
-    Raises ConfigError where they cannot be halved as often, or a patch has more than 4096 values.
-    """
-    channels, height, width = _image_shape(cut, tensors.shape)
+    def __init__(self, values: int) -> None:
+        self._count, self._sum = 0, np.zeros(values)
+        self._products = np.zeros((values, values))
+        self._shift: NDArray[np.float32] | None = None  # about the mean, without which small differences would be lost
+
+    def add(self, vectors: NDArray[np.float32]) -> None:
+        """Take in vectors (n, values)."""
+        shift: NDArray[np.float32] = vectors.mean(0) if self._shift is None else self._shift
+        self._shift = shift
+        away = (vectors - shift).astype(np.float64)
+        self._count += len(away)
+        self._sum += away.sum(0)
+        self._products += away.T @ away
+
+    def result(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the mean (values,) and the covariance (values, values)."""
+        assert self._shift is not None, "there were vectors"
+        mean = self._sum / self._count
+        covariance = (self._products - self._count * np.outer(mean, mean)) / max(self._count - 1, 1)
+        return self._shift + mean, covariance
+
+
+def check_cut(shape: BottleneckShape, cut: str, cut_shape: tuple[int, ...]) -> None:
+    """Raise ConfigError where a tensor of this shape cannot be halved as often, or a patch has over 4096 values."""
+    channels, height, width = _image_shape(cut, cut_shape)
     patch = 1 << shape.halvings
     if height % patch or width % patch:
         raise ConfigError(
@@ -127,11 +150,25 @@ def find_transform(shape: BottleneckShape, cut: str, tensors: NDArray[np.float32
             f"cut {cut}: {shape.halvings} halvings of {channels} channels make patches of {values:,} values; at most "
             f"{MOST_PATCH_VALUES:,} can be transformed: fewer --halvings, or an earlier cut"
         )
-    grid = tensors.reshape(len(tensors), channels, height // patch, patch, width // patch, patch)
-    patches = grid.transpose(0, 2, 4, 1, 3, 5).reshape(-1, values)
-    mean = patches.mean(0)
-    power, vectors = np.linalg.eigh(np.cov(patches - mean, rowvar=False).reshape(values, values))
-    order = np.argsort(power)[::-1][: min(shape.latent_channels, values)]
+
+
+def find_transform(
+    shape: BottleneckShape, cut: str, cut_shape: tuple[int, ...], batches: Iterable[NDArray[np.float32]]
+) -> Transform:
+    """Return the transform of tensors of `cut_shape` that come in batches, one of which is held at a time.
+
+    Raises ConfigError as `check_cut`.
+    """
+    check_cut(shape, cut, cut_shape)
+    channels, height, width = _image_shape(cut, cut_shape)
+    patch = 1 << shape.halvings
+    covariance = _Covariance(channels * patch * patch)
+    for batch in batches:
+        grid = batch.reshape(len(batch), channels, height // patch, patch, width // patch, patch)
+        covariance.add(grid.transpose(0, 2, 4, 1, 3, 5).reshape(-1, channels * patch * patch))
+    mean, spread = covariance.result()
+    power, vectors = np.linalg.eigh(spread)
+    order = np.argsort(power)[::-1][: shape.latent_channels]
     basis = vectors[:, order].T.reshape(len(order), channels, patch, patch)
     deviations = np.sqrt(np.maximum(power[order], 1e-12))
     return Transform(*(one.astype(np.float32) for one in (basis, mean.reshape(channels, patch, patch), deviations)))

@@ -88,6 +88,9 @@ class ServerConnection:
                 backoff_s = FIRST_BACKOFF_S
             except (LinkLost, ProtocolError) as error:
                 self.lose(str(error))
+            except Exception as error:  # whatever it is: no other thread would find the server again
+                _log.info("server %s: what was not expected", self._address[0], exc_info=True)
+                self.lose(f"{self._address[0]}: {type(error).__name__}: {error}")
             self._tried.set()
             self._is_closed.wait(backoff_s * random.uniform(0.5, 1.5))
             backoff_s = min(backoff_s * 2, MOST_BACKOFF_S)

@@ -28,8 +28,6 @@ from edge_run.runtime.split.onnx_session import median_s, run_session
 from edge_run.runtime.split.protocol import DEFAULT_PORT, LinkLost, unpack_arrays
 
 AUTO, EMPTY = "auto", "empty"
-LOCAL_MARGIN = 1.3  # of its usual time, what computing a frame here is given
-LEAST_PATIENCE = 0.5  # of the deadline, for the server, where the device could not make it in time anyway
 _JPEG_START = b"\xff\xd8\xff"
 
 
@@ -69,8 +67,8 @@ class SplitModel(Closing):
 
         server: HOST or HOST:PORT; None is none. deadline_s: how long a frame may take. mode: `auto` is the fastest;
         `local`, `image`, `code` (any rate) or `code N` (rate N) leave no choice while the server is there. use_filter:
-        hold back frames without anything of interest. most_bytes: no code has more, where the lowest rate allows it.
-        threads: None is one for each core. Raises ConfigError, ModelFileError, NotSupported.
+        hold back frames without anything of interest. most_bytes: no code has more; the device computes frames whose
+        codes would at any rate. threads: None is one for each core. Raises ConfigError, ModelFileError, NotSupported.
         """
         if not 0 < deadline_s <= 3600:
             raise ConfigError(f"deadline {deadline_s}: must be above 0 and at most 3600 s")
@@ -145,7 +143,7 @@ class SplitModel(Closing):
         if mode.kind != LOCAL and self._connection is not None:
             with contextlib.suppress(CodeTooLong):
                 body, mode = self._body(mode, encoded, pixels, latent)
-                outputs = self._ask(mode, body)
+                outputs = self._ask(mode, body, started_s)
                 if outputs is not None:
                     return self._finish(mode, started_s, outputs, len(body), interest=interest)
                 lost = True
@@ -179,7 +177,7 @@ class SplitModel(Closing):
     ) -> tuple[bytes, Mode]:
         """Return what is sent in `mode`, and the mode it became: a code too large takes a lower rate.
 
-        Raises CodeTooLong.
+        Raises CodeTooLong where it is too large at any rate.
         """
         begun_s = time.perf_counter()
         if mode.kind == IMAGE:
@@ -195,13 +193,16 @@ class SplitModel(Closing):
         with self._lock:
             self._chooser.computed(CODE, time.perf_counter() - begun_s)
             self._chooser.sized(Mode(CODE, rate), len(code))
+        if len(code) > most_bytes:
+            raise CodeTooLong(f"a code of {len(code)} bytes, at most {most_bytes} may be sent")
         return code, Mode(CODE, rate)
 
-    def _ask(self, mode: Mode, body: bytes) -> list[NDArray[Any]] | None:
+    def _ask(self, mode: Mode, body: bytes, started_s: float) -> list[NDArray[Any]] | None:
         """Return the server's answer; None where it did not answer in time, or not as it should."""
         assert self._connection is not None, "there is a server to ask"
-        local_s = self._chooser.expected_s(Mode(LOCAL)) or 0.0
-        patience_s = max(self._deadline_s - LOCAL_MARGIN * local_s, LEAST_PATIENCE * self._deadline_s)
+        with self._lock:
+            spent_s = time.perf_counter() - started_s
+            patience_s = self._chooser.patience_s(mode, self._deadline_s, spent_s)
         kind = protocol.CODE if mode.kind == CODE else protocol.IMAGE
         try:
             reply = self._connection.ask(kind, body, patience_s)

@@ -30,6 +30,7 @@ class OnnxModel:
     network: its graph as names and sizes.
     shapes: of each tensor that depends on the input, with a batch of one.
     types: their NumPy types.
+    constants: the shapes of the other tensors: of weights, and of what is made of them.
     has_free_batch: the file leaves the first dimension of its input open.
     """
 
@@ -38,6 +39,7 @@ class OnnxModel:
     network: Network
     shapes: Mapping[str, tuple[int, ...]]
     types: Mapping[str, np.dtype[Any]]
+    constants: Mapping[str, tuple[int, ...]]
     has_free_batch: bool
 
     @property
@@ -100,12 +102,16 @@ def describe(proto: Any, path: Path) -> OnnxModel:
     outputs = tuple(one.name for one in graph.output)
     bare = [Operation(one.op_type, _reads(one), tuple(one.output)) for one in graph.node]
     network = Network((inputs[0].name,), outputs, tuple(bare))
-    shapes, types = _trace(proto, network, _arbitrary(shape, dtype, 0), path)
+    values = _trace(proto, _arbitrary(shape, dtype, 0), path)
+    moving = {inputs[0].name} | {name for index in network.moving() for name in bare[index].outputs}
+    shapes = {name: one.shape for name, one in values.items() if name in moving}
+    types = {name: one.dtype for name, one in values.items() if name in moving}
     constants = {one.name: tuple(one.dims) for one in graph.initializer}
+    constants.update((name, one.shape) for name, one in values.items() if name not in moving)
     counted = tuple(
         Operation(one.kind, one.inputs, one.outputs, _multiply_adds(one, {**constants, **shapes})) for one in bare
     )
-    return OnnxModel(path, proto, Network(network.inputs, outputs, counted), shapes, types, has_free_batch)
+    return OnnxModel(path, proto, Network(network.inputs, outputs, counted), shapes, types, constants, has_free_batch)
 
 
 def extract(model: OnnxModel, start: str | None, end: str | None) -> Any:
@@ -160,20 +166,18 @@ def _input_shape(value: Any, path: Path) -> tuple[tuple[int, ...], bool]:
     return (1, *sizes[1:]), sizes[0] <= 0
 
 
-def _trace(
-    proto: Any, network: Network, sample: NDArray[Any], path: Path
-) -> tuple[dict[str, tuple[int, ...]], dict[str, np.dtype[Any]]]:
-    """Run the model with every tensor that depends on the input as an output; return shapes and types."""
+def _trace(proto: Any, sample: NDArray[Any], path: Path) -> dict[str, NDArray[Any]]:
+    """Run the model with what every node makes as an output; return these arrays and the input, by name."""
     onnx = need("onnx", TRAIN)
-    names = [name for index in network.moving() for name in network.operations[index].outputs if name]
+    names = [name for node in proto.graph.node for name in node.output if name]
     traced = onnx.ModelProto()
     traced.CopyFrom(proto)
     del traced.graph.output[:]
     traced.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    values = run_session(open_session(traced.SerializeToString(), str(path), is_optimised=False), sample)
-    found = {network.inputs[0]: sample}
-    found.update((name, one) for name, one in zip(names, values, strict=True) if isinstance(one, np.ndarray))
-    return {name: one.shape for name, one in found.items()}, {name: one.dtype for name, one in found.items()}
+    session = open_session(traced.SerializeToString(), str(path), is_optimised=False)
+    values = dict(zip(names, run_session(session, sample), strict=True))
+    values[session.get_inputs()[0].name] = sample
+    return {name: one for name, one in values.items() if isinstance(one, np.ndarray)}
 
 
 def _arbitrary(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> NDArray[Any]:

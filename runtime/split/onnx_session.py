@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_run.base.config import check_threads
 from edge_run.base.errors import KernelError, ModelFileError
 from edge_run.base.extras import SPLIT, need
 from edge_run.devices.host.machine import usable_cpus
@@ -21,8 +22,10 @@ TIMED_S = 0.5
 def open_session(model: bytes | str, name: str, threads: int | None = None, is_optimised: bool = True) -> Any:
     """Return an `InferenceSession` on the CPU of a model, as bytes or as the path of a file.
 
-    name: what messages call it. threads: None is one for each core that this process may use. Raises ModelFileError.
+    name: what messages call it. threads: None is one for each core that this process may use. Raises ModelFileError,
+    or ConfigError for threads that cannot be.
     """
+    check_threads(threads)
     ort = need("onnxruntime", SPLIT)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or len(usable_cpus())

@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import EdgeRunError, NotSupported
 from edge_run.base.extras import TRAIN, need
+from edge_run.runtime.split.onnx_session import first_line, largest_difference
 
 _Attributes = Mapping[str, Any]
+MOST_DIFFERENCE = 0.01  # of PyTorch's answers from onnxruntime's, as a share of the largest
 _SLICE_END = 1 << 31
 
 
@@ -38,7 +41,7 @@ class TorchGraph:
         for node in graph.node:
             attributes = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
             if node.op_type == "Constant":
-                attributes = {"value": torch.tensor(onnx.numpy_helper.to_array(attributes["value"]))}
+                attributes = {"value": torch.tensor(_constant(attributes, name))}
             self._steps.append((operators[node.op_type], list(node.input), list(node.output), attributes))
 
     def parameters(self) -> list[Any]:
@@ -63,6 +66,34 @@ class TorchGraph:
             if one.name in self.weights:
                 value = self.weights[one.name].detach().cpu().contiguous().numpy()
                 one.CopyFrom(numpy_helper.from_array(value, one.name))
+
+
+def _constant(attributes: _Attributes, name: str) -> NDArray[Any]:
+    """Return what a Constant node makes; its only attribute says of which kind that is."""
+    for kind, value in attributes.items():
+        if kind == "value":
+            return np.array(need("onnx", TRAIN).numpy_helper.to_array(value))
+        if kind in ("value_float", "value_floats"):
+            return np.array(value, dtype=np.float32)
+        if kind in ("value_int", "value_ints"):
+            return np.array(value, dtype=np.int64)
+    raise NotSupported(f"{name}: training does not know a Constant of {', '.join(attributes) or 'nothing'}")
+
+
+def check_same(graphs: Sequence[TorchGraph], value: NDArray[Any], wanted: list[NDArray[Any]], name: str) -> None:
+    """Raise NotSupported where graphs in turn do not make of `value` what onnxruntime does, `wanted`."""
+    torch = need("torch", TRAIN)
+    made = [torch.from_numpy(value)]
+    try:
+        for graph in graphs:
+            made = graph(*made)
+    except EdgeRunError:
+        raise
+    except Exception as error:  # PyTorch's errors have no common ancestor
+        raise NotSupported(f"{name}: PyTorch cannot compute it ({first_line(error)})") from error
+    largest = max(float(np.abs(one).max(initial=0)) for one in wanted)
+    if not largest_difference([one.detach().numpy() for one in made], wanted) <= MOST_DIFFERENCE * largest:
+        raise NotSupported(f"{name}: PyTorch does not compute it as onnxruntime does, so it cannot be trained")
 
 
 def _operators() -> dict[str, Callable[[Sequence[Any], _Attributes], Any]]:
@@ -105,7 +136,7 @@ def _operators() -> dict[str, Callable[[Sequence[Any], _Attributes], Any]]:
         "Shape": lambda x, a: torch.tensor(x[0].shape),
         "Gather": _gather,
         "Cast": lambda x, a: x[0].to(_torch_type(a["to"])),
-        "DepthToSpace": lambda x, a: functions.pixel_shuffle(x[0], a["blocksize"]),
+        "DepthToSpace": _depth_to_space,
         "Resize": _resize,
         "Round": lambda x, a: x[0] + (x[0].round() - x[0]).detach(),
         "Identity": lambda x, a: x[0],
@@ -243,6 +274,13 @@ def _gather(values: Sequence[Any], attributes: _Attributes) -> Any:
     axis = attributes.get("axis", 0)
     made = values[0].index_select(axis, values[1].reshape(-1).long())
     return made.reshape([*values[0].shape[:axis], *values[1].shape, *values[0].shape[axis + 1 :]])
+
+
+def _depth_to_space(values: Sequence[Any], attributes: _Attributes) -> Any:
+    value, size = values[0], attributes["blocksize"]
+    if attributes.get("mode", b"DCR") == b"DCR":  # the channels of a block lie apart: PyTorch wants them together
+        value = value.unflatten(1, (size * size, -1)).transpose(1, 2).flatten(1, 2)
+    return need("torch", TRAIN).nn.functional.pixel_shuffle(value, size)
 
 
 def _resize(values: Sequence[Any], attributes: _Attributes) -> Any:

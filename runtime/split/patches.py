@@ -16,6 +16,7 @@ from edge_run.base.errors import NotSupported
 from edge_run.base.extras import TRAIN, need
 from edge_run.base.files import whole_file, writing
 from edge_run.base.split import PatchReport
+from edge_run.partition.cuts import operations_between
 from edge_run.partition.patches import InputSpan, Window, plan_spans, plan_tiles
 from edge_run.runtime.split.networks import chain, preprocessing, read_network
 from edge_run.runtime.split.onnx_file import OnnxModel, describe, extract, finish, value_info
@@ -147,17 +148,16 @@ def _find_prefix(model: OnnxModel) -> list[_Layer]:
 def _windows(model: OnnxModel, node: Any, name: str) -> tuple[Window, Window] | None:
     """Return how a node moves along height and width; None where it cannot run in patches."""
     sizes, made = model.shapes[name][2:], model.shapes[node.output[0]]
-    constants = {one.name: tuple(one.dims) for one in model.proto.graph.initializer}
     if node.op_type in _POINTWISE:
-        flat = all(_is_flat(constants.get(one, (1,))) for one in node.input if one and one != name)
+        flat = all(_is_flat(model.constants.get(one)) for one in node.input if one and one != name)
         same = made == model.shapes[name] and (flat or node.op_type == "BatchNormalization")
         return (Window(1, 1, 1, (0, 0), sizes[0]), Window(1, 1, 1, (0, 0), sizes[1])) if same else None
     helper = need("onnx", TRAIN).helper
     settings = {one.name: helper.get_attribute_value(one) for one in node.attribute}
     if node.op_type not in _WINDOWED or settings.get("ceil_mode") or settings.get("auto_pad", b"NOTSET") != b"NOTSET":
         return None
-    kernel = settings.get("kernel_shape") or (constants[node.input[1]][2:] if node.input[1:2] else None)
-    if kernel is None or (settings.get("count_include_pad") and any(settings.get("pads", ()))):
+    kernel = settings.get("kernel_shape") or model.constants.get(node.input[1], ())[2:]
+    if len(kernel) != 2 or (settings.get("count_include_pad") and any(settings.get("pads", ()))):
         return None  # padding that counts would have to be told from the edge of a patch
     pads, strides = settings.get("pads", [0] * 4), settings.get("strides", [1, 1])
     dilations = settings.get("dilations", [1, 1])
@@ -169,9 +169,9 @@ def _windows(model: OnnxModel, node: Any, name: str) -> tuple[Window, Window] | 
     return (made_windows[0], made_windows[1]) if fits else None
 
 
-def _is_flat(shape: tuple[int, ...]) -> bool:
-    """Return whether a constant of this shape is the same all over an image."""
-    return all(size == 1 for size in shape[-2:])
+def _is_flat(shape: tuple[int, ...] | None) -> bool:
+    """Return whether a constant of this shape is the same all over an image; None is one of which nothing is known."""
+    return shape is not None and all(size == 1 for size in shape[-2:])
 
 
 def _assemble(model: OnnxModel, layers: Sequence[_Layer], tiles: int) -> Any:
@@ -190,16 +190,24 @@ def _assemble(model: OnnxModel, layers: Sequence[_Layer], tiles: int) -> Any:
         rows.append(_join(nodes, parts, 3, f"edge_run.row{row[0]}"))
     nodes.append(onnx.helper.make_node("Concat", rows, [last], axis=2))
     rest = extract(model, last, None).graph
-    front = {name for one in layers for name in one.node.input if name not in model.shapes}
+    own, front = _constants(model, layers)
+    made_here = {name for node in own for name in node.output}
+    others = [node for node in rest.node if made_here.isdisjoint(node.output)]
     kept = {one.name: one for one in rest.initializer}
     kept.update({one.name: one for one in model.proto.graph.initializer if one.name in front})
-    constants = [node for node in model.proto.graph.node if node.op_type == "Constant" and node.output[0] in front]
-    own = [node for node in constants if node not in rest.node]
     made = onnx.helper.make_graph(
-        [*own, *nodes, *rest.node], "patched", [value_info(model, model.input_name)], list(rest.output),
+        [*own, *nodes, *others], "patched", [value_info(model, model.input_name)], list(rest.output),
         [*kept.values(), *weights.values()],
     )  # fmt: skip
     return finish(model, made)
+
+
+def _constants(model: OnnxModel, layers: Sequence[_Layer]) -> tuple[list[Any], set[str]]:
+    """Return the nodes that make constants which layers read, and the names of all constants that take part."""
+    read = {name for one in layers for name in one.node.input if name not in model.shapes}
+    makers = sorted({index for name in read for index in operations_between(model.network, None, name)})
+    read.update(name for index in makers for name in model.network.operations[index].inputs)
+    return [model.proto.graph.node[index] for index in makers], read
 
 
 def _patch(
@@ -258,6 +266,6 @@ def _report(model: OnnxModel, made: OnnxModel, chosen: tuple[str, int, float], o
         patched_prefix_peak_bytes=made.peak_bytes(end=last),
         whole_peak_bytes=model.peak_bytes(),
         patched_peak_bytes=made.peak_bytes(),
-        extra_share=made.multiply_adds / model.multiply_adds - 1,
+        extra_share=made.multiply_adds / model.multiply_adds - 1 if model.multiply_adds else 0.0,
         difference=difference,
     )

@@ -101,8 +101,9 @@ class ServerLink:
         end_s = time.monotonic() + limit_s
         try:
             self._socket = socket.create_connection(address, timeout=limit_s)
-        except OSError as error:
-            raise LinkLost(f"{address[0]}:{address[1]}: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:  # a value: a name that no host can have
+            reason = getattr(error, "strerror", None) or error
+            raise LinkLost(f"{address[0]}:{address[1]}: {reason}") from error
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             (length,) = LENGTH.unpack(self._receive(LENGTH.size, end_s))
@@ -124,7 +125,8 @@ class ServerLink:
         except OSError as error:
             raise LinkLost(str(error)) from error
         status, number, queue_s, server_s, length = REPLY.unpack(self._receive(REPLY.size, end_s))
-        if number != self._number or length > MOST_REPLY_BYTES or not 0 <= queue_s + server_s < MOST_SECONDS:
+        is_sane = all(0 <= seconds < MOST_SECONDS for seconds in (queue_s, server_s)) and length <= MOST_REPLY_BYTES
+        if number != self._number or not is_sane:
             raise LinkLost("the server's reply is not to what was asked")
         answer = self._receive(length, end_s)
         if status != DONE:

@@ -90,9 +90,10 @@ class SplitServer:
         """Serve until cancelled. ready: told the port, once it is open. Raises NotSupported where it cannot be."""
         try:
             listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a value: a name that no host can have
+            reason = getattr(error, "strerror", None) or error
             raise NotSupported(
-                f"{host}:{port}: cannot be listened at ({error.strerror or error}); choose another --host or --port"
+                f"{host}:{port}: cannot be listened at ({reason}); choose another --host or --port"
             ) from error
         self._turn = anyio.CapacityLimiter(1)  # two passes at once would only slow each other down
         self._slots = ConnectionSlots()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,16 @@ from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, TierReadError
 from edge_run.base.extras import TRAIN, need
-from edge_run.base.files import writing
+from edge_run.base.files import check_room, writing
 from edge_run.base.split import RateReport, TrainReport
-from edge_run.partition.latent_codec import MOST_PAYLOAD_BYTES, LatentCodec, fit_rate_to_size
-from edge_run.runtime.split.bottleneck import find_transform, make_decoder, make_encoder
+from edge_run.partition.latent_codec import MOST_PAYLOAD_BYTES, CodeTooLong, LatentCodec, fit_rate_to_size
+from edge_run.runtime.split.bottleneck import check_cut, find_transform, make_decoder, make_encoder
 from edge_run.runtime.split.bundle import (
     CODE,
     FORMAT,
     HEAD,
     MODEL,
+    MOST_CODE_JSON_BYTES,
     TAIL,
     StoredCode,
     StoredFilter,
@@ -38,12 +40,14 @@ from edge_run.runtime.split.images import ImageFolder, ImageSize
 from edge_run.runtime.split.networks import LATENT, Parts, chain, preprocessing, read_network
 from edge_run.runtime.split.onnx_file import OnnxModel, describe, extract
 from edge_run.runtime.split.onnx_session import open_session, run_session
-from edge_run.runtime.split.onnx_torch import TorchGraph
+from edge_run.runtime.split.onnx_torch import TorchGraph, check_same
 from edge_run.runtime.split.training import Quantiser, Student, TrainConfig, train
 
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 2000
 MOST_PRIOR_IMAGES, MOST_TRANSFORM_IMAGES = 5000, 2000
-_MEASURED_AT_ONCE = 100
+AT_ONCE, AT_ONCE_BYTES = 100, 128 << 20  # images in a pass, and what the largest tensor of the network may take in it
+SAMPLE_BYTES = 512 << 20  # of latents that are held to count them: of fewer images where they are large
+_NO_ANSWER = -2  # a class that no image has: -1 is that of images in no folder
 _Show = Callable[[str], None]
 
 
@@ -94,6 +98,8 @@ class _Workshop:
         if not len(self._chosen):
             raise ConfigError(f"--data {task.data}: holds {len(images)} images; at least 2 are needed")
         self._parts = Parts(model, task.cut)
+        check_cut(config.shape, self._parts.cut, self._parts.cut_shape)
+        self._at_once = min(max(AT_ONCE_BYTES // max(model.sizes_bytes.values()), 1), AT_ONCE)
         self._pixels = preprocessing(model, config.mean, config.deviation)
         self._whole = chain(model, self._pixels, extract(model, None, None).graph)
         self._teacher = open_session(self._whole.SerializeToString(), str(task.model), config.threads)
@@ -101,35 +107,41 @@ class _Workshop:
     def run(self) -> TrainReport:
         """Train, count the priors, measure, write."""
         self._check_batches()
+        self._check_training()
         self._show("finding the transform")
         self._make_bottleneck()
+        needed_bytes = sum(one.ByteSize() for one in self._networks().values()) + MOST_CODE_JSON_BYTES
+        check_room(self._task.out / CODE, needed_bytes, "another folder with --out")
         head = open_session(
             chain(self._model, *self._front(), self._encoder).SerializeToString(), HEAD, self._config.threads
         )
-        some = self._passes(head, self._chosen[:MOST_TRANSFORM_IMAGES])
-        quantiser = Quantiser(np.concatenate([latents for _, latents in some]), self._config.rates_bytes)
+        quantiser = Quantiser(self._latents(head, MOST_TRANSFORM_IMAGES), self._config.rates_bytes)
         student = self._student(quantiser)
         train(student, self._images, self._chosen.tolist(), self._config, self._show)
         for trained, graph in ((student.encoder, self._encoder), (student.decoder, self._decoder)):
             trained.write_into(graph)
         student.rest.write_into(self._parts.rest)
         filters = self._fit_filter()
-        files = {
-            HEAD: chain(self._model, *self._front(), self._encoder).SerializeToString(),
-            TAIL: chain(self._model, self._decoder, self._parts.rest).SerializeToString(),
-            MODEL: self._whole.SerializeToString(),
-        }
+        files = {name: network.SerializeToString() for name, network in self._networks().items()}
         self._show("counting the priors")
         code = self._count(files, quantiser.gains(), filters)
-        self._write(files, code)
+        _write(self._task.out, files, code)
         return self._report(code)
+
+    def _networks(self) -> dict[str, Any]:
+        """Return what is written, by name."""
+        return {
+            HEAD: chain(self._model, *self._front(), self._encoder),
+            TAIL: chain(self._model, self._decoder, self._parts.rest),
+            MODEL: self._whole,
+        }
 
     def _make_bottleneck(self) -> None:
         """Make encoder and decoder, with the transform of the tensors at the cut."""
         shape, cut, size = self._config.shape, self._parts.cut, self._parts.cut_shape
         front = open_session(self._with_front().SerializeToString(), str(self._task.model), self._config.threads)
-        tensors = [values for _, values in self._passes(front, self._chosen[:MOST_TRANSFORM_IMAGES])]
-        transform = find_transform(shape, cut, np.concatenate(tensors))
+        tensors = (values for _, values in self._passes(front, self._chosen[:MOST_TRANSFORM_IMAGES]))
+        transform = find_transform(shape, cut, size, tensors)
         self._encoder = make_encoder(shape, cut, size, LATENT, transform)
         self._decoder = make_decoder(shape, LATENT, cut, size, transform)
         latent = [one.dim_value for one in self._encoder.output[0].type.tensor_type.shape.dim][1:]
@@ -166,6 +178,12 @@ class _Workshop:
                 f"{self._task.model}: its answers have no batch as their first dimension; training needs one"
             )
 
+    def _check_training(self) -> None:
+        """Refuse a network that PyTorch does not compute as onnxruntime does: it would be trained as another one."""
+        pixels, name = self._images.batch(self._chosen[:2]), str(self._task.model)
+        graphs = [TorchGraph(one, name) for one in (self._with_front().graph, self._parts.rest)]
+        check_same(graphs, pixels, run_session(self._teacher, pixels), name)
+
     def _fit_filter(self) -> tuple[StoredFilter, ...]:
         """Train the filter where one was asked for, and add it to the encoder."""
         if not self._task.empty:
@@ -195,11 +213,16 @@ class _Workshop:
         made = chain(self._model, *self._front(), pooled)
         return open_session(made.SerializeToString(), "the filter", self._config.threads)
 
-    def _passes(self, session: Any, chosen: NDArray[Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-        """Return the numbers of images and the session's first output for them, batch by batch."""
-        starts = range(0, len(chosen), _MEASURED_AT_ONCE)
-        batches = [chosen[start : start + _MEASURED_AT_ONCE] for start in starts]
-        return [(batch, run_session(session, self._images.batch(batch))[0]) for batch in batches]
+    def _passes(self, session: Any, chosen: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Yield the numbers of images and the session's first output for them, batch by batch."""
+        for start in range(0, len(chosen), self._at_once):
+            batch = chosen[start : start + self._at_once]
+            yield batch, run_session(session, self._images.batch(batch))[0]
+
+    def _latents(self, head: Any, most_images: int) -> NDArray[np.float32]:
+        """Return the latents of training images, of at most so many."""
+        most = max(SAMPLE_BYTES // (4 * math.prod(self._latent)), 1)
+        return np.concatenate([one for _, one in self._passes(head, self._chosen[: min(most, most_images)])])
 
     def _count(
         self, files: dict[str, bytes], gains: NDArray[np.float32], filters: tuple[StoredFilter, ...]
@@ -207,7 +230,7 @@ class _Workshop:
         """Return `code.json`: priors counted on training images, and each rate measured on those held out."""
         head = open_session(files[HEAD], HEAD, self._config.threads)
         rows = (self._latent[0], self._latent[1] * self._latent[2])
-        seen = np.concatenate([one for _, one in self._passes(head, self._chosen[:MOST_PRIOR_IMAGES])])
+        seen = self._latents(head, MOST_PRIOR_IMAGES)
         wanted = zip(gains.tolist(), self._config.rates_bytes, strict=True)
         rates = tuple(fit_rate_to_size(seen.reshape(len(seen), *rows), one, size) for one, size in wanted)
         outputs = tuple(one.name for one in self._parts.rest.output)
@@ -220,36 +243,30 @@ class _Workshop:
         return dataclasses.replace(code, rates=measured)
 
     def _measure(self, codec: LatentCodec, rate: int, files: dict[str, bytes]) -> StoredRate:
-        """Return a rate with its sizes and answers on the images that were held out."""
+        """Return a rate with its sizes and answers on the images that were held out.
+
+        An image without a code, since at each rate it would be too long, is answered wrongly in the longest one.
+        """
         self._show(f"measuring rate {rate + 1} of {len(codec.rates)}")
         head, tail = (open_session(files[name], name, self._config.threads) for name in (HEAD, TAIL))
         sizes: list[int] = []
         agreeing = right = model_right = 0
         for chosen, latents in self._passes(head, self._held_out):
-            tensors = [one.reshape(codec.channels, -1) for one in latents]
-            codes = [codec.encode_within(one, rate, MOST_PAYLOAD_BYTES)[0] for one in tensors]
-            sizes += map(len, codes)
-            decoded = np.stack([codec.decode(one, latents[0][0].size)[0] for one in codes]).reshape(latents.shape)
+            codes = [_code(codec, one, rate) for one in latents]
+            sizes += [len(one) if one else MOST_PAYLOAD_BYTES for one in codes]
+            decoded = np.zeros(latents.shape, dtype=np.float32)
+            for row, one in zip(decoded, codes, strict=True):
+                if one:
+                    row[:] = codec.decode(one, latents[0][0].size)[0].reshape(row.shape)
             mine = _classes(run_session(tail, decoded)[0])
             wanted = _classes(run_session(self._teacher, self._images.batch(chosen))[0])
             if mine is not None and wanted is not None:
                 labels = self._images.labels[chosen]
+                mine = np.where([one is not None for one in codes], mine, _NO_ANSWER)
                 agreeing += int((mine == wanted).sum())
                 right, model_right = right + int((mine == labels).sum()), model_right + int((wanted == labels).sum())
         measured = (len(sizes), sum(sizes), max(sizes), agreeing, right, model_right)
         return StoredRate(self._config.rates_bytes[rate], codec.rates[rate], *measured)
-
-    def _write(self, files: dict[str, bytes], code: StoredCode) -> None:
-        """Write all files into a folder beside the target, then give it the target's name."""
-        out = self._task.out
-        with writing(f"--out {out}", "choose another folder"):
-            out.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=out, prefix=".part-") as draft:
-                for name, data in files.items():
-                    Path(draft, name).write_bytes(data)
-                write_code(Path(draft), code)
-                for name in (*files, CODE):
-                    os.replace(Path(draft, name), out / name)
 
     def _report(self, code: StoredCode) -> TrainReport:
         adds = describe(chain(self._model, *self._front(), self._encoder), Path(HEAD)).multiply_adds
@@ -264,6 +281,18 @@ class _Workshop:
         )
 
 
+def _write(out: Path, files: dict[str, bytes], code: StoredCode) -> None:
+    """Write all files into a folder beside the target, then give it the target's name."""
+    with writing(f"--out {out}", "choose another folder"):
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out, prefix=".part-") as draft:
+            for name, data in files.items():
+                Path(draft, name).write_bytes(data)
+            write_code(Path(draft), code)
+            for name in (*files, CODE):
+                os.replace(Path(draft, name), out / name)
+
+
 def rate_report(rate: StoredRate) -> RateReport:
     """Return what was measured of a rate, as shares."""
     images = rate.images or 1
@@ -275,6 +304,14 @@ def rate_report(rate: StoredRate) -> RateReport:
         accuracy=rate.right / images,
         model_accuracy=rate.model_right / images,
     )
+
+
+def _code(codec: LatentCodec, latents: NDArray[np.float32], rate: int) -> bytes | None:
+    """Return the code of an image's latents, at this rate or a lower one; None where each would be too long."""
+    try:
+        return codec.encode_within(latents.reshape(codec.channels, -1), rate, MOST_PAYLOAD_BYTES)[0]
+    except CodeTooLong:
+        return None
 
 
 def _classes(answers: NDArray[Any]) -> NDArray[Any] | None:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.random import default_rng
 from numpy.typing import NDArray
 
+from edge_run.base.config import check_threads
 from edge_run.base.errors import ConfigError
 from edge_run.base.extras import TRAIN, need
 from edge_run.devices.host.machine import usable_cpus
@@ -71,6 +72,9 @@ class TrainConfig:
         for name in ("feature_epochs", "answer_epochs"):
             if not 0 <= getattr(self, name) <= 1000:
                 raise ConfigError(f"{name.replace('_', ' ')} {getattr(self, name)}: must be 0 to 1000")
+        check_threads(self.threads)
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"seed {self.seed}: must be 0 to {(1 << 64) - 1}")
         if not 1 <= self.batch <= 4096:
             raise ConfigError(f"batch {self.batch}: must be 1 to 4096 images")
         if not 0 < self.learning_rate <= 1:
@@ -153,6 +157,7 @@ class _Trainer:
         torch = need("torch", TRAIN)
         self._student, self._images, self._chosen, self._config, self._show = student, images, chosen, config, show
         self._generator = default_rng(config.seed)
+        self._batch = min(config.batch, len(chosen))
         self._targets = torch.tensor([(one - HEADER_BYTES) * 8.0 for one in config.rates_bytes])
         self._new = student.encoder.parameters() + student.decoder.parameters()
         self._rest = student.rest.parameters()
@@ -161,16 +166,17 @@ class _Trainer:
     def run(self, stage: str, epochs: float) -> None:
         """Train one stage, with a learning rate that rises and falls once (Smith, 2018)."""
         torch = need("torch", TRAIN)
-        steps = round(epochs * len(self._chosen) / self._config.batch)
-        if steps < 1:
+        if not epochs:
             return
+        steps = max(round(epochs * len(self._chosen) / self._batch), 1)
         rate = self._config.learning_rate / (1 if stage == "features" else 2)
         groups = [{"params": self._new, "lr": rate}, {"params": self._student.quantiser.parameters(), "lr": 10 * rate}]
         if stage == "answers":
             groups.append({"params": self._rest, "lr": rate / 3})
         optimiser = torch.optim.Adam(groups)
+        rise = 0.11 if steps == 10 else 0.1  # a tenth of ten steps ends at the first, and PyTorch divides by that
         schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimiser, [one["lr"] for one in groups], total_steps=max(steps, 2), pct_start=0.1
+            optimiser, [one["lr"] for one in groups], total_steps=max(steps, 2), pct_start=rise
         )
         started_s, seen = time.monotonic(), []
         for step in range(steps):
@@ -190,8 +196,7 @@ class _Trainer:
     def _loss(self, stage: str) -> tuple[Any, float]:
         torch = need("torch", TRAIN)
         student = self._student
-        wanted = min(self._config.batch, len(self._chosen))
-        pixels = self._images.batch(self._generator.choice(self._chosen, wanted, replace=False))
+        pixels = self._images.batch(self._generator.choice(self._chosen, self._batch, replace=False))
         if self._config.flips and self._generator.random() < 0.5:
             pixels = np.ascontiguousarray(pixels[..., ::-1])
         rates = torch.from_numpy(self._generator.integers(0, len(self._targets), len(pixels)))

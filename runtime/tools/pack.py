@@ -14,12 +14,13 @@ from pathlib import Path
 
 from edge_run.base.errors import ConfigError, NotSupported, system_errors
 from edge_run.base.extras import PACK, need
+from edge_run.base.files import check_room
 from edge_run.base.units import format_size
 from edge_run.devices.host.machine import usable_cpus
 from edge_run.runtime.graph.repackable import kind_of
 from edge_run.runtime.planning.experts import CHUNKS_PER_PIECE
 from edge_run.runtime.tools.pack_repacked import worth_repacking, write_repacked
-from edge_run.runtime.tools.target import check_room, check_target, read_at, written
+from edge_run.runtime.tools.target import check_target, read_at, written
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from edge_run.tiers.gguf_header import TensorInfo

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, TierReadError
-from edge_run.base.files import remove_abandoned_drafts, whole_file
-from edge_run.base.units import format_size
+from edge_run.base.files import whole_file
 
 
 def read_at(file: BinaryIO, offset: int, length: int) -> bytes:
@@ -39,19 +37,6 @@ def check_target(target: Path, models: Iterable[Path], what: str) -> None:
         raise ConfigError(f"{target}: cannot be written: a file name in an existing folder is needed; choose another")
     if target.exists() and any(target.samefile(model) for model in models):
         raise ConfigError(f"{target}: is {what}; choose another name")
-
-
-def check_room(target: Path, needed_bytes: int, advice: str) -> None:
-    """Remove what killed processes left of `target`; raise TierReadError where there is no room for `needed_bytes`."""
-    remove_abandoned_drafts(target)
-    free_bytes = shutil.disk_usage(target.parent).free
-    if needed_bytes > free_bytes:
-        raise TierReadError(
-            f"{target}: {format_size(needed_bytes)} are needed, the disk has {format_size(free_bytes)} free; free some "
-            f"space, or choose {advice}",
-            needed_bytes=needed_bytes,
-            found_bytes=free_bytes,
-        )
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import pytest
 
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.split import SplitBench, WayTime
+from edge_run.partition import latent_codec
 from edge_run.runtime.split.bench import bench_split
 from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.model import SplitModel
@@ -94,6 +95,12 @@ def test_refusals(head: Path, images: Path, tmp_path: Path) -> None:
     (loose / "one.jpg").write_bytes(next(images.rglob("*.*")).read_bytes())
     with pytest.raises(ConfigError, match="images outside of folders"):
         bench_split(head, loose, threads=1)
+
+
+def test_an_image_without_a_code_is_refused(head: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latent_codec, "MOST_PAYLOAD_BYTES", 1)
+    with pytest.raises(NotSupported, match="at each rate"):
+        bench_split(head, images, most_images=8, threads=1, baselines=False)
 
 
 def make_two_classes(images: Path, target: Path) -> Path:

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from edge_run.base.errors import NotSupported
 from edge_run.partition.patches import Window, plan_spans, plan_tiles
@@ -117,6 +117,74 @@ def test_a_network_of_bytes_takes_less(tmp_path: Path) -> None:
     deviation = np.array([0.2, 0.3, 0.2]).reshape(1, 3, 1, 1)
     wanted = run_session(open_session(str(path), "plain", 1), ((image / 255 - 0.4) / deviation).astype(np.float32))
     assert np.allclose(run_session(open_session(str(out), "out", 1), image)[0], wanted[0], atol=1e-4)
+
+
+def with_other_constants(path: Path) -> Path:
+    """The same network as other exporters write it: sizes left out, and constants that nodes make."""
+    proto = onnx.load(str(path))
+    nodes, weights = proto.graph.node, {one.name: numpy_helper.to_array(one) for one in proto.graph.initializer}
+    for node in nodes[0], nodes[2]:
+        node.attribute.remove(next(one for one in node.attribute if one.name == "kernel_shape"))
+    bias = numpy_helper.from_array(weights["b"][:, 0, 0, 0].astype(np.float16), "bias")
+    nodes[2].input.append("wide bias")
+    nodes[5].input.append("shared")
+    make = helper.make_node
+    before = [
+        make("Constant", [], ["a"], value=numpy_helper.from_array(weights["a"])),
+        make("Constant", [], ["low"], value_float=-1.0),
+        make("Cast", ["bias"], ["wide bias"], to=TensorProto.FLOAT),
+        make("Constant", [], ["zeros"], value_floats=[0.1] * 4),
+        make("Identity", ["zeros"], ["shared"]),
+    ]
+    graph = helper.make_graph(
+        [*before, *nodes[:7], make("Flatten", ["7"], ["8"]), make("Add", ["8", "shared"], ["end"])],
+        "other",
+        proto.graph.input,
+        proto.graph.output,
+        [bias, *(one for one in proto.graph.initializer if one.name not in ("a", "low"))],
+    )
+    made = path.with_name("other.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=proto.opset_import, ir_version=8), str(made))
+    return made
+
+
+def test_constants_that_nodes_make_are_taken_along(tmp_path: Path) -> None:
+    path, out = with_other_constants(chain_network(tmp_path)), tmp_path / "out.onnx"
+    plain = patch_network(chain_network(tmp_path), tmp_path / "plain.onnx", tiles=3)
+    report = patch_network(path, out, tiles=3)
+    assert (report.last, report.extra_share) == (plain.last, plain.extra_share)
+    onnx.checker.check_model(onnx.load(str(out)))
+    sample = np.random.default_rng(0).normal(size=(1, 3, 64, 64)).astype(np.float32)
+    found, wanted = (run_session(open_session(str(one), "network", 1), sample)[0] for one in (out, path))
+    assert np.allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_node", [False, True])
+def test_a_constant_that_differs_over_the_image_ends_the_chain(tmp_path: Path, is_node: bool) -> None:
+    proto = onnx.load(str(chain_network(tmp_path)))
+    nodes, offsets = list(proto.graph.node), weight("offsets", 1, 8, 32, 32)
+    nodes[1] = helper.make_node("Add", ["1", "offsets"], ["2"])
+    if is_node:
+        nodes.insert(0, helper.make_node("Constant", [], ["offsets"], value=offsets))
+    else:
+        proto.graph.initializer.append(offsets)
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    onnx.save(proto, str(tmp_path / "uneven.onnx"))
+    with pytest.raises(NotSupported, match="nothing to patch"):
+        patch_network(tmp_path / "uneven.onnx", tmp_path / "out.onnx")
+
+
+def test_a_network_without_multiplications(tmp_path: Path) -> None:
+    make, image = helper.make_node, helper.make_tensor_value_info("input", TensorProto.FLOAT, [1, 3, 64, 64])
+    settings = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    nodes = [make("MaxPool", ["input"], ["1"], **settings), make("Relu", ["1"], ["2"])]
+    nodes += [make("MaxPool", ["2"], ["3"], **settings), make("GlobalAveragePool", ["3"], ["end"])]
+    end = helper.make_tensor_value_info("end", TensorProto.FLOAT, [1, 3, 1, 1])
+    graph = helper.make_graph(nodes, "poolings", [image], [end])
+    path = tmp_path / "poolings.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    assert patch_network(path, tmp_path / "out.onnx").extra_share == 0
 
 
 def test_what_does_not_begin_with_a_chain_is_refused(tmp_path: Path) -> None:

@@ -105,6 +105,13 @@ def test_most_bytes_takes_a_lower_rate(head: Path, server: int) -> None:
         assert report.sent_bytes < size
 
 
+def test_a_frame_that_no_rate_makes_small_enough_is_computed_here(head: Path, server: int) -> None:
+    with SplitModel(head, f"127.0.0.1:{server}", mode="code 0", most_bytes=1, threads=1, deadline_s=20) as model:
+        report = model.run(make_pixels(1, seed=3)[0]).report
+        assert (report.mode, report.sent_bytes, report.lost_server) == ("local", 0, False)
+        assert model.problem == ""
+
+
 @pytest.mark.parametrize("mode", ["code", "image"])
 def test_server_killed_in_mid_stream(head: Path, mode: str) -> None:
     """Again and again: each frame is answered inside its deadline, locally from the next one on, and back later."""

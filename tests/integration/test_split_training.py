@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
 from edge_run.base.split import TrainReport
+from edge_run.partition import latent_codec
+from edge_run.partition.latent_codec import LatentCodec, fit_rate_to_size
+from edge_run.runtime.split import bottleneck
+from edge_run.runtime.split import train as split_train
+from edge_run.runtime.split.bottleneck import BottleneckShape
 from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.model import SplitModel
 from edge_run.runtime.split.onnx_session import open_session, run_session
-from edge_run.runtime.split.onnx_torch import TorchGraph
+from edge_run.runtime.split.patches import patch_network
 from edge_run.runtime.split.train import TrainTask, train_split
 from edge_run.runtime.split.training import TrainConfig
-from vision_models import CLASSES, CUT, SHAPE, convolution, make_images, make_pixels, residual_network, save, weight
+from vision_models import CUT, SHAPE, convolution, make_images, make_pixels, residual_network, save, weight
 
 # PyTorch takes more than a second to load: not where others only collect these tests.
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch: `make torch`")
@@ -51,82 +61,116 @@ def trained(tmp_path_factory: pytest.TempPathFactory, model: Path, images: Path)
     return out, train_split(task, config(feature_epochs=1, answer_epochs=12, learning_rate=2e-3))
 
 
-def wide_network(folder: Path) -> Path:
-    """Many of the operators that training knows, in one network."""
-    make = helper.make_node
-    nodes = [
-        convolution("input", "a", group=1, strides=[1, 1]),
-        make("BatchNormalization", ["a", "s", "b", "m", "v"], ["n"]),
-        make("Clip", ["n", "low", "high"], ["c"]),
-        make("MaxPool", ["c"], ["p"], kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
-        make("Pad", ["p", "pads"], ["padded"]),
-        make("Slice", ["padded", "starts", "ends", "axes", "steps"], ["cropped"]),
-        make("Conv", ["cropped", "d.w"], ["d"], kernel_shape=[3, 3], pads=[0, 1, 2, 1], group=8),
-        make("HardSigmoid", ["d"], ["w"]),
-        make("Mul", ["d", "w"], ["q"]),
-        make("Split", ["q", "halves"], ["left", "right"], axis=1),
-        make("Sigmoid", ["left"], ["ls"]),
-        make("LeakyRelu", ["right"], ["rs"]),
-        make("Concat", ["rs", "ls"], ["joined"], axis=1),
-        make("Resize", ["joined", "", "scales"], ["big"], mode="nearest", nearest_mode="floor",
-             coordinate_transformation_mode="asymmetric"),
-        make("AveragePool", ["big"], ["mean"], kernel_shape=[2, 2], strides=[2, 2]),
-        make("Transpose", ["mean"], ["turned"], perm=[0, 2, 3, 1]),
-        make("Shape", ["turned"], ["shape"]),
-        make("Gather", ["shape", "zero"], ["batch"]),
-        make("Unsqueeze", ["batch", "axis"], ["batch1"]),
-        make("Concat", ["batch1", "minus"], ["wanted"], axis=0),
-        make("Reshape", ["turned", "wanted"], ["flat"]),
-        make("MatMul", ["flat", "g.w"], ["logits"]),
-        make("Softmax", ["logits"], ["probabilities"], axis=1),
-    ]  # fmt: skip
-
-    def numbers(name: str, *values: int) -> object:
-        return numpy_helper.from_array(np.array(values, dtype=np.int64), name)
-
-    weights = [
-        weight("a.w", 8, 3, 3, 3), weight("s", 8), weight("b", 8), weight("m", 8), weight("d.w", 8, 1, 3, 3),
-        numpy_helper.from_array(np.full(8, 0.7, dtype=np.float32), "v"), weight("g.w", 648, CLASSES),
-        numpy_helper.from_array(np.float32(-0.5), "low"), numpy_helper.from_array(np.float32(0.6), "high"),
-        numpy_helper.from_array(np.array([1, 1, 2, 2], dtype=np.float32), "scales"),
-        numbers("pads", 0, 0, 1, 0, 0, 0, 0, 2), numbers("starts", 0, -9), numbers("ends", 2**31, 2**63 - 1),
-        numbers("axes", 2, 3), numbers("steps", 1, 1), numbers("halves", 3, 5), numbers("axis", 0),
-        numpy_helper.from_array(np.int64(0), "zero"), numbers("minus", 648),
-    ]  # fmt: skip
-    return save(folder, "wide", nodes, weights, {"probabilities": ["N", CLASSES]})
-
-
-def test_torch_computes_what_onnxruntime_computes(tmp_path: Path) -> None:
-    import torch
-
-    for path in (residual_network(tmp_path), wide_network(tmp_path)):
-        batch = np.random.default_rng(0).normal(size=(3, 3, 16, 16)).astype(np.float32)
-        wanted = run_session(open_session(str(path), path.name, 1), batch)
-        with torch.no_grad():
-            found = TorchGraph(onnx.load(str(path)).graph, path.name)(torch.tensor(batch))
-        assert np.allclose(found[0].numpy(), wanted[0], atol=1e-5), path.name
-
-
-def test_what_was_learned_goes_back_into_the_graph(model: Path) -> None:
-    import torch
-
-    proto = onnx.load(str(model))
-    graph = TorchGraph(proto.graph, "model")
-    batch = np.random.default_rng(0).normal(size=(2, 3, 16, 16)).astype(np.float32)
-    for one in graph.parameters():
-        one.data += 0.05
-    with torch.no_grad():
-        wanted = graph(torch.tensor(batch))[0].numpy()
-    graph.write_into(proto.graph)
-    assert np.allclose(run_session(open_session(proto.SerializeToString(), "model", 1), batch)[0], wanted, atol=1e-4)
-
-
 def test_an_operator_that_is_not_known_is_named(tmp_path: Path, images: Path) -> None:
     nodes = [convolution("input", "stem"), helper.make_node("Erf", ["stem"], ["end"])]
     path = save(tmp_path, "odd", nodes, [weight("stem.w", 8, 3, 3, 3)], {"end": ["N", 8, 16, 16]})
     with pytest.raises(NotSupported, match="operators Erf"):
         train_split(TrainTask(path, images, "stem", tmp_path / "out"), config())
     assert not (tmp_path / "out").exists()
+
+
+def test_what_pytorch_computes_in_another_way_is_not_trained(tmp_path: Path, images: Path) -> None:
+    nodes = [
+        convolution("input", "stem"),
+        helper.make_node("MaxPool", ["stem"], ["pool"], kernel_shape=[3, 3], dilations=[2, 2]),
+        helper.make_node("GlobalAveragePool", ["pool"], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["end"]),
+    ]
+    path = save(tmp_path, "apart", nodes, [weight("stem.w", 8, 3, 3, 3)], {"end": ["N", 8]})
+    with pytest.raises(NotSupported, match="does not compute it as onnxruntime does"):
+        train_split(TrainTask(path, images, "stem", tmp_path / "out"), config())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("count", "epochs", "steps"), [(3, 2, 2), (3, 0.1, 1), (40, 2, 10)])
+def test_few_images_are_learned_from_too(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, epochs: float, steps: int
+) -> None:
+    """With fewer images than a batch has, and with the ten steps at which PyTorch divides by zero."""
+    monkeypatch.setattr(split_train, "HELD_OUT_SHARE", 0.0)
+    few, said, heads = make_images(tmp_path / "few", per_class=count), [], []
+    for number in (0, epochs):
+        task = TrainTask(model, few, CUT, tmp_path / str(number))
+        train_split(task, config(answer_epochs=number, batch=32), said.append)
+        heads.append((tmp_path / str(number) / "head.onnx").read_bytes())
+    assert any(line.startswith(f"answers: step {steps} of {steps},") for line in said)
+    assert heads[0] != heads[1]
+
+
+def test_a_cut_that_is_refused_costs_no_pass(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_train, "run_session", lambda *_: pytest.fail("nothing needs to be computed"))
+    for halvings, reason in ((5, "cannot be halved 5 times"), (4, "patches of 2,048 values")):
+        monkeypatch.setattr(bottleneck, "MOST_PATCH_VALUES", 1024)
+        with pytest.raises(ConfigError, match=reason):
+            train_split(TrainTask(model, images, CUT, tmp_path), config(shape=BottleneckShape(halvings)))
+
+
+def test_the_transform_holds_one_batch_at_a_time() -> None:
+    generator, held, shape = np.random.default_rng(0), [], (1, 2, 8, 8)
+    many = (generator.normal(size=(60, *shape[1:])) + 100).astype(np.float32)
+
+    def batches() -> Iterator[np.ndarray]:
+        for start in range(0, 60, 10):
+            batch = many[start : start + 10].copy()
+            held.append(weakref.ref(batch))
+            yield batch
+            assert sum(one() is not None for one in held) == 1
+
+    whole = bottleneck.find_transform(SHAPE, CUT, shape, [many])
+    parts = bottleneck.find_transform(SHAPE, CUT, shape, batches())
+    patches = many.reshape(60, 2, 2, 4, 2, 4).transpose(0, 2, 4, 1, 3, 5).reshape(-1, 32)
+    wanted = np.sqrt(np.linalg.eigvalsh(np.cov(patches, rowvar=False))[::-1])
+    for one in (whole, parts):
+        assert np.allclose(one.deviations, wanted[:24], rtol=1e-3)
+        assert np.allclose(one.mean.reshape(-1), patches.mean(0), rtol=1e-5)
+
+
+def test_latents_are_counted_on_as_many_images_as_memory_is_for(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+
+    def fit(tensors: np.ndarray, *rest: Any) -> Any:
+        counted.append(len(tensors))
+        return fit_rate_to_size(tensors, *rest)
+
+    monkeypatch.setattr(split_train, "fit_rate_to_size", fit)
+    monkeypatch.setattr(split_train, "SAMPLE_BYTES", 50 * 24 * 4 * 4 * 4)
+    train_split(TrainTask(model, images, CUT, tmp_path), config())
+    assert counted == [50] * len(RATES)
+
+
+def test_images_without_a_code_count_as_answered_wrongly(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of a training: what it learned is written, whatever single images are like."""
+    most_bytes = 36
+    monkeypatch.setattr(latent_codec, "MOST_PAYLOAD_BYTES", most_bytes)
+    monkeypatch.setattr(split_train, "MOST_PAYLOAD_BYTES", most_bytes)
+    (lowest, *_) = train_split(TrainTask(model, images, CUT, tmp_path), config()).rates
+    measured = read_bundle(tmp_path).code.rates[0]
+    monkeypatch.undo()
+    head = open_session((tmp_path / "head.onnx").read_bytes(), "head", 1)
+    rate = LatentCodec("", "", (measured.rate,))
+    order = np.random.default_rng(0).permutation(400)[: measured.images]
+    paths = sorted(images.rglob("*.jpg"))
+    latents = run_session(head, np.stack([_pixels(paths[one]) for one in order]))[0]
+    long = [len(rate.encode(one.reshape(rate.channels, -1), 0)) > most_bytes + 7 for one in latents]
+    assert 0 < sum(long) < measured.images
+    assert lowest.largest_bytes >= most_bytes
+    assert lowest.agreement <= 1 - sum(long) / measured.images
+
+
+def test_a_disk_without_room_is_found_before_the_training(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    monkeypatch.setattr(split_train, "train", lambda *_: pytest.fail("there is no room for what it learns"))
+    with pytest.raises(TierReadError, match=r"are needed, the disk has 1 MiB free; .*another folder with --out"):
+        train_split(TrainTask(model, images, CUT, tmp_path / "new" / "out"), config())
+    assert not (tmp_path / "new").exists()
 
 
 def test_codes_have_the_bytes_that_were_asked_for(trained: tuple[Path, TrainReport]) -> None:
@@ -213,6 +257,25 @@ def test_an_older_operator_set_is_converted(tmp_path: Path, images: Path) -> Non
     assert report.rates[-1].agreement > 0
 
 
+def test_a_network_in_patches_is_trained(tmp_path: Path, images: Path) -> None:
+    nodes = [
+        convolution("input", "stem"),
+        helper.make_node("Relu", ["stem"], ["bent"]),
+        convolution("bent", "small", strides=[2, 2]),
+        helper.make_node("GlobalAveragePool", ["small"], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["end"]),
+    ]
+    weights = [weight("stem.w", 8, 3, 3, 3), weight("small.w", 8, 8, 3, 3)]
+    whole, patched = save(tmp_path, "whole", nodes, weights, {"end": ["N", 8]}), tmp_path / "patched.onnx"
+    out = tmp_path / "out"
+    last = patch_network(whole, patched, tiles=2).last
+    train_split(TrainTask(patched, images, last, out), config())
+    for name in ("head.onnx", "model.onnx"):
+        assert sum(node.op_type == "Slice" for node in onnx.load(str(out / name)).graph.node) == 4
+    with SplitModel(out / "head.onnx", threads=1) as split:
+        assert split.run(make_pixels(1)[0]).report.mode == "local"
+
+
 def test_refusals(model: Path, images: Path, tmp_path: Path) -> None:
     def train(out: str = "out", data: Path = images, cut: str = CUT, **options: object) -> None:
         empty = options.pop("empty", ())
@@ -231,6 +294,9 @@ def test_refusals(model: Path, images: Path, tmp_path: Path) -> None:
         ({"out": "file"}, ConfigError, "is no folder"),
         ({"empty": ("class9",)}, ConfigError, "class9: no folder"),
         ({"rates_bytes": (100, 50)}, ConfigError, "ascending"),
+        ({"threads": -3}, ConfigError, "threads -3: must be 1 to 512"),
+        ({"seed": -1}, ConfigError, "seed -1: must be 0 to"),
+        ({"seed": 1 << 64}, ConfigError, "seed 18446744073709551616: must be 0 to"),
         ({"mean": (0.1, 0.2)}, ConfigError, "--mean"),
         ({"deviation": (0.0,)}, ConfigError, "--std"),
     ):

@@ -168,3 +168,11 @@ def test_a_rate_is_brought_to_its_size_as_far_as_its_gains_may_change(share: flo
     assert mean_bytes(found.gains) == pytest.approx(wanted, abs=1)
     for impossible, end in ((1.0, 1 / MOST_SCALE), (1e9, MOST_SCALE)):
         assert fit_rate_to_size(tensors, gains, impossible).gains[0] == pytest.approx(2 * end, rel=0.01)
+
+
+def test_a_size_is_found_although_single_tensors_have_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, gains = samples(200, 3), (2.0,) * CHANNELS
+    wanted = fit_rate_to_size(tensors, gains, 60.0)
+    sizes = [len(LatentCodec("", "", (wanted,)).encode(one, 0)) for one in tensors]
+    monkeypatch.setattr(latent_codec, "MOST_PAYLOAD_BYTES", sorted(sizes)[-10] - HEADER_BYTES)
+    assert fit_rate_to_size(tensors, gains, 60.0).gains == pytest.approx(wanted.gains, rel=0.02)

@@ -18,6 +18,7 @@ _WHOLE_NUMBERS = ("f32", "f16", "bf16")
 KV_AUTO, _DEFAULT_KV_TYPE = "auto", "f16"
 BACKENDS = ("auto", "edge-run", "llama.cpp")
 WIDEST_MICRO_BATCH = 512  # where the width of passes is left open
+MOST_THREADS = 512
 MOST_CONTEXT_TOKENS = 2**31 - 1  # llama.cpp counts positions in 32 bits
 FLASH_ATTENTION = ("auto", "on", "off")
 EXPERT_POLICIES = ("default", "lru", "lfu", "layer-lru", "layer-lfu")
@@ -70,6 +71,11 @@ def require(is_ok: bool, message: str) -> None:
     """Raise ConfigError unless `is_ok`."""
     if not is_ok:
         raise ConfigError(message)
+
+
+def check_threads(threads: int | None) -> None:
+    """Raise ConfigError for a number of compute threads that cannot be; None is one for each core."""
+    require(threads is None or 1 <= threads <= MOST_THREADS, f"threads {threads}: must be 1 to {MOST_THREADS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +203,7 @@ class ModelConfig:
             context is None or 0 <= context <= MOST_CONTEXT_TOKENS,
             f"context length {context}: must be 0 (the model's own) or up to {MOST_CONTEXT_TOKENS} tokens",
         )
-        require(self.threads is None or 1 <= self.threads <= 512, f"threads {self.threads}: must be 1 to 512")
+        check_threads(self.threads)
         width = self.micro_batch_tokens
         require(width >= 0, f"micro-batch {width}: must be at least 1 token, or 0, which leaves it to the planner")
         require(0 <= self.sequences <= 256, f"sequences {self.sequences}: must be 1 to 256, or 0 (automatic)")

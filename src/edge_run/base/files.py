@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,22 @@ def _is_running(process: int | None) -> bool:
     except (PermissionError, OverflowError):
         pass
     return True
+
+
+def check_room(target: Path, needed_bytes: int, advice: str) -> None:
+    """Remove what killed processes left of `target`; raise TierReadError where its disk has no room for so much.
+
+    Its folder may not be there yet.
+    """
+    remove_abandoned_drafts(target)
+    free_bytes = shutil.disk_usage(next(one for one in target.absolute().parents if one.exists())).free
+    if needed_bytes > free_bytes:
+        raise TierReadError(
+            f"{target}: {format_size(needed_bytes)} are needed, the disk has {format_size(free_bytes)} free; free some "
+            f"space, or choose {advice}",
+            needed_bytes=needed_bytes,
+            found_bytes=free_bytes,
+        )
 
 
 @contextlib.contextmanager

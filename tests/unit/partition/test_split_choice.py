@@ -89,3 +89,26 @@ def test_losing_the_server_is_local_at_once_and_back_measures_anew() -> None:
     assert one.choose() == Mode(LOCAL)  # nothing is known of the link yet
     measure(one, 1e8)
     assert one.choose().kind == IMAGE
+
+
+@pytest.mark.parametrize("local_s", [0.01, 0.1, 0.3, 0.6, 0.75])
+def test_a_server_that_does_not_answer_leaves_the_device_its_time(local_s: float) -> None:
+    """In each case the device could be in time, and is, whatever was spent before the server was asked."""
+    one, deadline_s, spent_s = chooser(), 1.0, 0.15
+    connect(one, 1e8)
+    one.computed(LOCAL, local_s)
+    one.computed(LOCAL, local_s)
+    patience_s = one.patience_s(Mode(CODE, 0), deadline_s, spent_s)
+    assert patience_s > TAIL_S
+    assert spent_s + patience_s + local_s <= deadline_s
+
+
+def test_a_server_gets_what_it_usually_takes_and_all_where_the_device_would_be_late() -> None:
+    one = chooser()
+    connect(one, 1e8)
+    one.served(CODE, 0.0, 0.1)
+    one.served(CODE, 0.0, 0.1)
+    for local_s, spent_s, least_s, most_s in ((0.9, 0.05, 0.2, 0.3), (1.2, 0.1, 0.9, 0.9), (0.2, 2.0, 0.5, 0.5)):
+        one.computed(LOCAL, local_s)
+        one.computed(LOCAL, local_s)
+        assert least_s <= one.patience_s(Mode(CODE, 0), 1.0, spent_s) <= most_s

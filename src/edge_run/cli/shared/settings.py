@@ -28,6 +28,7 @@ MOST_GRAMMAR_BYTES = 8 * MIB
 _EXCLUDE_EACH_OTHER = (("prompt", "file"), ("grammar", "grammar_file", "json_schema", "json_schema_file"))
 _SECRETS = ("line", "broker")  # of `mesh join`: who has the line is a member, and a URL may have a password
 _RANK = {click.core.ParameterSource.COMMANDLINE: 0, click.core.ParameterSource.ENVIRONMENT: 1}
+_PLACES = ("draft", "also", "packed", "prompt_cache", "kv_spill")  # of ModelConfig: files and folders, or a word
 _MODEL_FIELDS = {s.name: s.field for s in SETTINGS if s.field in ModelConfig.__dataclass_fields__}
 _SAMPLING_FIELDS = {s.name: s.field for s in SETTINGS if s.field in SamplingConfig.__dataclass_fields__}
 
@@ -76,7 +77,9 @@ def model_config(context: click.Context, values: Mapping[str, Any], **defaults: 
     """Return how to open a model; `defaults` stand in for what was not given."""
     fields = {field: values.get(name) for name, field in _MODEL_FIELDS.items()}
     fields["kv_type"] = _kv_type(context, values)
-    fields["draft"] = _expanded(fields["draft"]) if fields["draft"] else None
+    for name in _PLACES:
+        if place := fields[name]:
+            fields[name] = os.path.expanduser(place)
     fields["cache_folder"] = _expanded(fields["cache_folder"]) if fields["cache_folder"] else cache_folder()
     fields = defaults | {field: value for field, value in fields.items() if value is not None}
     if values.get("batch_size") is not None:

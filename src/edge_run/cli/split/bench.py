@@ -35,7 +35,9 @@ DRAWN_MEGABITS = tuple(0.05 * 1.25**step for step in range(38))
         click.Argument(["head"], metavar="HEAD", type=_PATH),
         click.Option(["--data"], type=_PATH, required=True, metavar="DIR", help="Images, in a folder for each class."),
         click.Option(["--most-images"], type=click.IntRange(1), metavar="N", help="Use N of them.  [default: all]"),
-        click.Option(["--most-bytes"], type=click.IntRange(1), metavar="N", help="No code has more."),
+        click.Option(
+            ["--most-bytes"], type=click.IntRange(1), metavar="N", help="Take a lower rate for codes with more."
+        ),
         PLOT,
         *some_settings("threads", "json"),
     ],

@@ -37,7 +37,10 @@ _PATH = click.Path(path_type=Path)
             help="auto (the fastest), local, image, code, or 'code N' for rate N.  [default: auto]",
         ),
         click.Option(
-            ["--most-bytes"], type=click.IntRange(1), metavar="N", help="No code has more; a lower rate is taken."
+            ["--most-bytes"],
+            type=click.IntRange(1),
+            metavar="N",
+            help="No code has more: a lower rate is taken, or the frame is computed here.",
         ),
         click.Option(
             ["--filter", "use_filter"], is_flag=True, help="Send nothing for frames without anything of interest."

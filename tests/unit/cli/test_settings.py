@@ -1,0 +1,36 @@
+"""Settings as they are resolved, wherever they were said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_run.base.config import ModelConfig
+from edge_run.cli.commands.run import run
+from edge_run.cli.shared.settings import resolve
+
+
+def config_of(*words: str) -> ModelConfig:
+    with run.make_context("run", ["model.gguf", *words]) as context:
+        return resolve(context, context.params).config
+
+
+def test_the_home_folder_is_meant_where_no_shell_replaces_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    monkeypatch.setenv("EDGE_RUN_KV_SPILL", "~/spill")
+    (tmp_path / "settings" / "edge-run").mkdir(parents=True)
+    (tmp_path / "settings" / "edge-run" / "config.toml").write_text(
+        'prompt-cache = "~/prompts"\nalso = "~/copy.gguf"\n'
+    )
+    config = config_of("--packed=~/model.packed", "--draft=~/small.gguf")
+    assert (config.spill_folder, config.prompt_folder) == (tmp_path / "spill", tmp_path / "prompts")
+    assert (config.packed_file, config.draft_model) == (tmp_path / "model.packed", tmp_path / "small.gguf")
+    assert Path(config.also or "") == tmp_path / "copy.gguf"
+
+
+def test_words_and_other_places_stay_as_they_are() -> None:
+    config = config_of("--kv-spill", "off", "--prompt-cache", "./off", "--packed", "off", "--also", "copy")
+    assert (config.spills_kv, config.packed_file, str(config.also)) == (False, None, "copy")
+    assert config.prompt_folder == Path("off")
