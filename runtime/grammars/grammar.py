@@ -83,13 +83,14 @@ def schema_grammar(schema: str) -> str:
     ignores it: minimum and maximum, among others. What a schema cannot say is this: one of several texts, each with a
     schema of its own for the JSON behind it, `{ALTERNATIVES: [{"text": ..., "schema": {...}}]}`.
     """
-    from llama_cpp import llama_grammar
+    from edge_run.runtime.grammars.schema_converter import SchemaConverter
 
     try:
-        if f'"{ALTERNATIVES}"' in schema and ALTERNATIVES in (value := json.loads(schema)):
+        value = json.loads(schema)
+        if isinstance(value, dict) and ALTERNATIVES in value:
             return _alternatives(value[ALTERNATIVES])
-        grammar = str(llama_grammar.json_schema_to_gbnf(schema))
-    except MemoryError:
+        grammar = SchemaConverter(value).grammar()
+    except (ConfigError, MemoryError):
         raise
     except Exception as error:  # the converter asserts, indexes and calls its way through any JSON
         reason = " ".join(str(error)[:1000].split())[:200]
