@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 from edge_run.base.errors import ConfigError
 from edge_run.runtime.grammars.grammar import JSON_SCHEMA, LocalGrammar, schema_grammar
 from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.server.formats.tool_format import FORMATS, HERMES
+from edge_run.runtime.server.tools import FunctionTool, Toolbox
 
 MODEL = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 Takes = Callable[[Any, str], bool]
 
+MISTRAL = FORMATS[3]
 COLOUR = {"enum": ["red", "green"], "title": "Colour", "type": "string"}
 POINT = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "title": "Point"}
 
@@ -189,6 +192,32 @@ def test_a_name_that_a_reference_from_within_cannot_have_is_refused() -> None:
     a, a_x = object_of(x={"enum": [1]}), object_of(first={"$ref": "#/$defs/a"}, again={"$ref": "#/$defs/a_x"})
     with pytest.raises(ConfigError, match=r"#/\$defs/a_x': a property has the name of the definition; rename it"):
         schema_grammar(json.dumps(object_of({"a": a, "a_x": a_x}, one={"$ref": "#/$defs/a_x"})))
+
+
+def tool(name: str, items: list[str]) -> FunctionTool:
+    """Return a tool with a definition that others have by that name, and references to a property and to itself."""
+    item = object_of(kind={"enum": items}, more={"anyOf": [{"$ref": "#"}, {"type": "null"}]})
+    schema = object_of({"Item": item}, x={"$ref": "#/$defs/Item"}, y={"$ref": "#/properties/x"})
+    return FunctionTool(name, None, schema)
+
+
+def call_of(name: str, kind: str) -> dict[str, Any]:
+    item = {"kind": kind, "more": None}
+    return {"name": name, "arguments": {"x": {**item, "more": {"x": item, "y": item}}, "y": item}}
+
+
+def test_each_tool_has_its_own_definitions(takes: Takes) -> None:
+    tools = Toolbox([tool("one", ["a"]), tool("other.one", ["b"])], "required")
+    schema = json.loads(tools.forced_schema(HERMES))
+    assert takes(schema, written(call_of("one", "a")))
+    assert takes(schema, written(call_of("other.one", "b")))
+    assert not takes(schema, written(call_of("one", "b")))
+    assert not takes(schema, written(call_of("other.one", "a")))
+    listed = json.loads(tools.forced_schema(MISTRAL))
+    assert takes(listed, written([call_of("one", "a")]))
+    assert not takes(listed, written([call_of("one", "b")]))
+    single = json.loads(Toolbox(tools.tools, "one").forced_schema(HERMES))
+    assert takes(single, written(call_of("one", "a")))
 
 
 @pytest.mark.parametrize(
