@@ -20,7 +20,8 @@ _OF_OBJECTS = frozenset(("properties", "required", "additionalProperties"))
 _OF_TEXTS_AND_LISTS = frozenset(
     ("items", "prefixItems", "minItems", "maxItems", "pattern", "format", "minLength", "maxLength")
 )
-_BEYOND_OBJECTS = frozenset(("allOf", *_HAVE_PRECEDENCE, *_OF_VALUES, *_OF_TEXTS_AND_LISTS))
+_BEYOND_OBJECTS = _OF_VALUES | _OF_TEXTS_AND_LISTS | {"allOf"}
+_WORDS = _HAVE_PRECEDENCE | _OF_OBJECTS | _BEYOND_OBJECTS
 
 
 class SchemaConverter(llama_grammar.SchemaConverter):
@@ -116,12 +117,12 @@ class SchemaConverter(llama_grammar.SchemaConverter):
         part = self._in_plain_words(part)
         if "$ref" in part:
             return self._properties(self._target(part["$ref"]))
-        if ways := part.get("anyOf") or part.get("oneOf"):
-            return {name: value for way in ways for name, value in self._properties(way)[0].items()}, ()
         if part.get("type", "object") != "object" or not _BEYOND_OBJECTS.isdisjoint(part):
             raise ConfigError("JSON schema: allOf: not all of it are objects with properties; say it without allOf")
         properties = part.get("properties", {})
-        return properties, [*properties, *part.get("required", ())]
+        ways = [self._properties(way)[0] for word in ("anyOf", "oneOf") for way in part.get(word, ())]
+        of_ways = {name: value for way in ways for name, value in way.items()}
+        return {**of_ways, **properties}, [*properties, *part.get("required", ())]
 
 
 def _checked(schema: Any) -> dict[str, Any]:
@@ -133,4 +134,4 @@ def _checked(schema: Any) -> dict[str, Any]:
 
 def _says_something(part: Schema) -> bool:
     """Return whether a grammar can say anything of what a part of an `allOf` says."""
-    return part.get("type", "object") != "object" or not (_BEYOND_OBJECTS | _OF_OBJECTS).isdisjoint(part)
+    return part.get("type", "object") != "object" or not _WORDS.isdisjoint(part)

@@ -85,6 +85,7 @@ def test_no_other_text_is_taken_for_one_with_a_backslash(takes: Takes) -> None:
 
 
 REFERS = {"$ref": "#/$defs/Colour"}
+WAYS = [{"required": ["y"]}, {"properties": {"z": {"enum": [4]}}}]
 COLOURS = {"Colour": COLOUR, "Point": POINT}
 
 
@@ -111,6 +112,14 @@ COLOURS = {"Colour": COLOUR, "Point": POINT}
             {"allOf": [{"allOf": [POINT, object_of(y={"enum": [3]})]}, object_of(z={"enum": [4]})]},
             [{"x": 1, "y": 3, "z": 4}],
             [{"z": 4}],
+        ),
+        (
+            {
+                "allOf": [{"$ref": "#/$defs/Way"}, POINT],
+                "$defs": {"Way": {**object_of(y={"enum": [3]}), "oneOf": WAYS}},
+            },
+            [{"y": 3, "x": 1}, {"y": 3, "x": 1, "z": 4}],
+            [{"x": 1, "z": 4}, {"x": 1}],
         ),
         # conditions are what a grammar cannot say
         ({**object_of(y={"enum": [3]}), "allOf": [{"if": {}, "then": {}}]}, [{"y": 3}], [{}]),
