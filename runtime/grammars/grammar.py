@@ -41,8 +41,7 @@ class LocalGrammar:
 
         name: what errors call it, `JSON schema` where `text` is one.
         """
-        self._ids = np.arange(n_vocab, dtype=np.int32)
-        self._table = np.zeros(n_vocab, CANDIDATE)
+        self._n_vocab = n_vocab
         self._single = np.zeros(1, CANDIDATE)
         self._handle = _open(vocab, schema_grammar(text) if name == JSON_SCHEMA else text, name)
 
@@ -54,9 +53,10 @@ class LocalGrammar:
 
     def refused(self) -> NDArray[np.bool_]:
         """Return which tokens must not come next, `(n_vocab,)`."""
-        self._table["id"], self._table["logit"] = self._ids, 1.0
-        ggml.L.llama_sampler_apply(self._handle, ggml.candidates(self._table))
-        return np.asarray(self._table["logit"] == -np.inf)
+        table = np.zeros(self._n_vocab, CANDIDATE)  # which takes far less time than the grammar, and is not kept
+        table["id"], table["logit"] = np.arange(self._n_vocab, dtype=np.int32), 1.0
+        ggml.L.llama_sampler_apply(self._handle, ggml.candidates(table))
+        return np.asarray(table["logit"] == -np.inf)
 
     def accept(self, token: int) -> None:
         """Go on by `token`, which must fit."""
@@ -83,13 +83,14 @@ def schema_grammar(schema: str) -> str:
     ignores it: minimum and maximum, among others. What a schema cannot say is this: one of several texts, each with a
     schema of its own for the JSON behind it, `{ALTERNATIVES: [{"text": ..., "schema": {...}}]}`.
     """
-    from llama_cpp import llama_grammar
+    from edge_run.runtime.grammars.schema_converter import SchemaConverter
 
     try:
-        if f'"{ALTERNATIVES}"' in schema and ALTERNATIVES in (value := json.loads(schema)):
+        value = json.loads(schema)
+        if isinstance(value, dict) and ALTERNATIVES in value:
             return _alternatives(value[ALTERNATIVES])
-        grammar = str(llama_grammar.json_schema_to_gbnf(schema))
-    except MemoryError:
+        grammar = SchemaConverter(value).grammar()
+    except (ConfigError, MemoryError):
         raise
     except Exception as error:  # the converter asserts, indexes and calls its way through any JSON
         reason = " ".join(str(error)[:1000].split())[:200]

@@ -5,7 +5,9 @@ The model file's vocabulary is loaded once; grammars that are open have numbers.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 
 from edge_run.base.errors import KernelError
 from edge_run.base.units import GIB, MIB
@@ -25,14 +27,20 @@ VOCABULARY_BYTES = 2 * GIB  # as for every opening of a file: 150,000 tokens tak
 GRAMMAR_BYTES = 64 * MIB
 GRAMMAR_BYTES_OF_A_TOKEN = 2048  # inside a string, where all tokens are candidates, llama.cpp takes 550 to 700 for each
 
-_models: dict[str, object] = {}
+_PLAIN = "root ::= [^\\x00]*"
+_PLAIN_TOKENS, _PLAIN_STEPS = 4096, 5  # that are measured: all tokens of a large vocabulary would take a second
+
+_models: dict[str, tuple[object, float]] = {}  # and how long a step of a plain grammar takes, in seconds
 _open: dict[int, LocalGrammar] = {}
 
 
 def load_vocabulary(path: str) -> bytes:
-    """Load the vocabulary of the model file at `path`, if another was. Raises KernelError."""
+    """Load the vocabulary of the model file at `path`, if another was. Raises KernelError.
+
+    Returns how many seconds a plain grammar takes here to say which tokens may come next, as text.
+    """
     if path in _models:
-        return b""
+        return str(_models[path][1]).encode()
     allow_memory(VOCABULARY_BYTES)
     L.llama_backend_init()
     parameters = L.llama_model_default_params()
@@ -43,16 +51,30 @@ def load_vocabulary(path: str) -> bytes:
         raise KernelError(f"{path}: llama.cpp cannot load its vocabulary again; it may have changed")
     for number in list(_open):
         close_grammar(number)
-    for other in _models.values():
+    for other, _ in _models.values():
         L.llama_model_free(other)
     _models.clear()
-    _models[path] = model
-    return b""
+    plain_step_s = _measure_plain_step(L.llama_model_get_vocab(model))
+    _models[path] = model, plain_step_s
+    return str(plain_step_s).encode()
+
+
+def _measure_plain_step(vocab: object) -> float:
+    n_vocab = L.llama_vocab_n_tokens(vocab)
+    n_tokens = min(n_vocab, _PLAIN_TOKENS)
+    grammar = LocalGrammar(vocab, n_tokens, _PLAIN)
+    best_s = math.inf
+    for _ in range(_PLAIN_STEPS):
+        began_s = time.monotonic()
+        grammar.refused()
+        best_s = min(best_s, time.monotonic() - began_s)
+    grammar.close()
+    return best_s * n_vocab / n_tokens
 
 
 def open_grammar(number: int, n_vocab: int, name: str, text: str) -> bytes:
     """Open a grammar or a JSON schema under a number that is free. Raises ConfigError, and KernelError."""
-    (model,) = _models.values()
+    ((model, _),) = _models.values()
     vocab = L.llama_model_get_vocab(model)
     if (found := L.llama_vocab_n_tokens(vocab)) != n_vocab:
         raise KernelError(f"grammar: the model file has {found} tokens by now, and had {n_vocab}; open it again")

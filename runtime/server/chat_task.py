@@ -57,6 +57,8 @@ class ChatTask:
             task = await served.prepare(self._shortened, served, known, limit)
         text, begins = await task._prompt(served, known)
         if has_form and not begins:
+            if sampling.json_schema:  # which no thought can be part of; a client's own grammar may have one
+                text = _after_thought(text)
             text, begins = f"{text}{form.answer_begins}", form.answer_begins
         tokens = await served.prompt_tokens(text)
         parser = self._parser(served, form, text, begins)
@@ -72,11 +74,10 @@ class ChatTask:
         text = await served.chat_prompt(messages, variables)
         form = form or HERMES
         if beginning:
-            return f"{text}{form.answer_begins}{beginning}", form.answer_begins
+            return f"{_after_thought(text)}{form.answer_begins}{beginning}", form.answer_begins
         if not self.toolbox.is_forced:
             return text, ""
-        thought = f"\n{THOUGHT}\n\n" if text.rstrip().endswith(THINK) else ""
-        return f"{text}{thought}{form.begins}", form.begins
+        return f"{_after_thought(text)}{form.begins}", form.begins
 
     def _for_template(self, form: ToolFormat | None) -> tuple[Sequence[dict[str, Any]], dict[str, Any], str]:
         """Return the messages and variables for the template, and what the answer begins with."""
@@ -117,3 +118,8 @@ class ChatTask:
             return PlainOutput
         most = 1_000 if self.toolbox.is_parallel else 1
         return lambda: form.parser(begins, has_thoughts, tools, most)
+
+
+def _after_thought(prompt: str) -> str:
+    """Return a prompt of which the thought has ended that its template begins, if it begins one."""
+    return f"{prompt}\n{THOUGHT}\n\n" if prompt.rstrip().endswith(THINK) else prompt

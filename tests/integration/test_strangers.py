@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from edge_run.base.units import MIB
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.generation.chat import ChatTemplate
 from edge_run.runtime.generation.sampling import Sampler
+from edge_run.runtime.grammars.grammar import LocalGrammar
 from edge_run.runtime.grammars.room import GrammarRoom
 from edge_run.runtime.processes import cell
 
@@ -286,6 +288,20 @@ def test_a_grammar_gives_the_same_in_a_room_and_here(model: Model) -> None:
             there.accept(token)
             with pytest.raises(ConfigError, match="cannot come next"):
                 there.accept(model.tokenize("x", add_special=False)[-1])
+
+
+def test_an_open_grammar_keeps_no_table_of_the_vocabulary(model: Model) -> None:
+    n_vocab = model._opened.model.vocabulary
+    tracemalloc.start()
+    try:
+        grammars = [LocalGrammar(model._vocab, n_vocab, FREE) for _ in range(20)]
+        assert all(grammar.refused().any() for grammar in grammars)
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    for grammar in grammars:
+        grammar.close()
+    assert held_bytes < 10 * n_vocab, "for 20 of them"
 
 
 def test_mutated_grammars_are_taken_or_refused(model: Model) -> None:

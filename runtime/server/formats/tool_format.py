@@ -55,24 +55,27 @@ def format_of(template: str) -> ToolFormat | None:
 
 
 def call_schema(tools: Sequence[Tool], key: str = "arguments") -> dict[str, Any]:
-    """Return the JSON schema of a call of one of the tools, an object with its name and, under `key`, its arguments."""
+    """Return the JSON schema of a call of one of the tools, an object with its name and, under `key`, its arguments.
+
+    The arguments of each tool are a definition by its name: what they define themselves is nobody else's.
+    """
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, key: arguments},
+            "properties": {"name": {"const": name}, key: {"$ref": f"#/$defs/{name}"}},
             "required": ["name", key],
             "additionalProperties": False,
         }
-        for name, arguments in tools
+        for name, _ in tools
     ]
-    found: dict[str, Any] = _definitions(tools)
-    return {**found, "anyOf": calls} if len(calls) > 1 else {**found, **calls[0]}
+    definitions = {name: _moved(arguments, f"#/$defs/{name}") for name, arguments in tools}
+    return {"$defs": definitions, **({"anyOf": calls} if len(calls) > 1 else calls[0])}
 
 
 def _list_schema(tools: Sequence[Tool]) -> dict[str, Any]:
     call = call_schema(tools)
-    found: dict[str, Any] = {key: call.pop(key) for key in ("$defs", "definitions") if key in call}
-    return {**found, "type": "array", "items": call, "minItems": 1, "maxItems": 1}
+    definitions = call.pop("$defs")
+    return {"$defs": definitions, "type": "array", "items": call, "minItems": 1, "maxItems": 1}
 
 
 def _named_schema(tools: Sequence[Tool], after_name: str) -> dict[str, Any]:
@@ -80,13 +83,16 @@ def _named_schema(tools: Sequence[Tool], after_name: str) -> dict[str, Any]:
     return {ALTERNATIVES: [{"text": f"{name}{after_name}", "schema": arguments} for name, arguments in tools]}
 
 
-def _definitions(tools: Sequence[Tool]) -> dict[str, Any]:
-    """Return the definitions of all tools: references in a schema lead from its root."""
-    found: dict[str, dict[str, Any]] = {}
-    for _, arguments in tools:
-        for key in ("$defs", "definitions"):
-            found.setdefault(key, {}).update(arguments.get(key, {}))
-    return {key: value for key, value in found.items() if value}
+def _moved(schema: Any, place: str) -> Any:
+    """Return a schema for a place in another one: its references lead from there, not from the root."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _moved(value, place) for key, value in schema.items()}
+    if isinstance(reference := made.get("$ref"), str) and reference.startswith("#"):
+        made["$ref"] = f"{place}{reference.removeprefix('#')}"
+    return made
 
 
 def _with_short_identities(message: dict[str, Any]) -> dict[str, Any]:

@@ -195,6 +195,26 @@ def test_gpt_oss_without_tools_is_parsed_and_a_form_is_of_the_final_message() ->
     assert [d.content for d in job.parser().push("ll.")] == ["ll."]
 
 
+THINKS = "user: hi<think>\n"
+
+
+@pytest.mark.parametrize("cuts", [[], [1, 4, 7]])
+def test_an_answer_to_a_schema_is_no_thought_where_the_prompt_begins_one(cuts: list[int]) -> None:
+    job, prompt, _ = job_of("<think>", THINKS, sampling=SamplingConfig(json_schema="{}"))
+    assert prompt == "user: hi<think>\n\n</think>\n\n"
+    assert parsed(job.parser(), '{"a": 1}', cuts) == ('{"a": 1}', "", [])
+    job, prompt, _ = job_of("<think>", THINKS, sampling=SamplingConfig(grammar='root ::= "Hm.</think>{}"'))
+    assert prompt == THINKS, "a client's own grammar may have thoughts"
+    assert parsed(job.parser(), "Hm.</think>{}", cuts) == ("{}", "Hm.", [])
+
+
+def test_a_beginning_that_is_given_comes_after_the_thought_that_the_prompt_begins() -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "We"}]
+    job, prompt, _ = job_of("<think>", THINKS, messages=messages)
+    assert prompt == "user: hi<think>\n\n</think>\n\nWe"
+    assert parsed(job.parser(), "ll.", []) == ("ll.", "", [])
+
+
 def test_what_templates_want_of_earlier_calls() -> None:
     call = {"id": "call_0123456789", "type": "function", "function": {"name": ADD, "arguments": {}}}
     messages = [

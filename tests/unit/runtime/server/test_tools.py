@@ -67,7 +67,9 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any]) -> None:
 def test_the_schema_of_a_call_is_one_that_a_grammar_can_be_made_of() -> None:
     one = json.loads(Toolbox([DOUBLE, NOW], "double").forced_schema(HERMES))
     assert one["properties"]["name"] == {"const": "double"}
-    assert one["$defs"] == NUMBER["$defs"], "where its references lead"
+    assert one["properties"]["arguments"] == {"$ref": "#/$defs/double"}
+    assert one["$defs"]["double"]["$defs"] == NUMBER["$defs"]
+    assert one["$defs"]["double"]["properties"] == {"n": {"$ref": "#/$defs/double/$defs/n"}}, "where that is"
     grammar = schema_grammar(Toolbox([DOUBLE, NOW], "required").forced_schema(HERMES))
     assert r"\"double\"" in grammar
     assert r"\"now\"" in grammar

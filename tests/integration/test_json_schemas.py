@@ -1,0 +1,246 @@
+"""What grammars of JSON schemas take and refuse, by llama.cpp's own grammar on the vocabulary of a small model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_run.base.errors import ConfigError
+from edge_run.runtime.grammars.grammar import JSON_SCHEMA, LocalGrammar, schema_grammar
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.server.formats.tool_format import FORMATS, HERMES
+from edge_run.runtime.server.tools import FunctionTool, Toolbox
+
+MODEL = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
+Takes = Callable[[Any, str], bool]
+
+MISTRAL = FORMATS[3]
+COLOUR = {"enum": ["red", "green"], "title": "Colour", "type": "string"}
+POINT = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "title": "Point"}
+
+
+@pytest.fixture(scope="module")
+def takes() -> Iterator[Takes]:
+    """Return whether a grammar of a JSON schema takes a text as a whole answer."""
+    ggml.L.llama_backend_init()
+    parameters = ggml.L.llama_model_default_params()
+    parameters.vocab_only = True
+    model = ggml.L.llama_model_load_from_file(os.fsencode(MODEL), parameters)
+    vocab = ggml.L.llama_model_get_vocab(model)
+    n_vocab = ggml.L.llama_vocab_n_tokens(vocab)
+
+    def takes(schema: Any, text: str) -> bool:
+        grammar = LocalGrammar(vocab, n_vocab, json.dumps(schema), JSON_SCHEMA)
+        try:
+            for token in ggml.tokenize(vocab, text, False, False):
+                if not grammar.fits(token):
+                    return False
+                grammar.accept(token)
+            return grammar.fits(ggml.L.llama_vocab_eos(vocab))
+        finally:
+            grammar.close()
+
+    yield takes
+    ggml.L.llama_model_free(model)
+
+
+def written(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def object_of(definitions: dict[str, Any] | None = None, **properties: Any) -> dict[str, Any]:
+    """Return the schema of an object, all of whose properties must be there."""
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {**schema, "$defs": definitions} if definitions else schema
+
+
+TEXTS = ["C:\\new", "a\nb", "a\r\n\tb", 'say "hi"', "\\d", "\\", '\\"', "😀", "ö", "\x01", "\x7f", "\u2028", "[^a]", ""]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_of_a_schema_are_written_as_json(takes: Takes, text: str) -> None:
+    assert takes({"enum": ["other", text]}, written(text))
+    assert takes({"const": text}, written(text))
+    assert takes({"const": {text: [text]}}, written({text: [text]}))
+    assert takes(object_of(**{text: COLOUR}), written({text: "red"}))
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=8))
+@settings(max_examples=50)
+def test_any_text_is_written_as_json(takes: Takes, text: str) -> None:
+    assert takes({"enum": [text]}, written(text))
+    assert takes(object_of(**{text: COLOUR}), written({text: "red"}))
+
+
+def test_no_other_text_is_taken_for_one_with_a_backslash(takes: Takes) -> None:
+    assert not takes({"enum": ["C:\\new"]}, r'"C:\new"'), "which means a line break"
+    assert not takes({"enum": ["a\\d"]}, r'"a\d"'), "which is no JSON"
+
+
+REFERS = {"$ref": "#/$defs/Colour"}
+WAYS = [{"required": ["y"]}, {"properties": {"z": {"enum": [4]}}}]
+COLOURS = {"Colour": COLOUR, "Point": POINT}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        # pydantic before 2.9, for what has a default or a description, and pydantic 1
+        (object_of(COLOURS, c={"allOf": [REFERS], "default": "red"}), [{"c": "red"}], [{"c": {}}, {"c": "blue"}]),
+        (
+            {**object_of(c={"title": "C", "allOf": [{"$ref": "#/definitions/Colour"}]}), "definitions": COLOURS},
+            [{"c": "green"}],
+            [{"c": {}}],
+        ),
+        (object_of(COLOURS, p={"allOf": [{"$ref": "#/$defs/Point"}]}), [{"p": {"x": 1}}], [{"p": {}}, {"p": {"x": 3}}]),
+        (object_of(c={"type": "string", "allOf": [{"pattern": "^[ab]$"}]}), [{"c": "a"}], [{"c": "c"}, {"c": {}}]),
+        (object_of(c={"allOf": [{"allOf": [COLOUR]}, {"description": "d"}]}), [{"c": "red"}], [{"c": {}}]),
+        # one that inherits: properties beside allOf, and one level further
+        (
+            {**object_of(COLOURS, y={"enum": [3]}), "allOf": [{"$ref": "#/$defs/Point"}]},
+            [{"x": 1, "y": 3}],
+            [{"y": 3}, {"x": 1}],
+        ),
+        (
+            {"allOf": [{"allOf": [POINT, object_of(y={"enum": [3]})]}, object_of(z={"enum": [4]})]},
+            [{"x": 1, "y": 3, "z": 4}],
+            [{"z": 4}],
+        ),
+        (
+            {
+                "allOf": [{"$ref": "#/$defs/Way"}, POINT],
+                "$defs": {"Way": {**object_of(y={"enum": [3]}), "oneOf": WAYS}},
+            },
+            [{"y": 3, "x": 1}, {"y": 3, "x": 1, "z": 4}],
+            [{"x": 1, "z": 4}, {"x": 1}],
+        ),
+        # conditions are what a grammar cannot say
+        ({**object_of(y={"enum": [3]}), "allOf": [{"if": {}, "then": {}}]}, [{"y": 3}], [{}]),
+        ({"allOf": [{"if": {}, "then": {}}]}, [{"y": 3}, {}], ["y"]),
+    ],
+)
+def test_what_is_said_by_all_of(takes: Takes, schema: Any, right: list[Any], wrong: list[Any]) -> None:
+    assert all(takes(schema, written(value)) for value in right)
+    assert not any(takes(schema, written(value)) for value in wrong)
+
+
+@pytest.mark.parametrize("part", [{"type": "string"}, {"items": {"type": "string"}}, {"enum": [1]}])
+def test_all_of_what_are_not_objects_is_refused(part: Any) -> None:
+    with pytest.raises(ConfigError, match="JSON schema: allOf: not all of it are objects"):
+        schema_grammar(json.dumps({"allOf": [POINT, part]}))
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": ["string", "null"], "enum": ["x", None]}, ["x", None], ["y"]),
+        ({"type": ["string", "null"], "const": "x"}, ["x"], ["y"]),
+        ({"type": ["string", "null"], "pattern": "^[ab]$"}, ["a", None], ["c"]),
+        ({"type": ["string", "null"], "maxLength": 2}, ["ab", None], ["abc"]),
+        ({**POINT, "type": ["object", "null"]}, [{"x": 1}, None], [{}, {"x": 3}, {"y": 1}]),
+        ({"type": ["array", "null"], "items": {"enum": [1]}}, [[1, 1], None], [[2], ["a"]]),
+        ({"type": ["object", "null"], "allOf": [POINT]}, [{"x": 1}, None], [{}]),
+        ({"type": ["string", "null"], "description": "any"}, ["y", None], [1]),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}, [1, None], ["x"]),
+    ],
+)
+def test_what_may_be_null(takes: Takes, schema: Any, right: list[Any], wrong: list[Any]) -> None:
+    one = object_of(one=schema)
+    assert all(takes(schema, written(value)) and takes(one, written({"one": value})) for value in right)
+    assert not any(takes(schema, written(value)) or takes(one, written({"one": value})) for value in wrong)
+
+
+LINKED = object_of(value={"enum": [1]}, next={"anyOf": [{"$ref": "#/$defs/linked_list_node"}, {"type": "null"}]})
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        # a definition and a property, or a rule of llama.cpp's, that have one name
+        (object_of({"a": {"enum": [2]}}, a={"enum": [1]}, b={"$ref": "#/$defs/a"}), {"a": 1, "b": 2}, {"a": 1, "b": 1}),
+        (object_of({"value": {"enum": [2]}}, a={}, b={"$ref": "#/$defs/value"}), {"a": {}, "b": 2}, {"a": {}, "b": 1}),
+        (object_of({"space": {"enum": [2]}}, b={"$ref": "#/$defs/space"}), {"b": 2}, {"b": 1}),
+        (
+            {**object_of({"a": {"enum": [2]}}, b={"$ref": "#/$defs/a"}, c={"$ref": "#/x/a"}), "x": {"a": {"const": 3}}},
+            {"b": 2, "c": 3},
+            {"b": 2, "c": 2},
+        ),
+        # ones that refer to themselves: OpenAI's example, pydantic's at the root, the root itself
+        (
+            object_of({"linked_list_node": LINKED}, linked_list={"$ref": "#/$defs/linked_list_node"}),
+            {"linked_list": {"value": 1, "next": {"value": 1, "next": None}}},
+            {"linked_list": {"value": 1, "next": {}}},
+        ),
+        (
+            {"$defs": {"linked_list_node": LINKED}, "$ref": "#/$defs/linked_list_node"},
+            {"value": 1, "next": {"value": 1, "next": None}},
+            {"value": 1, "next": 1},
+        ),
+        ({"properties": {"child": {"$ref": "#"}}}, {"child": {"child": {}}}, {"child": 1}),
+        (object_of({"a/b c": {"enum": [2]}}, b={"$ref": "#/$defs/a~1b%20c"}), {"b": 2}, {"b": 1}),
+        (
+            object_of(a={"anyOf": [{"enum": [2]}]}, b={"$ref": "#/properties/a/anyOf/0"}),
+            {"a": 2, "b": 2},
+            {"a": 2, "b": 1},
+        ),
+    ],
+)  # fmt: skip
+def test_references_lead_to_what_they_name(takes: Takes, schema: Any, right: Any, wrong: Any) -> None:
+    assert takes(schema, written(right))
+    assert not takes(schema, written(wrong))
+
+
+def test_a_name_that_a_reference_from_within_cannot_have_is_refused() -> None:
+    a, a_x = object_of(x={"enum": [1]}), object_of(first={"$ref": "#/$defs/a"}, again={"$ref": "#/$defs/a_x"})
+    with pytest.raises(ConfigError, match=r"#/\$defs/a_x': a property has the name of the definition; rename it"):
+        schema_grammar(json.dumps(object_of({"a": a, "a_x": a_x}, one={"$ref": "#/$defs/a_x"})))
+
+
+def tool(name: str, items: list[str]) -> FunctionTool:
+    """Return a tool with a definition that others have by that name, and references to a property and to itself."""
+    item = object_of(kind={"enum": items}, more={"anyOf": [{"$ref": "#"}, {"type": "null"}]})
+    schema = object_of({"Item": item}, x={"$ref": "#/$defs/Item"}, y={"$ref": "#/properties/x"})
+    return FunctionTool(name, None, schema)
+
+
+def call_of(name: str, kind: str) -> dict[str, Any]:
+    item = {"kind": kind, "more": None}
+    return {"name": name, "arguments": {"x": {**item, "more": {"x": item, "y": item}}, "y": item}}
+
+
+def test_each_tool_has_its_own_definitions(takes: Takes) -> None:
+    tools = Toolbox([tool("one", ["a"]), tool("other.one", ["b"])], "required")
+    schema = json.loads(tools.forced_schema(HERMES))
+    assert takes(schema, written(call_of("one", "a")))
+    assert takes(schema, written(call_of("other.one", "b")))
+    assert not takes(schema, written(call_of("one", "b")))
+    assert not takes(schema, written(call_of("other.one", "a")))
+    listed = json.loads(tools.forced_schema(MISTRAL))
+    assert takes(listed, written([call_of("one", "a")]))
+    assert not takes(listed, written([call_of("one", "b")]))
+    single = json.loads(Toolbox(tools.tools, "one").forced_schema(HERMES))
+    assert takes(single, written(call_of("one", "a")))
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"$ref": "https://example.com/schema.json"}, "must begin with #/"),
+        ({"$ref": "#nowhere"}, "must begin with #/"),
+        ({"$ref": "#/$defs/a"}, r"leads nowhere, there is no '\$defs'"),
+        ({"properties": {"a": True}}, "'True' is none"),
+        ({"allOf": ["a"]}, "'a' is none"),
+        (["a"], "must be an object"),
+    ],
+)
+def test_what_a_schema_cannot_say_is_one_clear_line(schema: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"^JSON schema: .*{reason}") as caught:
+        schema_grammar(json.dumps(schema))
+    assert "\n" not in str(caught.value)

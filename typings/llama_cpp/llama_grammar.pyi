@@ -1,0 +1,16 @@
+"""What our converter of JSON schemas takes from llama-cpp-python's."""
+
+import re
+from typing import Any
+
+INVALID_RULE_CHARS_RE: re.Pattern[str]
+RESERVED_NAMES: set[str]
+
+class SchemaConverter:
+    _rules: dict[str, str]
+
+    def __init__(self, *, prop_order: dict[str, int], allow_fetch: bool, dotall: bool, raw_pattern: bool) -> None: ...
+    def visit(self, schema: Any, name: str) -> str: ...
+    def format_grammar(self) -> str: ...
+    def _format_literal(self, literal: str) -> str: ...
+    def _resolve_ref(self, ref: str) -> str: ...
