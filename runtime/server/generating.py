@@ -20,6 +20,7 @@ if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
 
 _SEEDS = 2**32 - 1
+MOST_PROBABILITIES = 1 << 18  # of a request: each takes 100 bytes, and four times that as it is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,14 @@ class Job:
         """How many answers there are, those to the first prompt first."""
         return self.choices * len(self.prompts)
 
+    @property
+    def most_tokens(self) -> int | None:
+        """How many tokens an answer may have: where each is told of with others, as many as memory is meant for."""
+        if (n_others := self.sampling.top_logprobs) is None:
+            return self.max_tokens
+        room = MOST_PROBABILITIES // ((1 + n_others) * self.n_answers)
+        return room if self.max_tokens is None else min(room, self.max_tokens)
+
     def check(self, context_tokens: int) -> None:
         """Raise ContextFull where a prompt leaves no room for a token."""
         longest = max(map(len, self.prompts))
@@ -172,7 +181,7 @@ async def _answer(model: AsyncModel, job: Job, number: int, take: Take, count: C
 
     stream = model.generate(
         job.prompts[number // job.choices],
-        max_tokens=job.max_tokens,
+        max_tokens=job.most_tokens,
         sampling=sampling,
         key=job.key,
         salt=f"{job.key}{job.salt}",

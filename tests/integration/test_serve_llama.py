@@ -13,6 +13,7 @@ import pytest
 
 from edge_run import Model
 from edge_run.base.results import Speculation
+from edge_run.runtime.server.apis.llama_server import MOST_LETTERS, MOST_PIECES
 from edge_run.runtime.server.usage import timings
 from served import EXACTLY, TEMPLATE, Served, served
 
@@ -134,6 +135,10 @@ def test_tokens(server: Served, model: Model) -> None:
     pieces = post(server, "/tokenize", content=PROMPT, with_pieces=True).json()["tokens"]
     assert "".join(piece["piece"] for piece in pieces).strip() == PROMPT
     assert post(server, "/detokenize", tokens=tokens).json() == {"content": model.detokenize(tokens)}
+    for longest, more in (({}, MOST_LETTERS), ({"with_pieces": True}, 3 * MOST_PIECES)):
+        refused = post(server, "/tokenize", content=" a" * more, **longest)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "content")
+    assert len(post(server, "/tokenize", content=" a" * MOST_PIECES).json()["tokens"]) >= MOST_PIECES
     assert post(server, "/detokenize", tokens=[10**9]).status_code == 400
     assert post(server, "/detokenize", tokens=[-1]).status_code == 400
 

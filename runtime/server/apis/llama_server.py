@@ -25,6 +25,8 @@ from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.usage import llama_progress, timings
 
 Tokens = Annotated[list[Token], Meta(max_length=1 << 22)]
+MOST_LETTERS = 1 << 20  # to be turned into tokens at a time, which takes some 70 bytes for each
+MOST_PIECES = 1 << 17  # 300 bytes each
 
 
 class PromptObject(msgspec.Struct):
@@ -69,7 +71,7 @@ class NativeCompletionRequest(SamplingFields, kw_only=True):
 class TokenizeRequest(msgspec.Struct):
     """A text to be turned into tokens."""
 
-    content: str
+    content: Annotated[str, Meta(max_length=MOST_LETTERS)]
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
@@ -128,6 +130,10 @@ async def tokenize(service: Service, request: Request) -> Response:
         tokens = model.tokenize(asked.content, add_special=asked.add_special, parse_special=asked.parse_special)
         if not asked.with_pieces:
             return list(tokens)
+        if len(tokens) > MOST_PIECES:
+            raise Refusal(
+                400, f"content: has {len(tokens):,} tokens, with pieces {MOST_PIECES:,} at most", param="content"
+            )
         return [{"id": token, "piece": model.detokenize([token])} for token in tokens]
 
     async with service.visit(service.catalogue.asked(asked.model)) as served:
