@@ -127,10 +127,6 @@ class RepeatingModel:
         """Return the letter of a token."""
         return chr(token).encode()
 
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """Return nothing: what an answer held back is empty."""
-        return ""
-
 
 def main() -> None:
     """Serve until the end of the process."""

@@ -123,13 +123,12 @@ class Job:
 
 @dataclass(slots=True)
 class FinishedAnswer:
-    """A finished answer. finish: `stop`, `length` or `tool_calls`; stop_text: the stop string that ended it."""
+    """A finished answer. finish: `stop`, `length` or `tool_calls`."""
 
     generation: Generation
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
-    stop_text: str = ""
 
     @property
     def finish(self) -> str:

@@ -246,7 +246,7 @@ class MessageForm:
 
     def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return why it ended, and what it took."""
-        ending = {"stop_reason": _stop_reason(outcomes[0]), "stop_sequence": outcomes[0].stop_text or None}
+        ending = {"stop_reason": _stop_reason(outcomes[0]), "stop_sequence": outcomes[0].generation.stop_text or None}
         usage = _usage(outcomes[0])
         return self._close() + _event("message_delta", delta=ending, usage=usage) + _event("message_stop")
 
@@ -270,7 +270,7 @@ class MessageForm:
             {"type": "tool_use", "id": call.identity, "name": call.name, "input": json.loads(call.arguments)}
             for call in outcome.calls
         ]
-        ending = {"stop_reason": _stop_reason(outcome), "stop_sequence": outcome.stop_text or None}
+        ending = {"stop_reason": _stop_reason(outcome), "stop_sequence": outcome.generation.stop_text or None}
         return msgspec.json.encode({**self._head(), "content": content, **ending, "usage": _usage(outcome)})
 
     def _head(self) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def _stop_reason(outcome: FinishedAnswer) -> str:
-    if outcome.finish == "stop" and outcome.stop_text:
+    if outcome.finish == "stop" and outcome.generation.stop_text:
         return "stop_sequence"
     if outcome.generation.finish_reason == "context":
         return "model_context_window_exceeded"

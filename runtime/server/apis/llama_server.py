@@ -239,7 +239,7 @@ class NativeCompletionForm:
             "tokens_cached": generation.prompt_tokens + max(0, generation.completion_tokens - 1),
             "truncated": generation.finish_reason == "context" or generation.shifted_tokens > 0,
             "stop_type": _stop_type(outcome),
-            "stopping_word": outcome.stop_text,
+            "stopping_word": outcome.generation.stop_text,
             "generation_settings": {**_parameters(self._job.sampling, self._job.max_tokens), "seed": generation.seed},
             "timings": timings(generation),
         }
@@ -248,7 +248,7 @@ class NativeCompletionForm:
 def _stop_type(outcome: FinishedAnswer) -> str:
     if outcome.finish == "length":
         return "limit"
-    return "word" if outcome.stop_text else "eos"
+    return "word" if outcome.generation.stop_text else "eos"
 
 
 def _parameters(sampling: SamplingConfig, max_tokens: int | None) -> dict[str, Any]:
