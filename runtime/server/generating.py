@@ -199,6 +199,8 @@ async def _answer(model: AsyncModel, job: Job, number: int, take: Take, count: C
         raise Cancelled("the answer was ended before it was finished")
     for delta in parser.finish():
         tell(delta)
+    if tokens:  # of a stop string, or of what no text came of
+        tell(Delta())
     return FinishedAnswer(
         generation,
         "".join(delta.content for delta in deltas),

@@ -57,14 +57,15 @@ def test_a_completion_in_a_stream_that_a_word_ends(server: Served, model: Model)
 
 def test_a_stream_names_the_tokens_of_its_pieces_and_how_likely_they_were(server: Served, model: Model) -> None:
     wanted = model.generate(PROMPT, max_tokens=6, temperature=0, top_logprobs=3).result()
-    found = post(server, "/completions", prompt=PROMPT, n_predict=6, temperature=0, n_probs=3, stream=True)
+    asked = {"n_predict": 6, "temperature": 0, "n_probs": 3, "return_tokens": True}
+    found = post(server, "/completions", prompt=PROMPT, stream=True, **asked)
     pieces = [json.loads(line.removeprefix("data: ")) for line in found.text.splitlines() if line]
     assert [token for piece in pieces for token in piece["tokens"]] == [*wanted.token_ids]
     told = [one for piece in pieces for one in piece.get("completion_probabilities", ())]
     assert [one["id"] for one in told] == [*wanted.token_ids]
     assert [len(one["top_logprobs"]) for one in told] == [3] * 6
-    whole = post(server, "/completion", prompt=PROMPT, n_predict=6, temperature=0, n_probs=3).json()
-    assert whole["completion_probabilities"] == told
+    whole = post(server, "/completion", prompt=PROMPT, **asked).json()
+    assert (whole["completion_probabilities"], whole["tokens"]) == (told, [*wanted.token_ids])
 
 
 def test_prompts_of_every_kind(server: Served, model: Model) -> None:

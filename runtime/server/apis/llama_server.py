@@ -201,8 +201,9 @@ class NativeCompletionForm:
         return event({**piece, **native_probabilities(delta.logprobs, self._spell)})
 
     def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
-        """Return why each ended, and what it took."""
-        return b"".join(event(self._document(number, outcome, "")) for number, outcome in enumerate(outcomes))
+        """Return why each ended, and what it took; the pieces have named the tokens."""
+        documents = [self._document(number, outcome, "", ()) for number, outcome in enumerate(outcomes)]
+        return b"".join(map(event, documents))
 
     def failed(self, refusal: Refusal) -> bytes:
         """Return the error."""
@@ -217,19 +218,19 @@ class NativeCompletionForm:
         """Return the answer."""
         documents = [
             {
-                **self._document(number, outcome, outcome.content),
+                **self._document(number, outcome, outcome.content, outcome.generation.token_ids),
                 **native_probabilities(outcome.generation.logprobs, self._spell),
             }
             for number, outcome in enumerate(outcomes)
         ]
         return msgspec.json.encode(documents if len(documents) > 1 else documents[0])
 
-    def _document(self, number: int, outcome: FinishedAnswer, content: str) -> dict[str, Any]:
+    def _document(self, number: int, outcome: FinishedAnswer, content: str, tokens: Sequence[int]) -> dict[str, Any]:
         generation = outcome.generation
         return {
             "index": number,
             "content": content,
-            "tokens": generation.token_ids if self._has_tokens else [],
+            "tokens": tokens if self._has_tokens else [],
             "id_slot": 0,
             "has_new_line": "\n" in outcome.content,
             "stop": True,
