@@ -170,6 +170,7 @@ def _template_messages(message: AnthropicMessage, where: str) -> list[dict[str, 
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     texts: list[str] = []
+    thoughts: list[str] = []
     made: dict[str, Any] = {"role": message.role}
     results: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
@@ -182,10 +183,12 @@ def _template_messages(message: AnthropicMessage, where: str) -> list[dict[str, 
             text = _plain_text(block.content or "", f"{place}.content")
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
         elif block.type == "thinking":
-            made["reasoning_content"] = block.thinking or ""
+            thoughts.append(block.thinking or "")
         elif block.type not in _LEFT_OUT:
             texts.append(_text(block, place))
     made["content"] = joined(texts)
+    if thoughts:
+        made["reasoning_content"] = joined(thoughts)
     if calls:
         made["tool_calls"] = calls
     return [*results, *([made] if texts or calls or not results else [])]
