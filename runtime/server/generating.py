@@ -103,7 +103,7 @@ class Job:
 
     @property
     def most_tokens(self) -> int | None:
-        """How many tokens an answer may have: where each is told of with others, as many as memory is meant for."""
+        """How many tokens an answer may have: where others are told of with each, MOST_PROBABILITIES bound them all."""
         if (n_others := self.sampling.top_logprobs) is None:
             return self.max_tokens
         room = MOST_PROBABILITIES // ((1 + n_others) * self.n_answers)
