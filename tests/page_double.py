@@ -1,4 +1,4 @@
-"""The server with a made-up model, for tests of the page: it says again what it is told, or counts for ever.
+"""The server with a made-up model, for tests of the page: it says again what it is told, counts or waits for ever.
 
 `python page_double.py serve NAME --port N [--key KEY] [--plain]` serves it, and says where as `edge-run serve` does.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 import anyio
 import uvicorn
 
+from edge_run.base.errors import ConfigError
 from edge_run.base.mesh_status import MeshNode, MeshUse
 from edge_run.base.results import (
     Backend,
@@ -38,7 +40,7 @@ from edge_run.runtime.server.catalogue.catalogue import Catalogue
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.serving import bind
 
-COUNT, THINK, LOSE = "count", "think", "lose a device"
+COUNT, THINK, LOSE, WAIT = "count", "think", "lose a device", "wait"
 PIECE_S = 0.03
 ITEMS = {"program": 120, "kv": 384, "buffers": 96, "work": 6, "reserve": 24, "pinned": 1180, "window": 32}
 MESH = MeshUse(
@@ -53,7 +55,7 @@ MESH = MeshUse(
 
 
 class RepeatingModel:
-    """A model whose answer is what it is told, word for word; `count` it answers with numbers without end."""
+    """A model that says what it is told, word for word; `count` it answers with numbers without end, `wait` never."""
 
     def __init__(self, name: str, has_chat_template: bool = True) -> None:
         self.path, self.has_chat_template, self.trained_context_tokens = Path(name), has_chat_template, 32768
@@ -79,7 +81,10 @@ class RepeatingModel:
         return Stats(1.0, 1, 10, 10, memory, IoUse(read, 0.0, 4.2e9, 0.97), Backend("edge-run"))
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-        """Return the last message; after a system prompt that, and the message."""
+        """Return the last message; after a system prompt that, and the message. Roles must alternate, as Gemma's."""
+        roles = [message["role"] for message in messages if message["role"] != "system"]
+        if roles != ["user", "assistant"] * (len(roles) // 2) + ["user"]:
+            raise ConfigError("roles must alternate")
         told = [str(message["content"]) for message in messages if message["role"] == "system"]
         return " ".join([*told, str(messages[-1]["content"])])
 
@@ -88,15 +93,18 @@ class RepeatingModel:
         return [ord(letter) for letter in text]
 
     async def generate(self, tokens: Sequence[int], **options: Any) -> AsyncGenerator[Piece, None]:
-        """Say it again, or count."""
+        """Say it again, count, or wait."""
         text, made = "".join(map(chr, tokens)), 0
+        most = math.inf if options["max_tokens"] is None else options["max_tokens"]
+        if text == WAIT:
+            await anyio.sleep_forever()
         if text == LOSE:
             left = dataclasses.replace(MESH.nodes[1], blocks=tuple(range(12, 28)))
             self.mesh_use = dataclasses.replace(MESH, nodes=(MESH.nodes[0], left))
         if text == THINK:
             text = "<think>What was it?</think>It was a thought."
         words = text.split(" ")
-        while made < len(words) or text == COUNT:
+        while made < most and (made < len(words) or text == COUNT):
             yield Piece(f"{made} " if text == COUNT else words[made] + " " * (made < len(words) - 1), (0,))
             made += 1
             await anyio.sleep(PIECE_S)
@@ -118,10 +126,6 @@ class RepeatingModel:
     def token_bytes(self, token: int) -> bytes:
         """Return the letter of a token."""
         return chr(token).encode()
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """Return nothing: what an answer held back is empty."""
-        return ""
 
 
 def main() -> None:

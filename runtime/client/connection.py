@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edge_run.base.errors import ConfigError, EdgeRunError, ProtocolError
+from edge_run.runtime.client.answer_event import AnswerEvent, answer_event
 
 LOOPBACK = "127.0.0.1"
 CONNECT_S = 10.0
@@ -80,6 +81,16 @@ class ServerClient:
                     yield found
         raise ProtocolError(f"{self.address}: went away before the answer was finished")
 
+    def answer(self, path: str, body: Mapping[str, Any]) -> Generator[AnswerEvent, None, None]:
+        """Yield what the events of a `stream` say of the answer; as there, and ProtocolError for what says nothing."""
+        with contextlib.closing(self.stream(path, body)) as documents:
+            for document in documents:
+                try:
+                    event = answer_event(document)
+                except ValueError:
+                    raise _foreign(self.address) from None
+                yield event
+
     @contextlib.contextmanager
     def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
@@ -137,4 +148,8 @@ def _document(address: ServerAddress, text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        raise ProtocolError(f"{address}: what came is not JSON; is it a server of OpenAI's API?") from None
+        raise _foreign(address, "JSON") from None
+
+
+def _foreign(address: ServerAddress, what: str = "an event of an answer") -> ProtocolError:
+    return ProtocolError(f"{address}: what came is not {what}; is it a server of OpenAI's API?")

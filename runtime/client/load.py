@@ -90,16 +90,16 @@ def _ask(client: ServerClient, task: LoadTask, tally: Tally, is_over: threading.
         body["model"] = task.model
     began_s = last_s = time.monotonic()
     n_pieces = 0
-    events = client.stream(PATH, body)
+    events = client.answer(PATH, body)
     for event in events:
         if is_over.is_set():
             events.close()
             return
         now_s = time.monotonic()
-        if usage := event.get("usage"):
-            tally.tokens += usage["completion_tokens"] - n_pieces
-            tally.prompt_tokens += usage["prompt_tokens"]
-        if any(choice.get("text") for choice in event.get("choices", ())):
+        tally.prompt_tokens += event.prompt_tokens
+        if event.completion_tokens:
+            tally.tokens += event.completion_tokens - n_pieces
+        if event.text:
             (tally.gaps_s if n_pieces else tally.first_s).append(now_s - last_s)
             n_pieces += 1
             tally.tokens += 1
@@ -110,7 +110,7 @@ def _ask(client: ServerClient, task: LoadTask, tally: Tally, is_over: threading.
 
 def summed(server: str, task: LoadTask, tallies: Sequence[Tally], took_s: float) -> ServerLoad:
     """Return what all clients saw together."""
-    errors = sum((tally.errors for tally in tallies), Counter[str]())
+    errors = sum((tally.errors.copy() for tally in tallies), Counter[str]())  # some may still be counting
     n_tokens = sum(tally.tokens for tally in tallies)
     return ServerLoad(
         server,

@@ -10,7 +10,8 @@ from edge_run.base.errors import ConfigError, ContextFull
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.inspection.embedding_shape import can_be_cut
 from edge_run.runtime.llama._ggml import L
-from edge_run.runtime.llama.prompt_text import CLEARLY, refuse_what_is_too_long
+from edge_run.runtime.llama.model import LlamaModel
+from edge_run.runtime.llama.prompt_text import CLEARLY, PIECE_CHARACTERS, USUAL_CHARACTERS, refuse_what_is_too_long
 
 Text = str | Sequence[int]
 
@@ -51,12 +52,14 @@ def text_tokens(engine: Engine, texts: Text | Sequence[Text], *, truncate: bool 
 
 
 def _tokens(engine: Engine, what: str, text: Text, most: int, *, truncate: bool) -> list[int]:
-    """Return all tokens of a text, called `what` in errors, which is too long only if it may be cut."""
+    """Return the tokens of a text, called `what` in errors: more than `most` only where it may be cut."""
     model = engine.model
     if isinstance(text, str):
-        if not truncate:
+        if truncate:
+            tokens = _first_tokens(model, text, most)
+        else:
             refuse_what_is_too_long(model, text, most, CLEARLY)
-        tokens = model.tokenize(text, add_special=True, parse_special=False)
+            tokens = model.tokenize(text, add_special=True, parse_special=False)
     else:
         tokens = list(text)
         if outside := [token for token in tokens if not 0 <= token < model.vocabulary]:
@@ -73,6 +76,16 @@ def _tokens(engine: Engine, what: str, text: Text, most: int, *, truncate: bool)
             context_tokens=most,
         )
     return tokens
+
+
+def _first_tokens(model: LlamaModel, text: str, most: int) -> list[int]:
+    """Return the tokens of a text, of one that is far too long those of a beginning that is clearly too long."""
+    n_characters = max(PIECE_CHARACTERS, CLEARLY * USUAL_CHARACTERS * most)
+    while True:
+        tokens = model.tokenize(text[:n_characters], add_special=True, parse_special=False)
+        if len(tokens) > CLEARLY * most or n_characters >= len(text):
+            return tokens
+        n_characters *= 2
 
 
 def _cut(engine: Engine, tokens: list[int], most: int) -> list[int]:

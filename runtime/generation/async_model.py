@@ -113,6 +113,7 @@ class AsyncModel(AsyncOwner[Model]):
     async def __aexit__(self, *_: object) -> None:
         # Not in turn: a generator that was left half way may hold it for ever. The thread is free between passes.
         self._opened.cancel()
+        self._passes = None  # those of the model that is closed
         await super().__aexit__()
 
     def _stream(

@@ -105,6 +105,11 @@ class Continuation(Closing):
         """Whether a stop string ended it."""
         return self._text.is_stopped
 
+    @property
+    def stop_text(self) -> str:
+        """The stop string that ended it; empty where none did."""
+        return self._text.stop_text
+
     def close(self) -> None:
         """Free the sampler. Idempotent."""
         self._sampler.close()

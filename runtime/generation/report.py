@@ -80,4 +80,5 @@ def report(
         kv_keep=engine.kv_keep,
         dropped_messages=answer.dropped_messages,
         shifted_tokens=course.shifted_tokens,
+        stop_text=answer.stop_text,
     )

@@ -22,7 +22,7 @@ class TextStream:
     stop: strings, none of them empty; the order does not matter. Raises ConfigError for an empty one.
     Not thread-safe.
 
-    is_stopped: True once a stop string has ended the answer; nothing more comes.
+    is_stopped: True once a stop string has ended the answer; nothing more comes. stop_text: that stop string.
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
@@ -32,7 +32,7 @@ class TextStream:
         self._longest = max(map(len, self._stop), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
-        self.is_stopped = False
+        self.is_stopped, self.stop_text = False, ""
 
     def push(self, data: bytes) -> str:
         """Take the bytes of the next token; return the text that is now certain, often empty."""
@@ -50,6 +50,7 @@ class TextStream:
         pending_at = len(text) if is_last else self._find_beginning(text)
         if found_at is not None and found_at <= pending_at:
             self._held, self.is_stopped = "", True
+            self.stop_text = next(stop for stop in self._stop if text.startswith(stop, found_at))
             return text[:found_at]
         self._held = text[pending_at:]
         return text[:pending_at]

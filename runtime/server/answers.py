@@ -205,7 +205,6 @@ class AnswerResponse:
             sender.send_nowait(_Opening(opening))
         outcomes = await generate(served.answering, job, take, count)
         for outcome in outcomes:
-            outcome.stop_text = served.stop_text(outcome.generation, job.sampling.stop)
             counts.answer(outcome.generation, outcome.finish)
         sender.send_nowait(_Last(self._form.end(outcomes) if self._is_stream else self._form.whole(outcomes)))
 

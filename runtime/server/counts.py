@@ -23,13 +23,22 @@ class Spread:
         self.total += value
 
 
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast an answer was, in tokens a second, and how long its first token took."""
+
+    decode_tokens_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    first_token_s: float = 0.0
+
+
 @dataclass(slots=True)
 class Counts:
     """Figures of all requests. generated_tokens grows with each token, the others when a request ends.
 
     drafted_tokens: guesses that were verified; accepted_tokens: those that came true and were used.
     finished: requests by how they ended: `stop`, `length`, `tool_calls`, `abort` (the client went away, or the server
-    ended it), `error`. latest: the answer that was finished last.
+    ended it), `error`. latest: of the answer that was finished last; nothing else of an answer is kept.
     """
 
     finished: dict[str, int] = field(default_factory=dict)
@@ -38,7 +47,7 @@ class Counts:
     cached_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    latest: Generation | None = None
+    latest: Speed = field(default_factory=Speed)
     first_token_s: Spread = field(default_factory=Spread)
     request_s: Spread = field(default_factory=Spread)
     token_s: Spread = field(default_factory=Spread)
@@ -66,6 +75,6 @@ class Counts:
         self.cached_tokens += generation.cached_tokens
         self.drafted_tokens += generation.speculation.drafted
         self.accepted_tokens += generation.speculation.accepted
-        self.latest = generation
+        self.latest = Speed(generation.decode_tokens_per_s, generation.prefill_tokens_per_s, generation.ttft_s)
         if generation.decode_tokens_per_s:
             self.token_s.add(1 / generation.decode_tokens_per_s)

@@ -20,6 +20,7 @@ if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
 
 _SEEDS = 2**32 - 1
+MOST_PROBABILITIES = 1 << 18  # of a request: each takes 100 bytes, and four times that as it is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,14 @@ class Job:
         """How many answers there are, those to the first prompt first."""
         return self.choices * len(self.prompts)
 
+    @property
+    def most_tokens(self) -> int | None:
+        """How many tokens an answer may have: where others are told of with each, MOST_PROBABILITIES bound them all."""
+        if (n_others := self.sampling.top_logprobs) is None:
+            return self.max_tokens
+        room = MOST_PROBABILITIES // ((1 + n_others) * self.n_answers)
+        return room if self.max_tokens is None else min(room, self.max_tokens)
+
     def check(self, context_tokens: int) -> None:
         """Raise ContextFull where a prompt leaves no room for a token."""
         longest = max(map(len, self.prompts))
@@ -114,13 +123,12 @@ class Job:
 
 @dataclass(slots=True)
 class FinishedAnswer:
-    """A finished answer. finish: `stop`, `length` or `tool_calls`; stop_text: the stop string that ended it."""
+    """A finished answer. finish: `stop`, `length` or `tool_calls`."""
 
     generation: Generation
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
-    stop_text: str = ""
 
     @property
     def finish(self) -> str:
@@ -172,7 +180,7 @@ async def _answer(model: AsyncModel, job: Job, number: int, take: Take, count: C
 
     stream = model.generate(
         job.prompts[number // job.choices],
-        max_tokens=job.max_tokens,
+        max_tokens=job.most_tokens,
         sampling=sampling,
         key=job.key,
         salt=f"{job.key}{job.salt}",
@@ -191,6 +199,8 @@ async def _answer(model: AsyncModel, job: Job, number: int, take: Take, count: C
         raise Cancelled("the answer was ended before it was finished")
     for delta in parser.finish():
         tell(delta)
+    if tokens:  # of a stop string, or of what no text came of
+        tell(Delta())
     return FinishedAnswer(
         generation,
         "".join(delta.content for delta in deltas),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from edge_run.base.results import TokenLogprobs
@@ -34,7 +35,7 @@ def text_logprobs(found: Sequence[TokenLogprobs], spell: Spell, offset: int = 0)
     if not found:
         return None
     tokens = [_text(one[0][0], spell) for one in found]
-    offsets = [offset + sum(map(len, tokens[:i])) for i in range(len(tokens))]
+    offsets = list(accumulate(map(len, tokens[:-1]), initial=offset))
     return {
         "tokens": tokens,
         "token_logprobs": [_finite(one[0][1]) for one in found],

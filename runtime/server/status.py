@@ -73,7 +73,7 @@ def _entry(service: Service, entry: ModelEntry) -> dict[str, Any]:
 
 def _of_model(served: ServedModel) -> dict[str, Any]:
     """Return what there is to say of the model that is open."""
-    model, latest = served.model, served.counts.latest
+    model = served.model
     plan, stats = model.plan, model.stats
     return {
         "model": {
@@ -100,11 +100,7 @@ def _of_model(served: ServedModel) -> dict[str, Any]:
             "efficiency": stats.io.efficiency,
             "streamed_bytes_per_pass": plan.streamed_bytes_per_pass,
         },
-        "speed": {
-            "decode_tokens_per_s": latest.decode_tokens_per_s if latest else 0.0,
-            "prefill_tokens_per_s": latest.prefill_tokens_per_s if latest else 0.0,
-            "first_token_s": latest.ttft_s if latest else 0.0,
-        },
+        "speed": dataclasses.asdict(served.counts.latest),
         "forecast": dataclasses.asdict(served.forecast) if served.forecast else None,
         "progress": dataclasses.asdict(progress) if (progress := model.progress) else None,
         "speculation": dataclasses.asdict(model.speculation),

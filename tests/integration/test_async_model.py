@@ -181,6 +181,14 @@ async def test_an_answer_of_a_model_that_was_closed_is_cancelled(kit: Path) -> N
             pass
 
 
+async def test_a_model_that_was_closed_can_be_opened_again(kit: Path) -> None:
+    model = AsyncModel(kit, context_tokens=256, sequences=2)
+    for _ in range(2):
+        async with model:
+            found = [piece async for piece in model.generate(PROMPT, max_tokens=3, temperature=0)]
+        assert found[-1].generation
+
+
 async def test_vectors_that_a_model_cannot_make_end_no_answer(kit: Path) -> None:
     async with AsyncModel(kit, context_tokens=256, sequences=2) as model:
         pieces = model.generate(PROMPT, max_tokens=20, temperature=0, ignore_eos=True)

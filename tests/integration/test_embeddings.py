@@ -14,6 +14,7 @@ from edge_run.base.errors import ConfigError, ContextFull, NotSupported
 from edge_run.runtime.embedding.embedding import normalized, shared
 from edge_run.runtime.embedding.results import EmbeddingShape
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.llama.model import LlamaModel
 from in_child import in_child
 from llama_tensors import silence_llama_logs
 from small_engines import open_engine, streaming_engine
@@ -129,6 +130,25 @@ def test_texts_that_are_too_long(opened: Model) -> None:
     cut = opened.embed([TEXTS[0], long], truncate=True)
     assert (cut.truncated, cut.tokens) == ((1,), (1, WIDTH))
     assert np.array_equal(cut.of(1), opened.embed(TEXTS[3]).vectors)
+
+
+def test_of_a_text_that_is_far_too_long_the_beginning_is_tokenized(
+    opened: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, tokenize = list[int](), LlamaModel.tokenize
+
+    def noted(model: LlamaModel, text: str, **how: bool) -> list[int]:
+        asked.append(len(text))
+        return tokenize(model, text, **how)
+
+    monkeypatch.setattr(LlamaModel, "tokenize", noted)
+    text = "a fox ran. " * 100_000
+    cut = opened.text_tokens(text, truncate=True)
+    assert max(asked) < len(text) / 10
+    assert (cut.truncated, cut.tokens) == ((0,), opened.text_tokens(text[:10_000], truncate=True).tokens)
+    monkeypatch.setattr(LlamaModel, "tokenize", lambda model, text, **how: [1] * (len(text) // 10_000))
+    rare = opened.text_tokens(text, truncate=True)
+    assert (rare.truncated, len(rare.tokens[0])) == ((0,), WIDTH), "of few tokens, enough is"
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,14 @@ def test_pieces_join_to_the_text_and_the_last_one_carries_the_figures(model: Mod
     assert json.loads(to_json(generation))["plan"]["mode"] == model.plan.mode
 
 
+def test_the_stop_string_that_ended_an_answer_is_told_of_also_behind_control_tokens(model: Model) -> None:
+    (mark,) = model.tokenize("<|bos|>", add_special=False, parse_special=True)
+    options = {"max_tokens": 5, "temperature": 0, "logit_bias": {mark: 100.0}, "marks": ("<|bos|>",)}
+    found = model.generate(PROMPT, stop=("never", "bos|><|bos", "bos|><"), **options).result()
+    assert (found.text, found.finish_reason, found.stop_text) == ("<|", "stop", "bos|><|bos")
+    assert model.generate(PROMPT, **options).result().stop_text == ""
+
+
 def test_greedy_text_is_the_same_in_every_mode(model: Model) -> None:
     text = model.generate(PROMPT, max_tokens=16, temperature=0).result().text
     assert text == model.generate(PROMPT, max_tokens=16, temperature=0).result().text

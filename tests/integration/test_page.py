@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from browser_page import BROWSER, DRIVER, Page, chromium
 from kit_models import KIT
-from page_double import COUNT, LOSE, THINK
+from page_double import COUNT, LOSE, THINK, WAIT
 from served import TEMPLATE, Served, served
 
 pytest.importorskip("selenium.webdriver")
@@ -45,6 +46,8 @@ DRAWN = """
     drawn.then(() => done(place.{}), done);
 """
 
+CHATS = "Object.values(localStorage).map((text) => JSON.parse(text))"
+
 pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium, or no chromedriver")
 
 
@@ -67,6 +70,17 @@ def page(driver: Any, double: Served) -> Iterator[Page]:
     page.open(double)
     yield page
     assert not page.errors()
+
+
+@contextlib.contextmanager
+def other_tab(page: Page, server: Served) -> Iterator[None]:
+    """Have the page in another tab of the same browser for a block."""
+    first = page.driver.current_window_handle
+    page.driver.switch_to.new_window("tab")
+    page.driver.get(server.url)
+    yield
+    page.driver.close()
+    page.driver.switch_to.window(first)
 
 
 def test_a_chat_with_a_real_model(driver: Any, kit: Path) -> None:
@@ -154,6 +168,46 @@ def test_stop_and_answer_anew(page: Page, double: Served) -> None:
     assert page.js("return document.activeElement.id") == "text"
 
 
+def test_what_got_no_answer_is_not_said_again(page: Page, double: Served) -> None:
+    page.say(WAIT)
+    double.wait_until(running=0, waiting=1)
+    page.one("#stop").click()
+    page.sees("article:last-child .state", "Stopped")
+    page.say("what I meant")
+    page.finished()
+    assert page.text("article:last-child .text") == "what I meant", "the roles alternate, as the template wants"
+
+
+def test_two_tabs_with_one_conversation_lose_nothing(page: Page, double: Served) -> None:
+    page.say(COUNT)
+    page.sees("article:last-child .text", "0 1 2")
+    with other_tab(page, double):
+        page.sees("article:last-child .text", "0 1 2")
+        page.say("meanwhile")
+        page.finished()
+    page.until(f"{CHATS}.length === 2")
+    page.one("#stop").click()
+    page.sees("article:last-child .state", "Stopped")
+    said = page.js(f"return {CHATS}.map((one) => one.messages.filter(({{ role }}) => role === 'user').length)")
+    assert sorted(said) == [1, 2]
+    assert page.js("return document.querySelectorAll('#list li').length") == 2
+
+
+def test_a_chat_that_another_tab_deletes_stays_so(page: Page, double: Served) -> None:
+    page.say(COUNT)
+    page.sees("article:last-child .text", "0 1 2")
+    with other_tab(page, double):
+        page.sees("article:last-child .text", "0 1 2")
+        for _ in range(2):
+            page.js("document.querySelector('#list [aria-current] + button').click()")
+        page.until(f"{CHATS}.length === 0")
+    said = int(page.text("article:last-child .text").split()[-1])
+    page.sees("article:last-child .text", f" {said + 30} ")  # it was to be kept meanwhile
+    page.one("#stop").click()
+    page.sees("article:last-child .state", "Stopped")
+    assert page.js(f"return {CHATS}.length") == 0
+
+
 def test_a_reload_in_mid_answer_keeps_what_was_said(page: Page, double: Served) -> None:
     page.say(COUNT)
     page.sees("article:last-child .text", "0 1 2 3")
@@ -213,9 +267,11 @@ def test_a_key_is_asked_for_and_a_model_without_a_template_continues(driver: Any
     page = Page(driver)
     with served(Path("a-model"), "--key", "a-key-of-eight", "--plain", program=DOUBLE) as server:
         page.open(server)
-        for key in ("not-this-one", "a-key-of-eight"):
+        for key in ("ключ-ключ", "not-this-one", "a-key-of-eight"):
             page.until("document.getElementById('key').open")
             page.one("#key-text").send_keys(key, "\ue007")
+            if key == "ключ-ключ":
+                page.sees("#key-why", "of ASCII only")
         page.sees("#model", "a-model")
         page.sees(".about", "no chat template")
         page.say("hello")
@@ -223,6 +279,9 @@ def test_a_key_is_asked_for_and_a_model_without_a_template_continues(driver: Any
         page.say(" again")
         page.finished()
         assert page.text("article:last-child .text") == "hellohello again"
+        page.say(" and" * 30)
+        page.finished()
+        assert page.text("article:last-child .text").count("and") == 30, "not 16 tokens, as the API has it"
         assert (
             page.js("return [Object.keys(localStorage).join(), Object.values(localStorage).join()].join()").count(
                 "eight"

@@ -13,6 +13,7 @@ import pytest
 
 from edge_run import Model
 from edge_run.base.results import Speculation
+from edge_run.runtime.server.apis.llama_server import MOST_LETTERS, MOST_PIECES
 from edge_run.runtime.server.usage import timings
 from served import EXACTLY, TEMPLATE, Served, served
 
@@ -56,14 +57,15 @@ def test_a_completion_in_a_stream_that_a_word_ends(server: Served, model: Model)
 
 def test_a_stream_names_the_tokens_of_its_pieces_and_how_likely_they_were(server: Served, model: Model) -> None:
     wanted = model.generate(PROMPT, max_tokens=6, temperature=0, top_logprobs=3).result()
-    found = post(server, "/completions", prompt=PROMPT, n_predict=6, temperature=0, n_probs=3, stream=True)
+    asked = {"n_predict": 6, "temperature": 0, "n_probs": 3, "return_tokens": True}
+    found = post(server, "/completions", prompt=PROMPT, stream=True, **asked)
     pieces = [json.loads(line.removeprefix("data: ")) for line in found.text.splitlines() if line]
     assert [token for piece in pieces for token in piece["tokens"]] == [*wanted.token_ids]
     told = [one for piece in pieces for one in piece.get("completion_probabilities", ())]
     assert [one["id"] for one in told] == [*wanted.token_ids]
     assert [len(one["top_logprobs"]) for one in told] == [3] * 6
-    whole = post(server, "/completion", prompt=PROMPT, n_predict=6, temperature=0, n_probs=3).json()
-    assert whole["completion_probabilities"] == told
+    whole = post(server, "/completion", prompt=PROMPT, **asked).json()
+    assert (whole["completion_probabilities"], whole["tokens"]) == (told, [*wanted.token_ids])
 
 
 def test_prompts_of_every_kind(server: Served, model: Model) -> None:
@@ -134,6 +136,10 @@ def test_tokens(server: Served, model: Model) -> None:
     pieces = post(server, "/tokenize", content=PROMPT, with_pieces=True).json()["tokens"]
     assert "".join(piece["piece"] for piece in pieces).strip() == PROMPT
     assert post(server, "/detokenize", tokens=tokens).json() == {"content": model.detokenize(tokens)}
+    for longest, more in (({}, MOST_LETTERS), ({"with_pieces": True}, 3 * MOST_PIECES)):
+        refused = post(server, "/tokenize", content=" a" * more, **longest)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "content")
+    assert len(post(server, "/tokenize", content=" a" * MOST_PIECES).json()["tokens"]) >= MOST_PIECES
     assert post(server, "/detokenize", tokens=[10**9]).status_code == 400
     assert post(server, "/detokenize", tokens=[-1]).status_code == 400
 

@@ -170,6 +170,7 @@ def _template_messages(message: AnthropicMessage, where: str) -> list[dict[str, 
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     texts: list[str] = []
+    thoughts: list[str] = []
     made: dict[str, Any] = {"role": message.role}
     results: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
@@ -182,10 +183,12 @@ def _template_messages(message: AnthropicMessage, where: str) -> list[dict[str, 
             text = _plain_text(block.content or "", f"{place}.content")
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
         elif block.type == "thinking":
-            made["reasoning_content"] = block.thinking or ""
+            thoughts.append(block.thinking or "")
         elif block.type not in _LEFT_OUT:
             texts.append(_text(block, place))
     made["content"] = joined(texts)
+    if thoughts:
+        made["reasoning_content"] = joined(thoughts)
     if calls:
         made["tool_calls"] = calls
     return [*results, *([made] if texts or calls or not results else [])]
@@ -246,7 +249,7 @@ class MessageForm:
 
     def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return why it ended, and what it took."""
-        ending = {"stop_reason": _stop_reason(outcomes[0]), "stop_sequence": outcomes[0].stop_text or None}
+        ending = {"stop_reason": _stop_reason(outcomes[0]), "stop_sequence": outcomes[0].generation.stop_text or None}
         usage = _usage(outcomes[0])
         return self._close() + _event("message_delta", delta=ending, usage=usage) + _event("message_stop")
 
@@ -270,7 +273,7 @@ class MessageForm:
             {"type": "tool_use", "id": call.identity, "name": call.name, "input": json.loads(call.arguments)}
             for call in outcome.calls
         ]
-        ending = {"stop_reason": _stop_reason(outcome), "stop_sequence": outcome.stop_text or None}
+        ending = {"stop_reason": _stop_reason(outcome), "stop_sequence": outcome.generation.stop_text or None}
         return msgspec.json.encode({**self._head(), "content": content, **ending, "usage": _usage(outcome)})
 
     def _head(self) -> dict[str, Any]:
@@ -301,7 +304,7 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def _stop_reason(outcome: FinishedAnswer) -> str:
-    if outcome.finish == "stop" and outcome.stop_text:
+    if outcome.finish == "stop" and outcome.generation.stop_text:
         return "stop_sequence"
     if outcome.generation.finish_reason == "context":
         return "model_context_window_exceeded"

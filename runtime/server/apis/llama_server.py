@@ -25,6 +25,8 @@ from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.usage import llama_progress, timings
 
 Tokens = Annotated[list[Token], Meta(max_length=1 << 22)]
+MOST_LETTERS = 1 << 20  # to be turned into tokens at a time, which takes some 70 bytes for each
+MOST_PIECES = 1 << 17  # 300 bytes each
 
 
 class PromptObject(msgspec.Struct):
@@ -69,7 +71,7 @@ class NativeCompletionRequest(SamplingFields, kw_only=True):
 class TokenizeRequest(msgspec.Struct):
     """A text to be turned into tokens."""
 
-    content: str
+    content: Annotated[str, Meta(max_length=MOST_LETTERS)]
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
@@ -128,6 +130,10 @@ async def tokenize(service: Service, request: Request) -> Response:
         tokens = model.tokenize(asked.content, add_special=asked.add_special, parse_special=asked.parse_special)
         if not asked.with_pieces:
             return list(tokens)
+        if len(tokens) > MOST_PIECES:
+            raise Refusal(
+                400, f"content: has {len(tokens):,} tokens, with pieces {MOST_PIECES:,} at most", param="content"
+            )
         return [{"id": token, "piece": model.detokenize([token])} for token in tokens]
 
     async with service.visit(service.catalogue.asked(asked.model)) as served:
@@ -195,8 +201,9 @@ class NativeCompletionForm:
         return event({**piece, **native_probabilities(delta.logprobs, self._spell)})
 
     def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
-        """Return why each ended, and what it took."""
-        return b"".join(event(self._document(number, outcome, "")) for number, outcome in enumerate(outcomes))
+        """Return why each ended, and what it took; the pieces have named the tokens."""
+        documents = [self._document(number, outcome, "", ()) for number, outcome in enumerate(outcomes)]
+        return b"".join(map(event, documents))
 
     def failed(self, refusal: Refusal) -> bytes:
         """Return the error."""
@@ -211,19 +218,19 @@ class NativeCompletionForm:
         """Return the answer."""
         documents = [
             {
-                **self._document(number, outcome, outcome.content),
+                **self._document(number, outcome, outcome.content, outcome.generation.token_ids),
                 **native_probabilities(outcome.generation.logprobs, self._spell),
             }
             for number, outcome in enumerate(outcomes)
         ]
         return msgspec.json.encode(documents if len(documents) > 1 else documents[0])
 
-    def _document(self, number: int, outcome: FinishedAnswer, content: str) -> dict[str, Any]:
+    def _document(self, number: int, outcome: FinishedAnswer, content: str, tokens: Sequence[int]) -> dict[str, Any]:
         generation = outcome.generation
         return {
             "index": number,
             "content": content,
-            "tokens": generation.token_ids if self._has_tokens else [],
+            "tokens": tokens if self._has_tokens else [],
             "id_slot": 0,
             "has_new_line": "\n" in outcome.content,
             "stop": True,
@@ -233,7 +240,7 @@ class NativeCompletionForm:
             "tokens_cached": generation.prompt_tokens + max(0, generation.completion_tokens - 1),
             "truncated": generation.finish_reason == "context" or generation.shifted_tokens > 0,
             "stop_type": _stop_type(outcome),
-            "stopping_word": outcome.stop_text,
+            "stopping_word": outcome.generation.stop_text,
             "generation_settings": {**_parameters(self._job.sampling, self._job.max_tokens), "seed": generation.seed},
             "timings": timings(generation),
         }
@@ -242,7 +249,7 @@ class NativeCompletionForm:
 def _stop_type(outcome: FinishedAnswer) -> str:
     if outcome.finish == "length":
         return "limit"
-    return "word" if outcome.stop_text else "eos"
+    return "word" if outcome.generation.stop_text else "eos"
 
 
 def _parameters(sampling: SamplingConfig, max_tokens: int | None) -> dict[str, Any]:

@@ -264,6 +264,8 @@ class OllamaForm:
     def piece(self, number: int, delta: Delta) -> bytes:
         """Return a line."""
         calls = [delta.call] if delta.call else []
+        if not (delta.content or delta.reasoning or calls):
+            return b""
         return _line({**self._said(delta.content, delta.reasoning, calls), "done": False})
 
     def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:

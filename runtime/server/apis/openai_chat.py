@@ -187,15 +187,15 @@ class ChatForm:
 
     def piece(self, number: int, delta: Delta) -> bytes:
         """Return a chunk."""
+        logprobs = chat_logprobs(delta.logprobs, self._spell)
         if delta.call:
             function = {"name": delta.call.name, "arguments": delta.call.arguments}
             index = self._calls[number]
             self._calls[number] += 1
             call = {"index": index, "id": delta.call.identity, "type": "function", "function": function}
-            return self._chunk([_choice(number, {"tool_calls": [call]})])
+            return self._chunk([_choice(number, {"tool_calls": [call]}, logprobs=logprobs)])
         key, text = ("reasoning_content", delta.reasoning) if delta.reasoning else ("content", delta.content)
-        logprobs = chat_logprobs(delta.logprobs, self._spell)
-        return self._chunk([_choice(number, {key: text}, logprobs=logprobs)]) if text else b""
+        return self._chunk([_choice(number, {key: text}, logprobs=logprobs)]) if text or logprobs else b""
 
     def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return why each choice ended, the usage where it was asked for, and the end of the stream."""

@@ -132,7 +132,8 @@ class CompletionForm:
         """Return a chunk."""
         logprobs = text_logprobs(delta.logprobs, self._spell, self._written[number])
         self._written[number] += len(delta.content)
-        return self._chunk([_choice(number, delta.content, logprobs=logprobs)]) if delta.content else b""
+        says = delta.content or logprobs
+        return self._chunk([_choice(number, delta.content, logprobs=logprobs)]) if says else b""
 
     def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return why each choice ended, the usage where it was asked for, and the end of the stream."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 
-from edge_run.base.results import Forecast, Generation
+from edge_run.base.results import Forecast
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
@@ -114,10 +114,3 @@ class ServedModel:
                 code="unsupported_parameter",
             )
         return cache_salt or ""
-
-    def stop_text(self, generation: Generation, stops: Sequence[str]) -> str:
-        """Return the stop string that ended an answer; empty where none did."""
-        if generation.finish_reason != "stop" or not stops:
-            return ""
-        rest = self.model.detokenize(generation.token_ids)[len(generation.text) :]
-        return next((stop for stop in stops if rest.startswith(stop)), "")

@@ -23,10 +23,11 @@ export function load(id) {
   }
 }
 
+const newId = () => `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}`;
+
 /** Return a conversation without messages, with the settings of `like`. */
 export function begin(like) {
-  const id = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}`;
-  return { id, changed: Date.now(), system: like?.system ?? "", settings: { ...like?.settings }, messages: [] };
+  return { id: newId(), changed: 0, system: like?.system ?? "", settings: { ...like?.settings }, messages: [] };
 }
 
 /** Return the conversation that this tab had, else the latest, else a new one. */
@@ -36,11 +37,14 @@ export function current() {
 
 export const setCurrent = (conversation) => sessionStorage.setItem(CURRENT, conversation.id);
 
-/** Keep a conversation; return whether there was room for it. */
+/** Keep a conversation, under a new id where another tab went on with it; return whether there was room for it. */
 export function save(conversation) {
-  conversation.changed = Date.now();
+  const there = load(conversation.id);
+  if (there && there.changed !== conversation.changed) conversation.id = newId();
+  const changed = Date.now();
   try {
-    localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation));
+    localStorage.setItem(PREFIX + conversation.id, JSON.stringify({ ...conversation, changed }));
+    conversation.changed = changed;
     return true;
   } catch {
     return false;

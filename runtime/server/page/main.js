@@ -9,6 +9,7 @@ import { Gone, ask, forgetKey, hasKey, onKeyNeeded } from "./server.js";
 
 const POLL_MS = 1000, POLL_LIMIT_MS = 20000, SAVE_MS = 400;
 
+const on = (id, kind, act) => at(id).addEventListener(kind, act);
 const chat = new Chat(at("log"), at("said"), () => answerAnew());
 const machine = new Machine(at("machine"));
 let conversation = kept.current();
@@ -69,7 +70,8 @@ function forget({ id }) {
 
 // Answers
 
-function send() {
+function send(event) {
+  event.preventDefault();
   const text = isChat ? at("text").value.trim() : at("text").value;
   if (!text.trim() || running || !isThere) return;
   const message = { role: "user", content: text };
@@ -95,7 +97,7 @@ async function answer() {
     });
     saved ||= setTimeout(() => {
       saved = 0;
-      keep(answering.conversation);
+      keepAnswer();
     }, SAVE_MS);
   };
   chat.add(answering.answer, answering.answer);
@@ -105,9 +107,9 @@ async function answer() {
   await generate(answering.conversation, answering.answer, asked()?.name, isChat, answering.abort.signal, changed);
   clearTimeout(saved);
   if (isLeaving && answering.answer.state === GONE) answering.answer.state = OPEN;
+  keepAnswer();
   running = null;
   chat.running = null;
-  if (kept.load(answering.conversation.id)) keep(answering.conversation);
   if (shown()) {
     chat.update(answering.answer);
     chat.readOut(answering.answer, true);
@@ -124,7 +126,17 @@ function answerAnew() {
 }
 
 function keep(one) {
+  const { id } = one;
   if (!kept.save(one)) notify("The browser's storage is full: delete a chat, or this one is gone with the page.");
+  if (one.id === id) return;
+  kept.setCurrent(conversation);
+  drawList();
+}
+
+/** Keep what is answered, unless it was deleted meanwhile. */
+function keepAnswer() {
+  const one = running?.conversation;
+  if (one && (!one.changed || kept.load(one.id))) keep(one);
 }
 
 const stop = () => running?.abort.abort();
@@ -193,7 +205,7 @@ function drawModels() {
     el("option", { value: one.name, selected: one.name === name }, one.name + (one.state === "unloaded" ? "" : ` (${one.state})`))));
 }
 
-at("models").addEventListener("change", () => {
+on("models", "change", () => {
   conversation.model = at("models").value;
   if (conversation.messages.length) keep(conversation);
   else open(conversation);
@@ -214,20 +226,20 @@ function notify(text) {
 at("fields").append(...SETTINGS.map(([name, label, bounds]) =>
   el("div", {}, el("label", { for: name }, label), el("input", { id: name, type: "number", inputmode: "decimal", ...bounds }))));
 
-at("show-settings").addEventListener("click", () => {
+on("show-settings", "click", () => {
   at("system").value = conversation.system;
   for (const [name] of SETTINGS) at(name).value = conversation.settings[name] ?? "";
   at("settings").showModal();
 });
 
-at("settings").addEventListener("input", () => {
+on("settings", "input", () => {
   conversation.system = at("system").value;
   const given = SETTINGS.map(([name]) => at(name)).filter((field) => field.value && field.checkValidity());
   conversation.settings = Object.fromEntries(given.map((field) => [field.id, field.valueAsNumber]));
   if (conversation.messages.length) keep(conversation);
 });
 
-at("forget-key").addEventListener("click", () => {
+on("forget-key", "click", () => {
   forgetKey();
   at("settings").close();
   poll();
@@ -251,7 +263,7 @@ function closeSides() {
 }
 
 for (const [button, side] of SIDES) {
-  at(button).addEventListener("click", () => {
+  on(button, "click", () => {
     const isOpen = at(side).classList.contains("open");
     closeSides();
     at(side).classList.toggle("open", !isOpen);
@@ -265,17 +277,10 @@ function fit() {
   field.style.height = `${field.scrollHeight + 2}px`;
 }
 
-at("text").addEventListener("input", fit);
-at("text").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  send();
-});
-at("composer").addEventListener("submit", (event) => {
-  event.preventDefault();
-  send();
-});
-at("stop").addEventListener("click", stop);
+on("text", "input", fit);
+on("text", "keydown", (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event));
+on("composer", "submit", send);
+on("stop", "click", stop);
 addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
   const open = SIDES.find(([, side]) => at(side).classList.contains("open"));
@@ -286,14 +291,14 @@ addEventListener("keydown", (event) => {
     stop();
   }
 });
-at("new").addEventListener("click", () => {
+on("new", "click", () => {
   open(conversation.messages.length ? kept.begin(conversation) : conversation);
   at("text").focus();
 });
 
 addEventListener("beforeunload", () => (isLeaving = true));
 addEventListener("pageshow", () => (isLeaving = false));
-addEventListener("pagehide", () => running && kept.save(running.conversation));
+addEventListener("pagehide", keepAnswer);
 document.addEventListener("visibilitychange", poll);
 kept.watch((id) => {
   if (id === conversation.id && running?.conversation !== conversation) open(kept.load(id) ?? kept.begin(conversation));

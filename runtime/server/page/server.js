@@ -45,7 +45,9 @@ export async function ask(path, { body, signal } = {}) {
 
 async function newKey(why) {
   asking ??= askKey(why).finally(() => (asking = null));
-  sessionStorage.setItem(KEY, await asking);
+  const key = await asking;
+  if (/[^!-~]/.test(key)) return newKey("A key has letters, digits and signs of ASCII only.");
+  sessionStorage.setItem(KEY, key);
 }
 
 /** Yield the documents of a stream. Throws Gone where it ends before its end was said. */

@@ -326,6 +326,7 @@ class Generation:
     dropped_messages: the oldest messages of the conversation, which were left out because it had no room.
     shifted_tokens: those that a context shift took out of the context; what came after is not what the model gives for
         the text that was left.
+    stop_text: the stop string that ended it; empty where none did.
     """
 
     text: str
@@ -352,6 +353,7 @@ class Generation:
     kv_keep: KvKeep | None = None
     dropped_messages: int = 0
     shifted_tokens: int = 0
+    stop_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ import pytest
 from edge_run.base.bench import LoadSpread
 from edge_run.base.errors import ConfigError, ProtocolError
 from edge_run.cli.reports.load_table import describe
+from edge_run.runtime.client import load
+from edge_run.runtime.client.answer_event import AnswerEvent
 from edge_run.runtime.client.connection import ServerAddress, ServerClient, server_address
 from edge_run.runtime.client.load import LoadTask, Tally, run_load, spread_of, summed
 
@@ -43,6 +45,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/broken":
             self.close_connection = True
             return
+        if self.path == "/odd":
+            self._event(body["says"])
         self._event({"choices": [], "usage": {"completion_tokens": 4, "prompt_tokens": 10}})
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
@@ -129,6 +133,29 @@ def test_what_goes_wrong_says_what(address: ServerAddress) -> None:
         client = ServerClient(ServerAddress("127.0.0.1", free.getsockname()[1]))
         with pytest.raises(ConfigError, match="nobody listens"):
             client.get("/")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [5, [], "text", {"choices": 5}, {"choices": ["a"]}, {"choices": [{"delta": 5}]}, {"choices": [{"text": 5}]},
+     {"usage": 5}, {"usage": {"completion_tokens": [1]}}, {"usage": {"completion_tokens": 1e999}}, {"timings": [1]}],
+)  # fmt: skip
+def test_an_event_that_is_none_is_an_error_in_one_line(address: ServerAddress, odd: object) -> None:
+    with pytest.raises(ProtocolError, match=r"^http://\S+: what came is not an event of an answer; is it"):
+        list(ServerClient(address).answer("/odd", {"says": odd}))
+
+
+def test_an_event_may_lack_what_it_does_not_say(address: ServerAddress) -> None:
+    for odd in ({}, {"choices": None, "usage": None}, {"choices": [{"delta": None, "finish_reason": None}]}):
+        assert list(ServerClient(address).answer("/odd", {"says": odd}))[3] == AnswerEvent()
+
+
+def test_a_load_goes_on_after_events_that_are_none(address: ServerAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "RETRY_S", 0.01)
+    monkeypatch.setattr(Handler, "_event", lambda handler, document: handler._chunk(b"data: 5\n\n"))
+    found = run_load(address, LoadTask(2, 0.3, 5, 4), lambda second: None)
+    assert found.errors > 2, "no client has left"
+    assert "is not an event" in found.messages[0]
 
 
 def test_a_load_counts_what_comes(address: ServerAddress) -> None:

@@ -82,8 +82,13 @@ class Chat(ChatLoop):
 
     def _drop(self) -> None:
         """Leave out the oldest turns; what had no room before is answered then."""
-        text, self._unanswered = self._unanswered, None
-        n_dropped = self._talk.drop(text)
+        text = self._unanswered
+        try:
+            n_dropped = self._talk.drop(text)
+        except EdgeRunError as error:
+            self._terminal.say(f"/drop: {error}")
+            return
+        self._unanswered = None
         if not n_dropped:
             self._terminal.say("/drop: there is no turn that could be left out; /clear begins anew.")
             return

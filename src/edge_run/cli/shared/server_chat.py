@@ -13,6 +13,7 @@ from edge_run.cli.shared.chat_loop import ChatLoop
 from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:
+    from edge_run.runtime.client.answer_event import AnswerEvent
     from edge_run.runtime.client.connection import ServerClient
 
 PATH = "/v1/chat/completions"
@@ -51,7 +52,7 @@ class ServerChat(ChatLoop):
         answer = _Answer()
         began_s = time.monotonic()
         try:
-            with contextlib.closing(self._client.stream(PATH, body)) as events:
+            with contextlib.closing(self._client.answer(PATH, body)) as events:
                 for piece in answer.pieces(events):
                     self._terminal.write_answer(piece)
         except KeyboardInterrupt:
@@ -69,9 +70,9 @@ class ServerChat(ChatLoop):
     def _say_figures(self, answer: _Answer, took_s: float) -> None:
         if answer.finish == "length":
             self._terminal.say("It reached the most tokens it may have.", NOTICE)
-        n_tokens = answer.usage.get("completion_tokens", 0)
+        n_tokens = answer.n_tokens
         self._n_answers, self._n_tokens = self._n_answers + 1, self._n_tokens + n_tokens
-        speed = answer.timings.get("predicted_per_second") or n_tokens / max(took_s, 1e-9)
+        speed = answer.tokens_per_s or n_tokens / max(took_s, 1e-9)
         self._terminal.say(f"{n_tokens:,} tokens, {speed:.1f} tokens/s", NOTICE)
 
 
@@ -80,16 +81,13 @@ class _Answer:
 
     def __init__(self) -> None:
         self.text = self.finish = ""
-        self.usage: Mapping[str, Any] = {}
-        self.timings: Mapping[str, Any] = {}
+        self.n_tokens, self.tokens_per_s = 0, 0.0
 
-    def pieces(self, events: Iterator[Any]) -> Iterator[str]:
+    def pieces(self, events: Iterator[AnswerEvent]) -> Iterator[str]:
         """Yield the text of each event, and note the rest."""
         for event in events:
-            self.usage = event.get("usage") or self.usage
-            self.timings = event.get("timings") or self.timings
-            for choice in event.get("choices") or ():
-                self.finish = choice.get("finish_reason") or self.finish
-                piece = (choice.get("delta") or {}).get("content") or ""
-                self.text += piece
-                yield piece
+            self.n_tokens = event.completion_tokens or self.n_tokens
+            self.tokens_per_s = event.tokens_per_s or self.tokens_per_s
+            self.finish = event.finish or self.finish
+            self.text += event.text
+            yield event.text

@@ -40,6 +40,7 @@ def test_pieces_are_the_whole_cut_at_the_first_stop(data: bytes, stops: list[str
     whole = data.decode("utf-8", "replace")
     assert text == cut(whole, stops)
     assert stream.is_stopped == any(stop in whole for stop in stops)
+    assert stream.stop_text == next((stop for stop in stops if whole.startswith(stop, len(text))), "")
     assert stream.finish() == ""
 
 

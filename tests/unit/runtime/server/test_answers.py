@@ -48,7 +48,7 @@ class FakeModel:
         self.generation: Any = SimpleNamespace(
             logprobs=(),
             finish_reason="length", text="", token_ids=(), prompt_tokens=1, cached_tokens=0, completion_tokens=3,
-            decode_tokens_per_s=1.0, prefill_tokens_per_s=1.0, io=SimpleNamespace(bytes_read=0),
+            decode_tokens_per_s=1.0, prefill_tokens_per_s=1.0, ttft_s=0.1, io=SimpleNamespace(bytes_read=0),
             speculation=Speculation(),
         )  # fmt: skip
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from edge_run.base.results import Speculation
-from edge_run.runtime.server.counts import Counts
+from edge_run.runtime.server.counts import Counts, Speed
 
 
 def test_guesses_of_all_answers_are_counted() -> None:
@@ -16,8 +16,12 @@ def test_guesses_of_all_answers_are_counted() -> None:
             prompt_tokens=3,
             cached_tokens=1,
             decode_tokens_per_s=2.0,
+            prefill_tokens_per_s=30.0,
+            ttft_s=0.5,
+            text="a" * 1000,
             speculation=Speculation("draft", drafted=drafted, accepted=accepted),
         )
         counts.answer(made, "length")
     assert (counts.drafted_tokens, counts.accepted_tokens) == (14, 9)
     assert counts.finished == {"length": 3}
+    assert counts.latest == Speed(2.0, 30.0, 0.5), "and nothing that grows with an answer is kept of it"

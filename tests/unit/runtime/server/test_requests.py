@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.server.apis.anthropic_messages import CountRequest
 from edge_run.runtime.server.apis.keep_alive import rest_s
 from edge_run.runtime.server.apis.ollama import OllamaChatRequest, OllamaGenerateRequest
 from edge_run.runtime.server.apis.openai_chat import ChatRequest
@@ -205,6 +206,17 @@ def test_a_conversation_of_thoughts_alone_cannot_be_answered() -> None:
 )
 def test_how_long_a_model_stays(given: Any, seconds: float | None) -> None:
     assert rest_s(given) == seconds
+
+
+def test_all_thoughts_of_a_message_are_the_models() -> None:
+    blocks = [
+        {"type": "thinking", "thinking": "First.", "signature": ""},
+        {"type": "tool_use", "id": "a", "name": "f", "input": {}},
+        {"type": "thinking", "thinking": "Then.", "signature": ""},
+    ]
+    body = {"messages": [{"role": "assistant", "content": blocks}]}
+    (made,) = decode(json.dumps(body).encode(), CountRequest).task().messages
+    assert made["reasoning_content"] == "First.\n\nThen."
 
 
 def test_anthropics_clients_are_told_once_what_is_wrong() -> None:
