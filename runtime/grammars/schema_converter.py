@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from llama_cpp import llama_grammar
 
 from edge_run.base.errors import ConfigError
+from edge_run.runtime.grammars.json_pattern import json_pattern
 
 Schema = Mapping[str, Any]
 _ROOT = "#"
@@ -45,6 +46,12 @@ class SchemaConverter(llama_grammar.SchemaConverter):
         """Return the GBNF of JSON text. What JSON escapes stays escaped, and all else is as it is."""
         text = json.dumps(json.loads(literal), ensure_ascii=False)
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+    def _visit_pattern(self, pattern: str, name: str) -> str:
+        """Return the rule of JSON texts that fit a regular expression."""
+        if not (pattern.startswith("^") and pattern.endswith("$")):
+            raise ConfigError(f"JSON schema: pattern {pattern[:80]!r}: must begin with ^ and end with $")
+        return super()._visit_pattern(f"^{json_pattern(pattern[1:-1])}$", name)
 
     def _resolve_ref(self, ref: str) -> str:
         """Return the rule of what a reference leads to: one of its own, whatever else is called so."""
