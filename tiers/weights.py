@@ -18,10 +18,11 @@ from edge_run.base.units import MIB
 from edge_run.tiers.address_space import AddressSpace, MoveRefused
 from edge_run.tiers.chunk_states import Load
 from edge_run.tiers.content_sums import ContentSums
+from edge_run.tiers.file_identity import changed
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers, as_read_error
 from edge_run.tiers.residency import Residency
-from edge_run.tiers.source import Source, changed
+from edge_run.tiers.source import Source
 
 logger = logging.getLogger(__name__)
 

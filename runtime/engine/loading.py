@@ -191,6 +191,8 @@ class _Loading:
         buffered = [source.path for source in sources if not source.is_direct]
         why = f"{buffered[0]}: no direct reads on this file system, so they are buffered" if buffered else ""
         spans, model = load_stubs(gguf, self._model)
+        if not partial:
+            gguf.check_unchanged()  # llama.cpp was shown the header that the path led to
         address_space = AddressSpace(spans, self._prepared.config.chunk_bytes)
         address_space.reserve()
         chunks = address_space.holding(host_ranges(model)) if self._offload else range(address_space.n_chunks)
@@ -248,7 +250,11 @@ class _Loading:
             if partial:
                 sources.append(PartialSource(partial, number))
             else:
-                sources.append(CopiedSource(shard.path, copies[number], drives) if drives else SourceFile(shard.path))
+                sources.append(
+                    CopiedSource(shard.path, copies[number], drives, shard.identity)
+                    if drives
+                    else SourceFile(shard.path, shard.identity)
+                )
             self._stack.callback(sources[-1].close)
         return sources, drives
 

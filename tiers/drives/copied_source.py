@@ -18,6 +18,7 @@ from edge_run.base.units import KIB, round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.drives.lanes import PART_BYTES, Lane, Reading
 from edge_run.tiers.drives.stripes import Stripes
+from edge_run.tiers.file_identity import FileIdentity
 from edge_run.tiers.readers import ReadTotals
 from edge_run.tiers.source import SourceFile
 
@@ -176,10 +177,10 @@ def _new_buffer() -> int:
 class CopiedSource(SourceFile):
     """A shard with a copy on another drive, open for reading."""
 
-    def __init__(self, path: Path, copy: Path, drives: Drives) -> None:
-        """Read from `path` and `copy`, which hold the same bytes. Raises ModelFileError."""
+    def __init__(self, path: Path, copy: Path, drives: Drives, expected: FileIdentity | None = None) -> None:
+        """Read from `path` and `copy`, which hold the same bytes. Raises ModelFileError. expected: see `SourceFile`."""
         self._drives = drives
-        super().__init__(path)
+        super().__init__(path, expected)
         try:
             self._copy = SourceFile(copy)
         except BaseException:

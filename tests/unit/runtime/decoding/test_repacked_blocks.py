@@ -12,6 +12,7 @@ import pytest
 from edge_run.runtime.decoding.repacked_blocks import RepackedBlocks
 from edge_run.tiers import _libc
 from edge_run.tiers._libc import PAGE
+from edge_run.tiers.file_identity import FileIdentity
 from edge_run.tiers.packed_file import ENTRY, PackedFile
 from edge_run.tiers.packed_index import SMALLEST_BLOCK_BYTES, Facts, check_blocks
 from edge_run.tiers.source import SourceFile
@@ -41,7 +42,7 @@ def written(folder: Path) -> tuple[list[Path], PackedFile, list[bytes]]:
     path = folder / "packed"
     path.write_bytes(packed)
     facts = Facts("0" * 64, BLOCK, 1, ("x",), raw_bytes, len(packed) - PAGE, "0" * 64)
-    return paths, PackedFile(path, facts, bytes(table)), expected
+    return paths, PackedFile(path, facts, bytes(table), FileIdentity.of(path.stat())), expected
 
 
 def test_reads_are_of_both_files(tmp_path: Path) -> None:
