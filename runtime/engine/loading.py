@@ -173,7 +173,7 @@ class _Loading:
     def _open_draft(self, file: DraftFile) -> DraftModel:
         offload = self._prepared.draft_offload
         config = replace(file.config, repack="off" if offload else self._prepared.config.repack)
-        return DraftModel(file, offload, choose_kinds(file.gguf, config))
+        return DraftModel(file, offload, choose_kinds(file.gguf, config), self._driver.interrupt)
 
     def plain(self) -> Loaded:
         """Let llama.cpp's own loader read the weights."""
