@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from edge_run.base.errors import KernelError
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, plan_tree
 from edge_run.runtime.speculation.shared_drafters import CHEAP_TRIAL_TOKENS, OpenText, SharedDrafters
@@ -73,6 +74,25 @@ def test_who_is_guessed_best_gets_most() -> None:
     assert good > 2 * fair > 2
     assert bad == 1
     assert good + fair + bad <= 32
+
+
+def test_answers_go_on_without_guesses_where_guessing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    guesses = guessing({0: 0.95, 1: 0.95, 2: 0.95})
+
+    def fail(*_: object) -> Guesses:
+        raise KernelError("llama.cpp failed")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Fixed, "draft_many", fail)
+        assert widths(guesses, 2) == [1, 1]
+    assert widths(guesses, 2) == [1, 1], "nor later in these answers"
+    assert guesses.figures_of(0).reason == "guessing failed: llama.cpp failed"
+    assert guesses.figures_of(2).reason == ""
+    guesses.end(0)
+    guesses.end(1)
+    for number in (0, 1):
+        guesses.begin(number)
+    assert min(widths(guesses, 2)) > 1
 
 
 def test_one_that_is_alone_gets_all_that_pays() -> None:
