@@ -26,7 +26,7 @@ from edge_run.runtime.inspection.model_kind import check_decoder_only
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.context_shape import ContextShape, context_shape
 from edge_run.runtime.llama.exact_kernels import leave_out_tiles
-from edge_run.runtime.llama.holdings import Holdings, text_reserve_bytes
+from edge_run.runtime.llama.holdings import Holdings, lookup_bytes, text_reserve_bytes
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.llama.threads import compute_threads
@@ -312,6 +312,7 @@ class _Loading:
         passes = 2 if self._prepared.draft else 1  # guesses are made from the rows of one beside the next
         reserve_bytes = text_reserve_bytes(model.vocabulary, passes * shape.kept_rows)
         holdings = Holdings.since(before, context, work_bytes(gguf, shape.micro_batch_tokens), reserve_bytes)
+        holdings = replace(holdings, lookup_bytes=lookup_bytes(self._prepared.config, shape.sequence_tokens))
         if self._prepared.config.also:
             holdings = replace(holdings, copy_bytes=buffer_bytes(self._prepared.config.readers))
         if repacked:
