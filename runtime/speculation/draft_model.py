@@ -158,6 +158,10 @@ class DraftModel(Closing):
         """Have texts and guesses take at most `n_cells` cells, as many as have room."""
         self._texts.most_cells = min(self.context_tokens, n_cells)
 
+    def belong(self, number: int, salt: str) -> None:
+        """Have a number serve texts of `salt` from now on; what was read for others does not. Between passes only."""
+        self._texts.belong(number, salt)
+
     def n_unread(self, number: int, text: Sequence[int]) -> int:
         """Return how many tokens of a text would have to be read before anything of it is guessed."""
         return sum(self._texts.n_unread(number, ours) for ours in self._ours({number: text}).values())

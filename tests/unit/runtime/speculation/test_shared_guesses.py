@@ -25,6 +25,10 @@ class Fixed:
     def __init__(self, chances: Mapping[int, float]) -> None:
         self.chances = chances
         self.read: list[list[int]] = []
+        self.salts: dict[int, str] = {}
+
+    def belong(self, number: int, salt: str) -> None:
+        self.salts[number] = salt
 
     def n_unread(self, number: int, text: Sequence[int]) -> int:
         return 10 * CHEAP_TRIAL_TOKENS if number == 1 else number
@@ -93,6 +97,14 @@ def test_answers_go_on_without_guesses_where_guessing_fails(monkeypatch: pytest.
     for number in (0, 1):
         guesses.begin(number)
     assert min(widths(guesses, 2)) > 1
+
+
+def test_the_draft_model_is_told_whom_a_text_is_for_before_it_reads() -> None:
+    draft = Fixed({0: 0.9, 1: 0.9})
+    drafters = SharedDrafters(cast("Any", draft), uses_lookup=False)
+    asked = {5: OpenText([1, 2], 0, 4, "key a"), 6: OpenText([1, 3], 1, 4, "key b")}
+    drafters.guess(asked, 4, is_trial=True)
+    assert draft.salts == {0: "key a", 1: "key b"}
 
 
 def test_one_that_is_alone_gets_all_that_pays() -> None:
