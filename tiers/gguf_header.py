@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError
+from edge_run.base.files import FileIdentity
 from edge_run.base.units import format_size, round_up
-from edge_run.tiers.file_identity import FileIdentity
 from edge_run.tiers.gguf_format import (
     ARRAY,
     DEFAULT_ALIGNMENT_BYTES,

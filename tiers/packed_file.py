@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edge_run.base.errors import ModelFileError, PackedFileError
+from edge_run.base.files import FileIdentity
 from edge_run.base.units import KIB, MIB
 from edge_run.tiers._libc import PAGE
-from edge_run.tiers.file_identity import FileIdentity
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_header import TensorInfo
 from edge_run.tiers.packed_index import READ_BYTES, Facts, check_blocks, check_table, decode_facts

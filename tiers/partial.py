@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.files import FileIdentity
 from edge_run.tiers import _libc
-from edge_run.tiers.file_identity import FileIdentity
 from edge_run.tiers.pieces import Pieces
 from edge_run.tiers.source import SourceFile
 

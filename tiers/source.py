@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.files import FileIdentity, changed
 from edge_run.tiers import _libc
 from edge_run.tiers.drives.page_cache import PageCache
-from edge_run.tiers.file_identity import FileIdentity, changed
 
 
 class Source(Protocol):

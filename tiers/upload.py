@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from edge_run.base.errors import EdgeRunError
+from edge_run.base.files import changed
 from edge_run.base.units import MIB, round_down, round_up
 from edge_run.tiers import _libc
-from edge_run.tiers.file_identity import changed
 from edge_run.tiers.readers import Readers, as_read_error
 from edge_run.tiers.source import SourceFile
 

@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 
 from edge_run.base.errors import TierReadError
+from edge_run.base.files import FileIdentity
 from edge_run.base.protocols import Clock
 from edge_run.base.units import KIB, round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.drives.lanes import PART_BYTES, Lane, Reading
 from edge_run.tiers.drives.stripes import Stripes
-from edge_run.tiers.file_identity import FileIdentity
 from edge_run.tiers.readers import ReadTotals
 from edge_run.tiers.source import SourceFile
 

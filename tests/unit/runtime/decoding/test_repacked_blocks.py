@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_run.base.files import FileIdentity
 from edge_run.runtime.decoding.repacked_blocks import RepackedBlocks
 from edge_run.tiers import _libc
 from edge_run.tiers._libc import PAGE
-from edge_run.tiers.file_identity import FileIdentity
 from edge_run.tiers.packed_file import ENTRY, PackedFile
 from edge_run.tiers.packed_index import SMALLEST_BLOCK_BYTES, Facts, check_blocks
 from edge_run.tiers.source import SourceFile
