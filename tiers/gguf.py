@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError
+from edge_run.base.files import check_path
 from edge_run.tiers.gguf_header import ArrayValue, Header, MetadataEntry, MetadataValue, Shard, TensorInfo, read_header
 
 MAX_ARCHITECTURE_LETTERS = 64  # it is part of the name of every other value, and of messages
@@ -53,6 +54,11 @@ class GgufModel:
     def value(self, suffix: str) -> MetadataValue | None:
         """Return the metadata value of `<architecture>.<suffix>`, or None when the model has none."""
         return self.metadata.get(f"{self.architecture}.{suffix}")
+
+    def check_unchanged(self) -> None:
+        """Raise ModelFileError when a file is not the one any more whose header was read."""
+        for shard in self.shards:
+            check_path(shard.path, shard.identity)
 
 
 def read_gguf(path: Path) -> GgufModel:

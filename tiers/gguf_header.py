@@ -8,12 +8,14 @@ bytes and counts.
 from __future__ import annotations
 
 import math
+import os
 import stat
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError
+from edge_run.base.files import FileIdentity
 from edge_run.base.units import format_size, round_up
 from edge_run.tiers.gguf_format import (
     ARRAY,
@@ -104,12 +106,14 @@ class Shard:
     size_bytes: its length.
     data_offset: where tensor data starts, which is aligned.
     header_bytes: the length of the header before it.
+    identity: that of the file when its header was read.
     """
 
     path: Path
     size_bytes: int
     data_offset: int
     header_bytes: int
+    identity: FileIdentity | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +151,11 @@ def read_header(path: Path, shard: int = 0) -> Header:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ModelFileError(f"{path}: cannot open: {reason}; check the path and its permissions") from error
     with file:
-        return _read_header(HeaderCursor(file, path, status.st_size), shard)
+        identity = FileIdentity.of(os.fstat(file.fileno()))
+        return _read_header(HeaderCursor(file, path, identity.size_bytes), shard, identity)
 
 
-def _read_header(cursor: HeaderCursor, shard: int) -> Header:
+def _read_header(cursor: HeaderCursor, shard: int, identity: FileIdentity) -> Header:
     version = _read_version(cursor)
     n_tensors = cursor.unsigned64("the number of tensors")
     n_entries = cursor.unsigned64("the number of metadata entries")
@@ -172,7 +177,7 @@ def _read_header(cursor: HeaderCursor, shard: int) -> Header:
         finding = f"it has {header_bytes:,} bytes, at most {MAX_HEADER_BYTES:,} make sense"
         raise broken_header(cursor.path, finding, found_bytes=header_bytes, needed_bytes=MAX_HEADER_BYTES)
     data_offset = round_up(header_bytes, alignment_bytes) if relative else header_bytes
-    layout = Shard(cursor.path, cursor.size_bytes, data_offset, header_bytes)
+    layout = Shard(cursor.path, cursor.size_bytes, data_offset, header_bytes, identity)
     return Header(layout, version, alignment_bytes, entries, _place(relative, layout, alignment_bytes))
 
 

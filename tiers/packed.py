@@ -57,7 +57,7 @@ class PackedBlocks:
         self.packed = packed
         self.is_on = True
         self._is_apart = packed.facts.number_bytes == 2
-        self.file = SourceFile(packed.path)
+        self.file = SourceFile(packed.path, packed.identity)
         table = read_table(packed.table)
         self._starts = table["start"].astype(np.int64)
         self._middles = self._starts + table["first"]
@@ -215,8 +215,3 @@ class PackedSource:
                 target[low - position : high - position] = whole[low - start : high - start]
             start += self._block_bytes
         return n_bytes
-
-    def check_unchanged(self) -> None:
-        """Raise ModelFileError when a file was written to since it was opened."""
-        self._plain.check_unchanged()
-        self._blocks.file.check_unchanged()

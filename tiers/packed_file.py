@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edge_run.base.errors import ModelFileError, PackedFileError
+from edge_run.base.files import FileIdentity
 from edge_run.base.units import KIB, MIB
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel
@@ -47,12 +48,14 @@ class PackedFile:
     path: the file.
     facts: the JSON of its index.
     table: the table of its blocks, as in the file.
+    identity: that of the file when its index was read.
     is_named: whether the user named the file.
     """
 
     path: Path
     facts: Facts
     table: bytes
+    identity: FileIdentity
     is_named: bool = False
 
     @property
@@ -140,8 +143,12 @@ def read_packed(path: Path) -> PackedFile:
                     found=version,
                     needed=VERSION,
                 )
-            size = os.fstat(file.fileno()).st_size
-            if n_index > _MOST_JSON_BYTES or n_table > _MOST_TABLE_BYTES or start + n_index + n_table != size:
+            identity = FileIdentity.of(os.fstat(file.fileno()))
+            if (
+                n_index > _MOST_JSON_BYTES
+                or n_table > _MOST_TABLE_BYTES
+                or start + n_index + n_table != identity.size_bytes
+            ):
                 raise _damaged(path, "its index does not end where the file does")
             file.seek(start)
             index, table = file.read(n_index), file.read(n_table)
@@ -154,7 +161,7 @@ def read_packed(path: Path) -> PackedFile:
         check_table(facts, table, first_block(facts), start)
     except ValueError as error:
         raise _damaged(path, str(error)) from error
-    return PackedFile(path, facts, table)
+    return PackedFile(path, facts, table, identity)
 
 
 def find_packed(gguf: GgufModel, wanted: Path | None) -> PackedFile | None:

@@ -13,9 +13,11 @@ import os
 import struct
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.files import FileIdentity
 from edge_run.tiers import _libc
 from edge_run.tiers.pieces import Pieces
 from edge_run.tiers.source import SourceFile
@@ -153,9 +155,10 @@ class PartialSource(SourceFile):
         self._model, self._shard = model, shard
         super().__init__(model.paths[shard])
 
-    def _identify(self) -> tuple[int, int, int]:
+    def _identify(self) -> tuple[FileIdentity, int]:
         """Leave out the times of change, which are those of the piece written last."""
-        return super()._identify()[0], 0, 0
+        identity, _ = super()._identify()
+        return replace(identity, modified_ns=0), 0
 
     def read_pieces(self, pieces: Sequence[tuple[int, int]], offset: int) -> int:
         """Fill memory as any source does. Also raises ModelFileError for missing pieces."""

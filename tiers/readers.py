@@ -14,8 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from edge_run.base.errors import EdgeRunError, TierReadError, from_system
+from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.base.protocols import Clock
 
 logger = logging.getLogger(__name__)
@@ -103,10 +105,10 @@ class Readers:
         self._in_flight = 0
         self._busy_since = 0.0
         self._totals = NOTHING_READ
-        self._threads: list[threading.Thread] = []
+        self._threads: list[JoinedThread] = []
         try:
             for i in range(n_threads):
-                thread = threading.Thread(target=self._run, args=(i,), name=f"edge-run-reader-{i}", daemon=True)
+                thread = JoinedThread(partial(self._run, i), f"edge-run-reader-{i}")
                 thread.start()
                 self._threads.append(thread)
         except BaseException:
@@ -148,8 +150,7 @@ class Readers:
             self._jobs.clear()
             self._changed.notify_all()
             self._resumed.notify_all()
-        for thread in self._threads:
-            thread.join()
+        join_all(self._threads)
 
     def _run(self, number: int) -> None:
         counted_cpu_s = 0.0

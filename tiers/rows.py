@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +18,8 @@ from edge_run.tiers import _libc
 from edge_run.tiers.address_space import joined
 from edge_run.tiers.readers import Readers, as_read_error
 from edge_run.tiers.source import SourceFile
+
+_PATIENCE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,19 @@ class RowRange:
 class RowTable:
     """The pages of a part of one mapped file, `range`, read on demand. One consumer thread."""
 
-    def __init__(self, range: RowRange, source: SourceFile, readers: Readers) -> None:
-        """Read the table from `source`; between calls its budget is the most that stays, one call may need more."""
-        self.range, self._source, self._readers = range, source, readers
+    def __init__(
+        self,
+        range: RowRange,
+        source: SourceFile,
+        readers: Readers,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Read the table from `source`; between calls its budget is the most that stays, one call may need more.
+
+        check: runs while reads are waited for, and may raise to stop that: a drive may hang.
+        """
+        self.range, self._source, self._readers, self._check = range, source, readers, check
+        self._reading: _Reading | None = None  # which a stop left, and which may write to its pages yet
         self._max_pages = range.budget_bytes // _libc.PAGE
         self._pages: OrderedDict[int, None] = OrderedDict()
         at = None if range.is_apart else range.start
@@ -73,8 +85,9 @@ class RowTable:
 
         rows: (address, length in bytes) of each; parts outside the table are ignored.
 
-        Raises TierReadError or ModelFileError; the pages that were in memory before stay there.
+        Raises TierReadError, ModelFileError and what `check` raises; the pages that were in memory before stay there.
         """
+        self._end_reading()
         needed = {page for address, length in rows for page in self._pages_of(address, length)}
         for page in needed & self._pages.keys():
             self._pages.move_to_end(page)
@@ -87,12 +100,13 @@ class RowTable:
             _libc.drop_pages(oldest, _libc.PAGE)
         runs = joined((page, _libc.PAGE) for page in missing)
         started = time.monotonic()
-        try:
-            self._read(runs)
-        except EdgeRunError:
-            for run in runs:
-                _libc.drop_pages(*run)
-            raise
+        if runs:
+            self._reading = reading = self._begin_reading(runs)
+            reading.wait(self._check)
+            if reading.errors:
+                self._end_reading()
+                raise reading.errors[0]
+            self._reading = None
         self._pages.update(dict.fromkeys(missing))
         return time.monotonic() - started if runs else 0.0
 
@@ -101,22 +115,46 @@ class RowTable:
         start, stop = max(first, self.range.start), min(address + length, self.range.stop)
         return range(self.place_of(start), self.place_of(stop), _libc.PAGE)
 
-    def _read(self, runs: list[tuple[int, int]]) -> None:
-        done = threading.Semaphore(0)
-        errors: list[EdgeRunError] = []
+    def _begin_reading(self, runs: list[tuple[int, int]]) -> _Reading:
+        reading = _Reading(runs)
 
         def read(address: int, length: int) -> int:
             try:
                 return self._source.read_into(address, length, self.range.file_offset + address - self._memory)
             except Exception as error:  # rows that were not read must not count as read
-                errors.append(as_read_error(error))
+                reading.errors.append(as_read_error(error))
                 return 0
             finally:
-                done.release()
+                reading.note_end()
 
         for run in runs:
             self._readers.submit(partial(read, *run), is_urgent=True)
-        for _ in runs:
-            done.acquire()
-        if errors:
-            raise errors[0]
+        return reading
+
+    def _end_reading(self) -> None:
+        """Give back the pages of reads whose rows do not count, once none of them can write there any more."""
+        if self._reading:
+            self._reading.wait(self._check)
+            for run in self._reading.runs:
+                _libc.drop_pages(*run)
+            self._reading = None
+
+
+class _Reading:
+    """Reads under way: (address, length) of each are `runs`."""
+
+    def __init__(self, runs: list[tuple[int, int]]) -> None:
+        self.runs, self.errors = runs, list[EdgeRunError]()
+        self._n_left, self._ends = len(runs), threading.Semaphore(0)
+
+    def note_end(self) -> None:
+        """One of them has ended, whether it failed or not. From any thread."""
+        self._ends.release()
+
+    def wait(self, check: Callable[[], None]) -> None:
+        """Wait until all have ended. `check` runs meanwhile, and may raise; another call goes on."""
+        while self._n_left:
+            if self._ends.acquire(timeout=_PATIENCE_S):
+                self._n_left -= 1
+            else:
+                check()

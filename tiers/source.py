@@ -10,13 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.files import FileIdentity, changed
 from edge_run.tiers import _libc
 from edge_run.tiers.drives.page_cache import PageCache
-
-
-def changed(path: Path) -> ModelFileError:
-    """Return the error for a file that was written to while it was open."""
-    return ModelFileError(f"{path}: the file changed while it was in use; start again")
 
 
 class Source(Protocol):
@@ -51,18 +47,22 @@ class SourceFile:
         with their first content.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, expected: FileIdentity | None = None) -> None:
+        """Open the file, which is `expected` where that is known. Raises ModelFileError."""
         self.path, self._fd = path, -1
         self.cached_bytes, self._keeps = 0, False
         self._cache: PageCache | None = None
         self._lock = threading.Lock()
         try:
             self._fd, self.is_direct = self._open(path)
-            self._identity = self._identify()
+            self._identity, self._changed_ns = self._identify()
         except OSError as error:
             self.close()
             raise ModelFileError(f"{path}: cannot be opened ({error.strerror}); check its permissions") from error
-        self.size_bytes = self._identity[0]
+        if expected not in (None, self._identity):
+            self.close()
+            raise changed(path)
+        self.size_bytes = self._identity.size_bytes
         self.is_doubtful = False
 
     @staticmethod
@@ -82,9 +82,10 @@ class SourceFile:
                 return fd, True
         return os.open(path, flags), False
 
-    def _identify(self) -> tuple[int, int, int]:
+    def _identify(self) -> tuple[FileIdentity, int]:
+        """Return which file is open, and when its status changed last."""
         status = os.fstat(self._fd)
-        return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        return FileIdentity.of(status), status.st_ctime_ns
 
     def use_page_cache(self, *, keeps: bool) -> None:
         """Read from the page cache what it holds, from now on.
@@ -122,10 +123,10 @@ class SourceFile:
 
     def check_unchanged(self) -> None:
         """Raise ModelFileError when the file was written to since it was opened; set `is_doubtful` when it may be."""
-        found = self._identify()
-        if found[:2] != self._identity[:2]:
+        found, changed_ns = self._identify()
+        if found != self._identity:
             raise changed(self.path)
-        self.is_doubtful |= found != self._identity
+        self.is_doubtful |= changed_ns != self._changed_ns
 
     def read_into(self, address: int, length: int, offset: int) -> int:
         """Fill memory at `address` from `offset`, both page-aligned; return the bytes read.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from edge_run.base.errors import EdgeRunError
+from edge_run.base.files import changed
 from edge_run.base.units import MIB, round_down, round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.readers import Readers, as_read_error
@@ -110,13 +111,15 @@ class Upload:
                 while number not in self._read:
                     self._changed.wait(timeout=0.1)
                     self._check()
-                error = self._read.pop(number)
+                error = self._read[number]
                 if error is not None:
+                    del self._read[number]
                     self._start(number)  # so that whoever tries again finds it read
                     raise error
             piece = self._pieces[number]
             self._put(piece, self._slot(number) + piece.file_offset % _libc.PAGE)
             self._next += 1
+            del self._read[number]  # once it is counted: a piece that Ctrl-C comes after is put again
         self.close()
 
     def close(self) -> None:
@@ -141,6 +144,8 @@ class Upload:
         length = round_up(piece.file_offset + piece.length, _libc.PAGE) - start
         try:
             n_bytes = self._sources[piece.shard].read_into(self._slot(number), length, start)
+            if start + n_bytes < piece.file_offset + piece.length:
+                raise changed(self._sources[piece.shard].path)
         except Exception as failure:  # whatever it is, the consumer must not wait for ever
             error = as_read_error(failure)
         with self._changed:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from edge_run.base.errors import BudgetError, EdgeRunError, TierReadError
+from edge_run.base.files import changed
 from edge_run.base.protocols import Clock
 from edge_run.base.units import MIB
 from edge_run.tiers.address_space import AddressSpace, MoveRefused
@@ -21,7 +22,7 @@ from edge_run.tiers.content_sums import ContentSums
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers, as_read_error
 from edge_run.tiers.residency import Residency
-from edge_run.tiers.source import Source, changed
+from edge_run.tiers.source import Source
 
 logger = logging.getLogger(__name__)
 

@@ -76,7 +76,7 @@ class RepackedWeights:
     def sources(self, plain: Sequence[SourceFile | PackedSource]) -> list[Source]:
         """Return the shards `plain`, by number, with the weights repacked as they are read. Raises ModelFileError."""
         if self.packed and self._file is None:
-            self._file = SourceFile(self.packed.path)
+            self._file = SourceFile(self.packed.path, self.packed.identity)
         return [self._source(shard, source) for shard, source in enumerate(plain)]
 
     def _source(self, shard: int, plain: SourceFile | PackedSource) -> Source:

@@ -26,7 +26,7 @@ from edge_run.runtime.inspection.model_kind import check_decoder_only
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.context_shape import ContextShape, context_shape
 from edge_run.runtime.llama.exact_kernels import leave_out_tiles
-from edge_run.runtime.llama.holdings import Holdings, text_reserve_bytes
+from edge_run.runtime.llama.holdings import Holdings, lookup_bytes, text_reserve_bytes
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.llama.threads import compute_threads
@@ -174,7 +174,7 @@ class _Loading:
     def _open_draft(self, file: DraftFile) -> DraftModel:
         offload = self._prepared.draft_offload
         config = replace(file.config, repack="off" if offload else self._prepared.config.repack)
-        return DraftModel(file, offload, choose_kinds(file.gguf, config))
+        return DraftModel(file, offload, choose_kinds(file.gguf, config), self._driver.interrupt)
 
     def plain(self) -> Loaded:
         """Let llama.cpp's own loader read the weights."""
@@ -192,6 +192,8 @@ class _Loading:
         buffered = [source.path for source in sources if not source.is_direct]
         why = f"{buffered[0]}: no direct reads on this file system, so they are buffered" if buffered else ""
         spans, model = load_stubs(gguf, self._model)
+        if not partial:
+            gguf.check_unchanged()  # llama.cpp was shown the header that the path led to
         address_space = AddressSpace(spans, self._prepared.config.chunk_bytes)
         address_space.reserve()
         chunks = address_space.holding(host_ranges(model)) if self._offload else range(address_space.n_chunks)
@@ -249,7 +251,11 @@ class _Loading:
             if partial:
                 sources.append(PartialSource(partial, number))
             else:
-                sources.append(CopiedSource(shard.path, copies[number], drives) if drives else SourceFile(shard.path))
+                sources.append(
+                    CopiedSource(shard.path, copies[number], drives, shard.identity)
+                    if drives
+                    else SourceFile(shard.path, shard.identity)
+                )
             self._stack.callback(sources[-1].close)
         return sources, drives
 
@@ -308,6 +314,7 @@ class _Loading:
         reserve_bytes = text_reserve_bytes(model.vocabulary, passes * shape.kept_rows)
         work = work_bytes(gguf, shape.micro_batch_tokens, shape.threads)
         holdings = Holdings.since(before, context, work, reserve_bytes)
+        holdings = replace(holdings, lookup_bytes=lookup_bytes(self._prepared.config, shape.sequence_tokens))
         if self._prepared.config.also:
             holdings = replace(holdings, copy_bytes=buffer_bytes(self._prepared.config.readers))
         if repacked:

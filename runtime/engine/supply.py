@@ -135,23 +135,37 @@ class Supply:
 
     def check(self) -> None:
         """Check that the files in use are unchanged, and wait for the weights that go to a GPU."""
-        if self._loaded.backing and (self.plan.mode == "streamed" or self.is_unread):
-            for source in self._loaded.backing.sources:
-                source.check_unchanged()
-            if self._loaded.backing.repacked:
-                self._loaded.backing.repacked.check_unchanged()
+        if self.plan.mode == "streamed" or self.is_unread:
+            self._check_files()
         if self._cached:
             self._cached.check()
-        if self._upload:
+        if self._upload and not self._upload.is_done:
             self._upload.finish()
+            self._check_files()
 
     def bring(self) -> bool:
-        """Wait, the first time, for weights that are read once; return whether it was the first time."""
+        """Wait, the first time, for weights that are read once; return whether it was the first time.
+
+        Raises ModelFileError when a file changed until then: what was read is part old, part new.
+        """
         is_first = self.is_unread and self._whole is not None
         if is_first and self._whole:
             self._whole()
+            self._check_files()
         self.is_unread = False
         return is_first
+
+    def _check_files(self) -> None:
+        """Raise ModelFileError when a file that weights are read from was written to since it was opened."""
+        if (backing := self._loaded.backing) is None:
+            return
+        for source in backing.sources:
+            source.check_unchanged()
+        if backing.repacked:
+            backing.repacked.check_unchanged()
+        for stream in self.streams:
+            if isinstance(stream, ExpertStreaming) and stream.packed:
+                stream.packed.file.check_unchanged()
 
     def close(self) -> None:
         """Stop the readers, and save what was learnt about streaming by expert for later runs. Idempotent."""

@@ -66,6 +66,7 @@ class _Open:
     answer: its answer so far.
     arrived_s: when it came.
     deadline_s: when it must have ended.
+    salt: as of `Turn`.
     course: what it cost so far.
     has_begun: whether it was ever admitted.
     """
@@ -73,6 +74,7 @@ class _Open:
     answer: Continuation
     arrived_s: float
     deadline_s: float
+    salt: str
     course: Course = field(default_factory=Course)
     has_begun: bool = False
 
@@ -154,7 +156,8 @@ class Batch(Closing):
                 context_tokens=room,
             )
         number, now = self._scheduler.submit(answer.prompt, turn.priority, turn.key, turn.salt), self._clock()
-        self._open[number] = _Open(answer, now, now + (math.inf if turn.deadline_s is None else turn.deadline_s))
+        deadline_s = now + (math.inf if turn.deadline_s is None else turn.deadline_s)
+        self._open[number] = _Open(answer, now, deadline_s, turn.salt)
         return number
 
     def cancel(self, number: int) -> None:
@@ -263,9 +266,9 @@ class Batch(Closing):
         if self._engine.config.exact:  # all that run have as many tokens in a pass, padding included
             room -= max(map(self._scheduler.n_held, self._scheduler.running()))
         for part in planned.parts:
-            tokens, answer = self._scheduler.tokens(part.request), self._open[part.request].answer
-            most_depth = min(room - 1 if self._engine.config.exact else room - len(tokens), answer.n_left - 1)
-            texts[part.request] = OpenText(tokens, part.sequence, most_depth)
+            tokens, request = self._scheduler.tokens(part.request), self._open[part.request]
+            most_depth = min(room - 1 if self._engine.config.exact else room - len(tokens), request.answer.n_left - 1)
+            texts[part.request] = OpenText(tokens, part.sequence, most_depth, request.salt)
         return self._guesses.plan(texts, planned.free_cells)
 
     def _take_in(self, begun: BegunPass, computed: Sequence[ComputedPart], lap: Interval) -> Iterator[Event]:

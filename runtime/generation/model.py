@@ -333,6 +333,8 @@ class Model(ModelTexts):
         if request.turn.salt != self._salt:
             self._session.forget()
             self._salt = request.turn.salt
+        if self._engine.draft:
+            self._engine.draft.belong(0, request.turn.salt)
         answer = Answer(self._engine, self._session, self._meter, continuation)
         stream = Stream(self, answer, self._owner_process)
         self._running = weakref.ref(stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edge_run.base.config import ModelConfig
 from edge_run.base.results import PlanItem
 from edge_run.base.units import MIB, round_up
 from edge_run.devices.host.memory import ProcessMemory, process_memory
@@ -17,6 +18,8 @@ REPACKED_AT_ONCE_BYTES = 128 << 10  # rows that stay in the core's cache
 WORKER_RESERVE_BYTES = 20 * MIB  # of a device that computes layers for others, and makes no text
 COORDINATOR_RESERVE_BYTES = 32 * MIB  # of one that makes the text, and talks to the others
 TEXT_BYTES, TEXT_BYTES_OF_A_TOKEN = 10 * MIB, 40  # for each token of a vocabulary, what one is drawn from
+MOST_LOOKUP_TOKENS = 32_768  # of a text, whose runs are looked up (`runtime/speculation/lookup.py`); a power of two
+LOOKUP_TOKEN_BYTES = 120
 _LOGIT_BYTES = 4
 
 
@@ -26,6 +29,12 @@ def text_reserve_bytes(vocabulary: int, n_rows: int = 1) -> int:
     vocabulary: the number of its tokens. n_rows: of logits that are kept at once (`ContextShape.kept_rows`).
     """
     return TEXT_BYTES + (TEXT_BYTES_OF_A_TOKEN + _LOGIT_BYTES * (n_rows - 1)) * vocabulary
+
+
+def lookup_bytes(config: ModelConfig, text_tokens: int) -> int:
+    """Return what guessing from texts takes: an index of each, of at most `text_tokens`, and of a conversation."""
+    n_texts = config.sequences + 1 if config.uses_lookup else 0
+    return n_texts * min(text_tokens, MOST_LOOKUP_TOKENS) * LOOKUP_TOKEN_BYTES
 
 
 def repacking_bytes(group_bytes: int) -> int:
@@ -46,7 +55,7 @@ class Holdings:
     and buffer_bytes: allocated by llama.cpp's context, and counted in full, touched yet or not. work_bytes: what matrix
     multiplications will allocate for their inputs. draft_bytes: all that a draft model takes. upload_bytes: through
     which weights reach a GPU; gpu_bytes: what lies on a GPU without memory of its own. repacking_bytes: of the readers;
-    copy_bytes: of theirs too, where a copy of the model is read.
+    copy_bytes: of theirs too, where a copy of the model is read. lookup_bytes: to guess from the text.
     """
 
     program_bytes: int
@@ -59,6 +68,7 @@ class Holdings:
     gpu_bytes: int = 0
     repacking_bytes: int = 0
     copy_bytes: int = 0
+    lookup_bytes: int = 0
 
     @classmethod
     def now(cls, vocabulary: int) -> Holdings:
@@ -91,6 +101,7 @@ class Holdings:
             PlanItem("upload", self.upload_bytes, "through which weights reach the GPU"),
             PlanItem("also", self.copy_bytes, "buffers between two drives and the weights"),
             PlanItem("repacking", self.repacking_bytes, "rows that the readers are repacking"),
+            PlanItem("lookup", self.lookup_bytes, "where runs of tokens were in the text before, to guess from it"),
         )
         return (
             *(item for item in for_some_runs if item.size_bytes),

@@ -23,7 +23,7 @@ from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.inspection.inspection import SHARD_BYTES
 from edge_run.runtime.llama.context_shape import context_shape, lends_cells
-from edge_run.runtime.llama.holdings import Holdings, text_reserve_bytes
+from edge_run.runtime.llama.holdings import Holdings, lookup_bytes, text_reserve_bytes
 from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.runtime.planning.expert_plan import plan_moe
@@ -56,12 +56,14 @@ class Planner:
         known, offload = self.known, self.offload
         self.threads = compute_threads(config.threads)
         work = work_bytes(gguf, known.micro_batch_tokens, self.threads)
-        n_rows = context_shape(config, known.trained_context_tokens, self.threads).kept_rows
+        shape = context_shape(config, known.trained_context_tokens, self.threads)
         passes = 2 if prepared.draft else 1  # guesses are made from the rows of one beside the next
-        program, reserve = known.program_bytes + RUN_BYTES, text_reserve_bytes(known.vocabulary, passes * n_rows)
+        program = known.program_bytes + RUN_BYTES
+        reserve = text_reserve_bytes(known.vocabulary, passes * shape.kept_rows)
         moved_bytes = prepared.draft_offload.moved_bytes if prepared.draft_offload else 0
         draft_bytes = prepared.draft.host_bytes(moved_bytes) if prepared.draft else 0
         self._holdings = Holdings(program, reserve, known.kv_bytes, known.buffer_bytes, work, draft_bytes)
+        self._holdings = replace(self._holdings, lookup_bytes=lookup_bytes(config, shape.sequence_tokens))
         if config.also:
             self._holdings = replace(self._holdings, copy_bytes=buffer_bytes(config.readers))
         self._spans: Sequence[MappedSpan] = known.spans

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import Cancelled, NotSupported
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.protocols import BatchToken
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.decoder import LocalDecoder
@@ -47,11 +48,16 @@ class DraftModel(Closing):
     """
 
     def __init__(
-        self, file: DraftFile, offload: Offload | None = None, repacked: Collection[str] = frozenset()
+        self,
+        file: DraftFile,
+        offload: Offload | None = None,
+        repacked: Collection[str] = frozenset(),
+        interrupt: Interrupt | None = None,
     ) -> None:
         """Load it, on a GPU where `offload` says so. Raises ModelFileError or KernelError; nothing is left open.
 
         repacked: the kinds of weights that are repacked, where they have a kernel for it here.
+        interrupt: that of the target, which ends passes of the draft model too, as they can be many.
         """
         before = process_memory()
         self.path, self.context_tokens = file.path, file.context_tokens
@@ -85,7 +91,9 @@ class DraftModel(Closing):
             stack.callback(self._context.close)
             self.cells = sparse_cells(self.model, shape, self._context)
             self.make_room: Callable[[int, int], bool] = lambda kept_tokens, most_tokens: True
-            self._decoder = LocalDecoder(self.model, self._context, Driver(), shape)
+            self._interrupt, driver = interrupt or Interrupt(), Driver()
+            driver.before_pass = lambda shape: self._interrupt.check()
+            self._decoder = LocalDecoder(self.model, self._context, driver, shape)
             stack.callback(self._decoder.close)
             self._decoder.decode([BatchToken(0, 0, 0, True)])
             self._decoder.rewind(0, 0)
@@ -138,16 +146,21 @@ class DraftModel(Closing):
         """Return likely continuations of several texts, each path with the number of its text before it.
 
         The passes for them are shared. Numbers are below `most_texts`; a text that has the number of an earlier one
-        goes on where that one was alike. There is none of a text that has no room.
+        goes on where that one was alike. There is none of a text that has no room. Raises Cancelled.
         """
         ours = self._ours(texts)
-        if not (followed := self._prepare(ours, most_depth)):
-            return {}
-        return self._grow({number: ours[number] for number in followed}, most_depth, most_guesses, acceptance)
+        with self._hearing():
+            if not (followed := self._prepare(ours, most_depth)):
+                return {}
+            return self._grow({number: ours[number] for number in followed}, most_depth, most_guesses, acceptance)
 
     def limit(self, n_cells: int) -> None:
         """Have texts and guesses take at most `n_cells` cells, as many as have room."""
         self._texts.most_cells = min(self.context_tokens, n_cells)
+
+    def belong(self, number: int, salt: str) -> None:
+        """Have a number serve texts of `salt` from now on; what was read for others does not. Between passes only."""
+        self._texts.belong(number, salt)
 
     def n_unread(self, number: int, text: Sequence[int]) -> int:
         """Return how many tokens of a text would have to be read before anything of it is guessed."""
@@ -158,7 +171,18 @@ class DraftModel(Closing):
 
         Of the text that was followed so far, what `history` begins with stays.
         """
-        return bool(self._prepare(self._ours({number: history}), most_depth))
+        with self._hearing():
+            return bool(self._prepare(self._ours({number: history}), most_depth))
+
+    @contextlib.contextmanager
+    def _hearing(self) -> Iterator[None]:
+        """End the block where the target's work is to end; Ctrl-C waits until what is begun in it is whole."""
+        try:
+            with self._interrupt.hearing_ctrl_c():
+                yield
+        except Cancelled:
+            self._interrupt.reset()  # it was for this, as it is for a batch
+            raise
 
     def _ours(self, texts: Mapping[int, Sequence[int]]) -> Mapping[int, Sequence[int]]:
         """Return texts in its own tokens; those are left out that it cannot follow now."""

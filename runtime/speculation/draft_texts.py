@@ -37,12 +37,19 @@ class DraftTexts:
     def __init__(self, decoder: Decoder, n_texts: int, most_cells: int) -> None:
         self._decoder, self.most_cells = decoder, most_cells
         self._held: list[list[int]] = [[] for _ in range(n_texts)]
+        self._salts = [""] * n_texts  # whom the tokens may serve
         self._was_several, self._top = False, 0
 
     @property
     def n_held(self) -> int:
         """The tokens of all texts."""
         return sum(map(len, self._held))
+
+    def belong(self, number: int, salt: str) -> None:
+        """Have sequence `number` serve texts of `salt` from now on; what it holds for others is forgotten."""
+        if self._salts[number] != salt:
+            self._cut(number, 0)
+            self._salts[number] = salt
 
     def n_unread(self, number: int, text: Sequence[int]) -> int:
         """Return how many tokens of `text` sequence `number` does not hold."""
@@ -95,7 +102,8 @@ class DraftTexts:
         """Have sequence `number` hold as much of `text` as is there, its last token excepted."""
         common = _n_common(self._held[number], text)
         if self._decoder.capabilities.can_branch and len(text) - common > WORTH_SHARING_TOKENS:
-            alike = [_n_common(held, text) for held in self._held]
+            salts = [salt == self._salts[number] for salt in self._salts]
+            alike = [_n_common(held, text) * is_own for held, is_own in zip(self._held, salts, strict=True)]
             source = max(range(len(alike)), key=alike.__getitem__)
             if alike[source] > common + WORTH_SHARING_TOKENS:
                 self._decoder.branch(source, (number,))

@@ -12,8 +12,11 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
+from edge_run.base.errors import Cancelled, EdgeRunError
+from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.base.results import TuningDecision
 from edge_run.prefetch.controller import Controller, Tunable
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Path
@@ -85,19 +88,16 @@ class Overlap:
     def going_on(self, text: Sequence[int], acceptance: Acceptance) -> Iterator[None]:
         """Guess what follows `text` while the block runs, if that pays; nothing is left running after it."""
         self._ahead = None
-        if not self.is_on or not self._drafter.prepare(text, self._asked[0] + 1):
+        end = threading.Event()
+        thread = JoinedThread(partial(self._go_on, list(text), acceptance, end), "edge-run-overlap")
+        if not self.is_on or not self._begins(thread, text):
             yield
             return
-        end = threading.Event()
-        thread = threading.Thread(
-            target=self._go_on, args=(list(text), acceptance, end), name="edge-run-overlap", daemon=True
-        )
-        thread.start()
         try:
             yield
         finally:
             end.set()
-            thread.join()
+            join_all([thread])
 
     def note(self, guessing_s: float, pass_s: float, width: int) -> None:
         """Note what guesses for a pass and the pass took; width: its tokens."""
@@ -108,6 +108,19 @@ class Overlap:
             self._controller.note(guessing_s + pass_s, width)
         else:
             self._controller.interrupt()
+
+    def _begins(self, thread: JoinedThread, text: Sequence[int]) -> bool:
+        """Have `thread` guess what follows `text`; return whether it does, which the pass can do without."""
+        try:
+            if not self._drafter.prepare(text, self._asked[0] + 1):
+                return False
+            thread.start()
+        except Cancelled:
+            raise
+        except (EdgeRunError, RuntimeError) as error:  # the latter where the system gives no more threads
+            logger.info("no guesses beside a pass: %s", error)
+            return False
+        return True
 
     def _go_on(self, text: list[int], acceptance: Acceptance, end: threading.Event) -> None:
         depth, most = self._asked

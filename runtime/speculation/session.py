@@ -24,6 +24,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from edge_run.base.errors import Cancelled, EdgeRunError
 from edge_run.base.protocols import BatchToken, Clock, Decoder, Logits
 from edge_run.base.results import Speculation
 from edge_run.runtime.decoding.session import Session
@@ -83,6 +84,7 @@ class SpeculativeSession(Session):
         self._acceptance = Acceptance()
         self._has_drafted = False
         self._guessed: Verification | None = None
+        self._holds_guesses = False  # the decoder, beside the conversation
         self._plain_row: Logits | None = None  # after the last token, where its pass had no other
 
     def feed(self, prompt: Sequence[int]) -> tuple[Logits, int]:
@@ -138,19 +140,25 @@ class SpeculativeSession(Session):
 
     def _settle(self) -> None:
         """Let the decoder hold the conversation and nothing else."""
-        guessed = self._guessed
-        if guessed is None or guessed.rows is None:
+        if not self._holds_guesses:
             return
-        self._guessed = None
-        start = len(self.history) - guessed.n_followed - 1
-        if self._branches:
+        guessed = self._guessed
+        if guessed is None or guessed.rows is None:  # Ctrl-C came between the pass and what is made of it
+            self._empty_branches()
+        elif self._branches:
+            start = len(self.history) - guessed.n_followed - 1
             branch = guessed.tree.sequences()[guessed.node][0]
             self._decoder.keep(self._sequence, start, self._names()[branch], self._branches)
         kept = self._decoder.rewind(self._sequence, len(self.history))
+        self._guessed, self._holds_guesses = None, False  # last: what is ended before is done again
         lost = self.history[kept:]
         if lost:
             del self.history[kept:]
             self._append(lost)
+
+    def _empty_branches(self) -> None:
+        for branch in self._branches:
+            self._decoder.rewind(branch, 0)
 
     def _names(self) -> tuple[int, ...]:
         return (self._sequence, *self._branches)
@@ -186,13 +194,13 @@ class SpeculativeSession(Session):
         capabilities = self._decoder.capabilities
         room = capabilities.context_tokens - len(self.history) - 1
         most = min(room, capabilities.outputs_per_pass - 1, capabilities.micro_batch_tokens - 1)
-        if most < 1 or not self._control.wants_guesses():
+        if most < 1 or self._tally.has_given_up or not self._control.wants_guesses():
             return {}
         started = self._clock()
         before = tuple(foreseen[:most])
         depth = min(MOST_DEPTH, most - len(before))
         history = [*self.history, token, *before]
-        several = [drafter.draft(history, depth, most, self._acceptance) for drafter in self._drafters if depth > 0]
+        several = self._drafted(history, depth, most) if depth > 0 else []
         guesses: dict[Path, Guess] = {before[: i + 1]: Guess(_SURE, FORESEEN, _SURE) for i in range(len(before))}
         for path, guess in merged(several).items():
             guesses[(*before, *path)] = replace(guess, value=guess.value * _SURE)
@@ -204,12 +212,23 @@ class SpeculativeSession(Session):
         self._tally.drafted(self._guessed_s)
         return {path: guesses[path] for path in ranked}
 
+    def _drafted(self, history: Sequence[int], depth: int, most: int) -> list[Guesses]:
+        """Return what each drafter guesses; where one fails, nothing, and from then on in this answer."""
+        try:
+            return [drafter.draft(history, depth, most, self._acceptance) for drafter in self._drafters]
+        except Cancelled:
+            raise
+        except EdgeRunError as error:
+            self._tally.gave_up(error)
+            return []
+
     def _run(self, tree: DraftTree, again: bool) -> Logits:
         """Append the first token of `tree` with a pass over all of it; return the logits after each node.
 
         again: the token before is computed again with it, to see how far its logits depend on the width.
         """
         started, before = self._clock(), self._counters()
+        self._holds_guesses = again or len(tree) > 1
         if again:
             self._decoder.rewind(self._sequence, len(self.history) - 1)
         try:
@@ -218,7 +237,9 @@ class SpeculativeSession(Session):
             self.history.append(tree.tokens[0])
         except BaseException:
             self._guessed = self._plain_row = None
+            self._empty_branches()  # of a pass that did not begin
             del self.history[self._decoder.rewind(self._sequence, len(self.history)) :]
+            self._holds_guesses = False
             raise
         wait_s, read_s, read_bytes = self._counters()
         seen = wait_s - before[0], read_s - before[1], read_bytes - before[2]

@@ -28,11 +28,13 @@ class OpenText:
     tokens: the text, that token included.
     sequence: where it is.
     most_depth: as many tokens after it are of use.
+    salt: what is read for it serves texts of the same salt only.
     """
 
     tokens: Sequence[int]
     sequence: int
     most_depth: int
+    salt: str = ""
 
 
 class _OneText:
@@ -144,6 +146,8 @@ class SharedDrafters:
         if self._draft is None:
             return []
         able = [n for n, text in texts.items() if text.most_depth > 0 and text.sequence < self._draft.most_texts]
+        for n in able:
+            self._draft.belong(texts[n].sequence, texts[n].salt)
         if not is_trial or not able:
             return able
         unread = {number: self._draft.n_unread(texts[number].sequence, texts[number].tokens) for number in able}

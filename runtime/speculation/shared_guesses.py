@@ -16,10 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
+from edge_run.base.errors import Cancelled, EdgeRunError
 from edge_run.base.protocols import Clock
 from edge_run.base.results import Speculation
 from edge_run.runtime.decoding.padding import padded_width
-from edge_run.runtime.speculation.drafting import DraftTree, Guess, Path, plan_tree, rank_guesses
+from edge_run.runtime.speculation.drafting import DraftTree, Guess, Guesses, Path, plan_tree, rank_guesses
 from edge_run.runtime.speculation.shared_drafters import OpenText, SharedDrafters
 from edge_run.runtime.speculation.tally import SpeculationTally
 from edge_run.runtime.speculation.verification import Verification
@@ -107,9 +108,10 @@ class SharedGuesses:
         most = min(self._most_guesses, self._control.most_tokens - n_texts, n_cells, 2 * (self._n_taken + n_texts))
         guesses: Mapping[Path, Guess] = {}
         ranked: list[Path] = []
-        if most > 0 and self._control.wants_guesses(n_texts):
+        has_failed = any(self._guessed[number].tally.has_given_up for number in texts)
+        if most > 0 and not has_failed and self._control.wants_guesses(n_texts):
             started = self._clock()
-            guesses = self._drafters.guess(texts, most, is_trial=not self._control.is_on)
+            guesses = self._drafted(texts, most)
             ranked = rank_guesses(guesses, n_texts + len(self._branches), [(number,) for number in texts])[:most]
             self._note_drafting(texts, self._clock() - started)
         offers = self._offers(list(texts), ranked)
@@ -133,6 +135,17 @@ class SharedGuesses:
             (text,), (tree,) = texts.values(), trees.values()
             self._alone = text, tree
         return self._with_branches(texts, trees)
+
+    def _drafted(self, texts: Mapping[int, OpenText], most: int) -> Guesses:
+        """Return what the drafters guess; where one fails, nothing, and from then on in these answers."""
+        try:
+            return self._drafters.guess(texts, most, is_trial=not self._control.is_on)
+        except Cancelled:
+            raise
+        except EdgeRunError as error:
+            for number in texts:
+                self._guessed[number].tally.gave_up(error)
+            return {}
 
     @contextmanager
     def going_on(self) -> Iterator[None]:

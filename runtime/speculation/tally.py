@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
 import numpy as np
 
+from edge_run.base.errors import EdgeRunError
 from edge_run.base.protocols import Logits
 from edge_run.base.results import Speculation
+
+logger = logging.getLogger(__name__)
 
 LEAST_NOISE = 0.1  # as far as logits of the kit models differ between widths; a run sees too few to know for sure
 
@@ -32,6 +36,7 @@ class SpeculationTally:
         self._hits: Counter[int] = Counter()
         self._wall_s = self._draft_s = self._expected_s = self._expected_tokens = self._plain_s = 0.0
         self._n_off = self._n_accepted = self._n_planned = 0
+        self._failure = ""
         self._gaps: list[float] = []
         self._n_near_ties = 0  # of tallies that were absorbed
 
@@ -48,7 +53,18 @@ class SpeculationTally:
         self._expected_tokens += other._expected_tokens
         self._plain_s += other._plain_s
         self._n_off, self._n_accepted = self._n_off + other._n_off, self._n_accepted + other._n_accepted
+        self._failure = other._failure or self._failure
         self._n_planned, self._n_near_ties = self._n_planned + other._n_planned, self._n_near_ties + other.n_near_ties
+
+    def gave_up(self, error: EdgeRunError) -> None:
+        """Note that nothing more is guessed, as that failed: what it was to speed up goes on without."""
+        logger.warning("guessing failed, so nothing more is guessed in this answer: %s", error)
+        self._failure = f"guessing failed: {error}"
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether guessing failed."""
+        return bool(self._failure)
 
     def planned(self, tokens: float, seconds: float) -> None:
         """Note what is expected of a pass: so many tokens, after so long."""
@@ -102,7 +118,7 @@ class SpeculationTally:
         depths = range(1, max(self._trials, default=0) + 1)
         return Speculation(
             mode=self._mode,
-            reason=self._reason,
+            reason=self._failure or self._reason,
             passes=passes,
             drafted=sum((width - 1) * count for width, count in widths.items()),
             accepted=self._n_accepted,

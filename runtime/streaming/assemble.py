@@ -83,7 +83,8 @@ class WeightMemory:
 
     def lookups(self, ranges: Sequence[RowRange]) -> Lookups:
         """Return the lookups of rows in the tables that are read by row."""
-        return Lookups([RowTable(r, self.sources[r.shard], self.readers) for r in ranges], self.products)
+        tables = [RowTable(r, self.sources[r.shard], self.readers, self.check) for r in ranges]
+        return Lookups(tables, self.products)
 
 
 def open_streams(

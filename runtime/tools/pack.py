@@ -197,6 +197,7 @@ def _write(
         names = tuple(tensor.name for tensor in tensors)
         start = file.tell()
         key = model_key(gguf, names)
+        gguf.check_unchanged()  # since its header was read: blocks and key are of the same files
         index = write_index(Facts(key, block_bytes, number_bytes, names, raw_bytes, start - HEAD.size))
         file.write(index + table)
         file.seek(0)

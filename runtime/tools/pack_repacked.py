@@ -75,6 +75,7 @@ def write_repacked(
             raw_bytes, place = raw_bytes + len(content), place + length
             if progress:
                 progress(raw_bytes, len(blocks) * LARGEST_BLOCK_BYTES)
+        gguf.check_unchanged()
         index = write_index(replace(facts, raw_bytes=raw_bytes, packed_bytes=place - first_block(facts)))
         file.write(index + table)
         file.seek(0)
@@ -101,7 +102,7 @@ class _Repacked(contextlib.ExitStack):
             weights.setdefault(tensor.shard, []).append((tensor.offset, weight))
         rooms = RepackRooms(max(weight.group_bytes for some in weights.values() for _, weight in some))
         self.callback(rooms.close)
-        files = [SourceFile(shard.path) for shard in self._gguf.shards]
+        files = [SourceFile(shard.path, shard.identity) for shard in self._gguf.shards]
         for file in files:
             self.callback(file.close)
         self._sources = [

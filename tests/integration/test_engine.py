@@ -25,6 +25,8 @@ from edge_run import Cancelled, ModelConfig, ModelFileError, NotSupported, TierR
 from edge_run.base.protocols import BatchToken
 from edge_run.base.results import Backend
 from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine import engine as engine_module
+from edge_run.runtime.engine import loading as loading_module
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers import _libc
@@ -45,6 +47,52 @@ from tiny_models import make_model
 AFTERWARDS = 4  # tokens that are compared after each disturbance: what went wrong shows in the first
 
 # Failing reads
+
+
+def test_a_file_that_changes_while_it_is_read_whole_is_told(tmp_path: Path) -> None:
+    """What was read is part old, part new: nothing is computed with it, the next time either."""
+    _changes_while_it_is_read(path=make_model("llama", tmp_path))
+
+
+@in_child
+def _changes_while_it_is_read(path: Path) -> None:
+    read, check = SourceFile.read_pieces, SourceFile.check_unchanged
+    was_checked = threading.Event()
+
+    def read_late(source: SourceFile, *where: Any) -> int:
+        was_checked.wait(60)
+        n_bytes = read(source, *where)
+        os.utime(path)
+        return n_bytes
+
+    def check_first(source: SourceFile) -> None:
+        check(source)
+        was_checked.set()
+
+    with (
+        mock.patch.object(SourceFile, "read_pieces", read_late),
+        mock.patch.object(SourceFile, "check_unchanged", check_first),
+        open_engine(path, page_cache="off") as engine,
+    ):
+        assert engine.plan.mode == "resident"
+        for _ in range(2):
+            with pytest.raises(ModelFileError, match="changed while it was in use"):
+                Session(engine.decoder).feed(PROMPT)
+
+
+@pytest.mark.parametrize("when", ["planned", "loaded"])
+def test_a_file_that_is_replaced_while_the_model_opens_is_told(tmp_path: Path, when: str) -> None:
+    """Else weights would be read from where the old header says that they lie."""
+    path, other = make_model("llama", tmp_path), make_model("llama", tmp_path, seed=1)
+    of, name = (engine_module, "prepare") if when == "planned" else (loading_module, "load_stubs")
+    real = getattr(of, name)
+
+    def replace_first(*given: Any) -> Any:
+        other.replace(path)
+        return real(*given)
+
+    with mock.patch.object(of, name, replace_first), pytest.raises(ModelFileError, match="changed while it was in use"):
+        Engine.open(path, ModelConfig(**OPTIONS))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "jamba"])

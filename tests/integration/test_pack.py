@@ -13,10 +13,15 @@ from pathlib import Path
 import pytest
 
 import edge_run
-from edge_run.base.errors import ConfigError, NotSupported, PackedFileError, TierReadError
+from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, PackedFileError, TierReadError
+from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.tools.pack import pack
-from edge_run.tiers.packed_file import packed_path
+from edge_run.tiers.gguf import read_gguf
+from edge_run.tiers.packed import PackedBlocks
+from edge_run.tiers.packed_file import find_packed, packed_path
+from in_child import in_child
 from program import run_program
+from small_engines import PROMPT, streaming_engine
 from tiny_models import make_model
 
 Result = subprocess.CompletedProcess[str]
@@ -82,6 +87,47 @@ def test_a_drive_that_cannot_read_the_model_is_not_said_to_be_full(
     with pytest.raises(TierReadError, match=r"cannot be read at byte .*Input/output error"):
         pack(model)
     assert list(tmp_path.glob("*packed*")) == []
+
+
+@pytest.mark.parametrize("how", ["replace", "write"])
+def test_a_model_that_changes_while_it_is_packed_is_refused(model: Path, tmp_path: Path, how: str) -> None:
+    """Else the old model's experts would have the new model's key."""
+    other = make_model("qwen3moe", tmp_path, seed=1)
+
+    def change(_: int, __: int) -> None:
+        if how == "write":
+            model.write_bytes(other.read_bytes())
+        elif other.exists():
+            other.replace(model)
+
+    with pytest.raises(ModelFileError, match="changed while it was in use"):
+        pack(model, progress=change)
+    assert not list(tmp_path.glob("*packed*"))
+
+
+def test_a_packed_file_that_changes_between_passes_is_told(model: Path) -> None:
+    _changes_between_passes(model=model)
+
+
+@in_child
+def _changes_between_passes(model: Path) -> None:
+    pack(model)
+    with streaming_engine(model, packed=str(packed_path(model))) as engine:
+        session = Session(engine.decoder)
+        token = int(session.feed(PROMPT)[0].argmax())
+        os.utime(packed_path(model))
+        with pytest.raises(ModelFileError, match=r"packed: the file changed while it was in use"):
+            session.step(token)
+
+
+def test_a_packed_file_that_is_replaced_while_the_model_opens_is_told(model: Path, tmp_path: Path) -> None:
+    pack(model)
+    found = find_packed(read_gguf(model), None)
+    assert found
+    pack(model, tmp_path / "again")
+    (tmp_path / "again").replace(packed_path(model))
+    with pytest.raises(ModelFileError, match="changed while it was in use"):
+        PackedBlocks(found)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])

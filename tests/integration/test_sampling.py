@@ -227,9 +227,23 @@ def test_biases_move_bans_and_force_tokens(engine: Engine) -> None:
             assert sampler.choose(row) == wanted
     with pytest.raises(ConfigError, match="outside the vocabulary"):
         engine.sampler(logit_bias={engine.n_vocab: 1.0})
-    for bias in ({1: math.nan}, {1: math.inf}, {"1": 1.0}, {1: None}):
+    for bias in ({1: math.nan}, {1: math.inf}, {1: 1e39}, {1: -1e39}, {"1": 1.0}, {1: None}):
         with pytest.raises(ConfigError, match="logit bias"):
             SamplingConfig(logit_bias=bias)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-30, 1e-7])
+def test_a_temperature_of_next_to_nothing_takes_the_best(engine: Engine, temperature: float) -> None:
+    """By 32 bits its logits would be infinite, and llama.cpp would take the last candidate."""
+    with engine.sampler(temperature=temperature, seed=1) as sampler:
+        assert sampler.choose(engine.row(1.0, 3.0, 2.0)) == 1
+
+
+@pytest.mark.parametrize("name", ["temperature", "repeat_penalty"])
+def test_what_is_no_number_of_32_bits_is_refused(name: str) -> None:
+    for value in (math.inf, math.nan, 1e39, *([1e-46] if name == "repeat_penalty" else [])):
+        with pytest.raises(ConfigError, match=name.replace("_", " ")):
+            SamplingConfig(**{name: value})  # type: ignore[arg-type]
 
 
 def test_logprobs_are_of_the_model_whatever_was_chosen(engine: Engine) -> None:

@@ -118,6 +118,17 @@ def test_a_beginning_that_another_text_has_is_not_read_again() -> None:
     assert len(decoder.used) == len(begin) + 3
 
 
+def test_what_was_read_for_others_is_read_again() -> None:
+    """Else the time to the second token would tell what they asked."""
+    decoder = LowestCells(can_branch=True)
+    texts, text = DraftTexts(decoder, N_TEXTS, CELLS), [0, 1, 2, 3, 4] * 5
+    for number, salt, n_unread in ((0, "a", 25), (1, "b", 25), (2, "a", 1), (0, "a", 1), (0, "b", 1), (2, "c", 25)):
+        texts.belong(number, salt)
+        texts.follow({number: text}, 0)
+        assert texts.n_unread(number, text) == n_unread, (number, salt)
+        assert np.array_equal(texts.read({number: text}), [row_of(text)])
+
+
 def test_where_not_all_have_room_those_that_need_least_are_followed() -> None:
     decoder = LowestCells(can_branch=True)
     texts = DraftTexts(decoder, N_TEXTS, 60)

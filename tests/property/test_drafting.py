@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_run.runtime.llama.holdings import LOOKUP_TOKEN_BYTES, MOST_LOOKUP_TOKENS
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, merged, plan_tree, rank_guesses
 from edge_run.runtime.speculation.lookup import Lookup
 
@@ -97,6 +100,24 @@ def test_look_up_guesses_what_followed_runs_that_were_there_before(text: list[in
     longest = next((ends for ends in runs.values() if ends), [])
     for end in longest[-1:]:  # what the longest run was followed by last is always among them
         assert tuple(text[end : end + min(depth, len(text) - end)]) in found
+
+
+@pytest.mark.parametrize("vocabulary", [300, 50_000])
+def test_the_index_of_a_long_text_takes_no_more_than_the_plan_counts(vocabulary: int) -> None:
+    chance = random.Random(1)
+    text, n_tokens = [chance.randrange(vocabulary) for _ in range(40_000)], 0
+    lookup = Lookup()
+    tracemalloc.start()
+    try:
+        for _ in range(80):
+            n_tokens += 500
+            lookup.draft(text[:n_tokens], 4, 10, Acceptance())
+            counted_bytes = LOOKUP_TOKEN_BYTES * min(n_tokens, MOST_LOOKUP_TOKENS)
+            held_bytes = tracemalloc.get_traced_memory()[0]
+            assert held_bytes < counted_bytes + 40_000, (n_tokens, held_bytes)
+    finally:
+        tracemalloc.stop()
+    assert lookup.draft([*text, *text[-9_000:-8_990]], 4, 10, Acceptance()).keys() >= {tuple(text[-8_990:-8_986])}
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=6))

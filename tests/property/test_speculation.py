@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cells import CONTEXT, VOCABULARY, Cells, row_of
-from edge_run.base.errors import TierReadError
+from edge_run.base.errors import KernelError, TierReadError
+from edge_run.base.protocols import BatchToken, Logits
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses
@@ -147,6 +151,82 @@ def test_after_a_pass_that_failed_the_conversation_is_what_the_decoder_holds(
         except TierReadError:
             assert decoder.text(0) == session.history == text[: len(session.history)]
             assert all(members == {0} for _, _, members in decoder.cells), "a branch is left"
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_a_pass_that_fails_before_it_begins_leaves_no_branch(is_exact: bool) -> None:
+    text = [random.Random(4).randrange(VOCABULARY) for _ in range(CONTEXT)]
+    for seed in range(20):
+        decoder = Cells(True)
+        session = speculating(decoder, text, seed, is_exact)
+        session.feed(text[:20])
+        real = decoder.decode
+
+        def fail(batch: Sequence[BatchToken]) -> Logits:
+            raise TierReadError("the drive is gone")
+
+        decoder.decode = fail  # type: ignore[method-assign]
+        with contextlib.suppress(TierReadError):
+            for token in text[20:]:
+                session.step(token)
+        decoder.decode = real  # type: ignore[method-assign]
+        assert decoder.text(0) == session.history
+        assert all(members == {0} for _, _, members in decoder.cells), "a branch is left"
+
+
+@pytest.mark.parametrize("name", ["keep", "rewind", "passed", "observe_pass"])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_ctrl_c_where_guesses_are_made_use_of_leaves_nothing_of_them(name: str, is_late: bool) -> None:
+    """Whatever Python was about to do: the next prompt finds the conversation, or a beginning of it."""
+    text = [random.Random(4).randrange(VOCABULARY) for _ in range(CONTEXT)]
+    for seed, place in itertools.product(range(10), range(3, 9)):
+        decoder = Cells(True)
+        session = speculating(decoder, text, seed, is_exact=False)
+        session.feed(text[:2])
+        with contextlib.suppress(KeyboardInterrupt):
+            for i in range(2, 2 + place):
+                if i + 1 == 2 + place:
+                    of: Any = {"passed": session._tally, "observe_pass": session._control}.get(name, decoder)
+                    monkey = interrupting(of, name, is_late)
+                session.step(text[i])
+        monkey.undo()
+        prompt = [*session.history[:-1], *text[:3]]
+        assert np.array_equal(session.feed(prompt)[0], row_of(prompt))
+        assert decoder.text(0) == prompt
+        assert all(members == {0} for _, _, members in decoder.cells), "a branch is left"
+
+
+def interrupting(of: Any, name: str, is_late: bool) -> pytest.MonkeyPatch:
+    """Let a method raise KeyboardInterrupt, before or after what it does."""
+    monkey, real = pytest.MonkeyPatch(), getattr(of, name)
+
+    def interrupted(*given: Any) -> Any:
+        if is_late:
+            real(*given)
+        raise KeyboardInterrupt
+
+    monkey.setattr(of, name, interrupted)
+    return monkey
+
+
+def test_an_answer_goes_on_where_guessing_fails() -> None:
+    class Failing:
+        n_calls = 0
+
+        def draft(self, *_: object) -> Guesses:
+            self.n_calls += 1
+            raise KernelError("llama.cpp failed")
+
+    drafter = Failing()
+    session = SpeculativeSession(Cells(True), [drafter], AnyWidth(random.Random(1)), SpeculationTally("draft"))
+    for n_calls in (1, 2):
+        session.feed([1, 2])
+        for end in range(3, 20):
+            assert np.array_equal(
+                session.step(end % VOCABULARY), row_of([1, 2, *(i % VOCABULARY for i in range(3, end + 1))])
+            )
+        assert drafter.n_calls == n_calls, "once in an answer"
+        assert session.speculation().reason == "guessing failed: llama.cpp failed"
 
 
 def test_exact_speculation_returns_only_rows_of_cells_in_order() -> None:

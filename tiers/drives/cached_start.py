@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from edge_run.base.errors import EdgeRunError
+from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace
 from edge_run.tiers.readers import as_read_error
@@ -71,12 +72,12 @@ class CachedStart:
         self._is_closed = True
         self._may_copy.set()
         if self._pieces:
-            self._thread.join()
+            join_all([self._thread])
 
     def _begin(self) -> None:
         """Have a thread copy what is not copied yet."""
         self._error = None
-        self._thread = threading.Thread(target=self._copy_all, name="edge-run-copier", daemon=True)
+        self._thread = JoinedThread(self._copy_all, "edge-run-copier")
         self._thread.start()
 
     def _cut(self, chunks: Iterable[int]) -> list[range]:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from edge_run.base.errors import TierReadError
+from edge_run.base.files import FileIdentity
 from edge_run.base.protocols import Clock
 from edge_run.base.units import KIB, round_up
 from edge_run.tiers import _libc
@@ -176,10 +177,10 @@ def _new_buffer() -> int:
 class CopiedSource(SourceFile):
     """A shard with a copy on another drive, open for reading."""
 
-    def __init__(self, path: Path, copy: Path, drives: Drives) -> None:
-        """Read from `path` and `copy`, which hold the same bytes. Raises ModelFileError."""
+    def __init__(self, path: Path, copy: Path, drives: Drives, expected: FileIdentity | None = None) -> None:
+        """Read from `path` and `copy`, which hold the same bytes. Raises ModelFileError. expected: see `SourceFile`."""
         self._drives = drives
-        super().__init__(path)
+        super().__init__(path, expected)
         try:
             self._copy = SourceFile(copy)
         except BaseException:

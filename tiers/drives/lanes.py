@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.tiers import _libc
 
 PART_BYTES = 2 << 20  # of a buffer, and so the most that one read brings
@@ -67,10 +68,10 @@ class Lane:
 
     def __init__(self, n_threads: int, drive: int) -> None:
         self._queue: queue.SimpleQueue[Reading | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[JoinedThread] = []
         try:
             for number in range(n_threads):
-                thread = threading.Thread(target=self._run, name=f"edge-run-drive-{drive}-{number}", daemon=True)
+                thread = JoinedThread(self._run, f"edge-run-drive-{drive}-{number}")
                 thread.start()
                 self._threads.append(thread)
         except BaseException:
@@ -86,8 +87,8 @@ class Lane:
         threads, self._threads = self._threads, []
         for _ in threads:
             self._queue.put(None)
-        for thread in threads if is_answering else ():
-            thread.join()
+        if is_answering:
+            join_all(threads)
 
     def _run(self) -> None:
         while (reading := self._queue.get()) is not None:

@@ -1,6 +1,7 @@
 """Files: texts of others, read within limits, and files of ours, written as a whole or not at all.
 
-Ours lie in the user's own folders, as the XDG Base Directory Specification names them.
+Ours lie in the user's own folders, as the XDG Base Directory Specification names them. A model's file has an identity,
+by which whoever opens it again can tell whether it still is the one that it was.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from edge_run.base.errors import ConfigError, EdgeRunError, TierReadError
+from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, TierReadError
 from edge_run.base.units import format_size
 
 logger = logging.getLogger(__name__)
@@ -149,6 +151,36 @@ def keep_file(path: Path, content: bytes, what: str) -> None:
             draft.write_bytes(content)
     except OSError as error:
         logger.info("%s cannot be kept in %s: %s", what, path.parent, error)
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """A file in one state. device, inode: which file. size_bytes, modified_ns: its length, and when it was written."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileIdentity:
+        """Return that of the file with `status`."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def changed(path: Path) -> ModelFileError:
+    """Return the error for a file that was written to, or replaced, while it was in use."""
+    return ModelFileError(f"{path}: the file changed while it was in use; start again")
+
+
+def check_path(path: Path, identity: FileIdentity | None) -> None:
+    """Raise ModelFileError unless `path` leads to the file of `identity`, where that is known."""
+    try:
+        is_same = identity is None or FileIdentity.of(path.stat()) == identity
+    except OSError as error:
+        raise changed(path) from error
+    if not is_same:
+        raise changed(path)
 
 
 def config_folder() -> Path:

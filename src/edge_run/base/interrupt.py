@@ -1,6 +1,7 @@
 """The one way to end work before it is done: Ctrl-C or a caller's cancel is noted here, and whoever works asks.
 
-Nothing is raised where the interpreter happens to be: from within a callback of llama.cpp's it would be lost.
+Nothing is raised where the interpreter happens to be: from within a callback of llama.cpp's it would be lost. And no
+thread is left at work on memory that is about to be freed (`join_all`).
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import contextlib
 import inspect
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from edge_run.base.errors import Cancelled
 
+_INSISTENCE = 3  # so often Ctrl-C comes from who does not want to wait
 _handler, _set_handler = inspect.unwrap(signal.getsignal), inspect.unwrap(signal.signal)  # less the enums
 
 
@@ -29,6 +31,41 @@ def on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _set_handler(signal.SIGINT, before)
+
+
+class JoinedThread(threading.Thread):
+    """A daemon thread for `join_all`. has_ended: it is done with all that is ours."""
+
+    def __init__(self, target: Callable[[], object], name: str) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+        self.has_ended = threading.Event()
+
+    def run(self) -> None:
+        """Do the work."""
+        try:
+            super().run()
+        finally:
+            self.has_ended.set()
+
+
+def join_all(threads: Iterable[JoinedThread]) -> None:
+    """Wait until all `threads` have ended, whatever is raised meanwhile, such as Ctrl-C: that is raised afterwards.
+
+    The third time it is raised at once: a drive may hang. Before Python 3.13, `Thread.join` cannot do this: once it was
+    interrupted, it takes the thread for ended.
+    """
+    left, raised = list(threads), list[BaseException]()
+    while left:
+        try:
+            left[-1].has_ended.wait()
+            left[-1].join()
+            left.pop()
+        except BaseException as error:
+            raised.append(error)
+            if len(raised) == _INSISTENCE:
+                raise
+    if raised:
+        raise raised[-1]
 
 
 class Interrupt:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from edge_run.base.config import require
 
 MOST_PENALTY, MOST_TOP_LOGPROBS = 100, 100
+LARGEST = 1_000_000  # of a factor or a bias, and 1 over it: logits have 32 bits, and what is beyond them is no number
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingConfig:
     """How the next token is chosen; names, defaults and order are llama.cpp's.
 
+    temperature: below 0.000001 it is 0, greedy.
     seed None draws one; the drawn seed is reported. grammar is GBNF text, json_schema JSON text; one of both at most.
     stop: the answer ends before the first of these strings.
     frequency_penalty, presence_penalty: taken from a token's logit for each time that it was there within
@@ -42,11 +44,14 @@ class SamplingConfig:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        require(self.temperature >= 0, f"temperature {self.temperature}: must be 0 (greedy) or more")
+        require(0 <= self.temperature <= LARGEST, f"temperature {self.temperature}: must be 0 (greedy) to {LARGEST}")
+        if self.temperature < 1 / LARGEST:
+            object.__setattr__(self, "temperature", 0.0)
         require(self.top_k >= 0, f"top-k {self.top_k}: must be 0 (all) or more")
         require(0 < self.top_p <= 1, f"top-p {self.top_p}: must be above 0 and at most 1")
         require(0 <= self.min_p <= 1, f"min-p {self.min_p}: must be 0 to 1")
-        require(0 < self.repeat_penalty < math.inf, f"repeat penalty {self.repeat_penalty}: must be above 0 and finite")
+        penalty = self.repeat_penalty
+        require(1 / LARGEST <= penalty <= LARGEST, f"repeat penalty {penalty}: must be {1 / LARGEST:f} to {LARGEST}")
         require(self.repeat_last_n >= -1, f"repeat last n {self.repeat_last_n}: must be -1 (context) or more tokens")
         require(self.seed is None or 0 <= self.seed < 2**32 - 1, f"seed {self.seed}: must be 0 to 4294967294")
         require(not (self.grammar and self.json_schema), "grammar and JSON schema: give one of the two")
@@ -54,8 +59,9 @@ class SamplingConfig:
             value = getattr(self, name)
             require(abs(value) <= MOST_PENALTY, f"{name.replace('_', ' ')} {value}: must be -100 to 100")
         for token, bias in self.logit_bias.items():
-            is_number = isinstance(bias, int | float) and not math.isnan(bias) and bias != math.inf
-            require(type(token) is int and is_number, f"logit bias of {token!r}: {bias!r}: must be a number")
+            is_number = isinstance(bias, int | float) and (abs(bias) <= LARGEST or bias == -math.inf)
+            bounds = f"must be a number from -{LARGEST} to {LARGEST}, or -inf"
+            require(type(token) is int and is_number, f"logit bias of {token!r}: {bias!r}: {bounds}")
         top = self.top_logprobs
         require(top is None or 0 <= top <= MOST_TOP_LOGPROBS, f"top logprobs {top}: must be 0 to {MOST_TOP_LOGPROBS}")
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))

@@ -2,12 +2,13 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from edge_run.base.errors import Cancelled
-from edge_run.base.interrupt import Interrupt, on_ctrl_c
+from edge_run.base.interrupt import Interrupt, JoinedThread, join_all, on_ctrl_c
 
 
 @pytest.fixture(autouse=True)
@@ -122,3 +123,44 @@ def test_ctrl_c_that_comes_while_an_error_leaves_the_block_is_raised_once(monkey
         raise ValueError
     monkeypatch.undo()
     assert not interrupt.is_set
+
+
+def pressed_while_joining(n_times: int, work: Callable[[], object], n_threads: int = 1) -> list[JoinedThread]:
+    """Join threads at `work` while Ctrl-C is pressed so often: KeyboardInterrupt must come."""
+    main = threading.main_thread().ident
+    assert main is not None
+    threads = [JoinedThread(work, f"worker {number}") for number in range(n_threads)]
+
+    def press_often() -> None:
+        for _ in range(n_times):
+            time.sleep(0.05)
+            signal.pthread_kill(main, signal.SIGINT)
+
+    for thread in threads:
+        thread.start()
+    presser = threading.Thread(target=press_often)
+    presser.start()
+    with pytest.raises(KeyboardInterrupt):
+        join_all(threads)
+    presser.join()
+    return threads
+
+
+def test_ctrl_c_waits_until_the_threads_have_ended() -> None:
+    done = list[bool]()
+
+    def work() -> None:
+        time.sleep(0.4)
+        done.append(True)
+
+    threads = pressed_while_joining(2, work, n_threads=3)
+    assert done == 3 * [True]
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_who_insists_need_not_wait_for_what_hangs() -> None:
+    end = threading.Event()
+    (thread,) = pressed_while_joining(3, lambda: end.wait(60))
+    assert not thread.has_ended.is_set()
+    end.set()
+    assert thread.has_ended.wait(60)

@@ -91,6 +91,16 @@ def test_what_is_no_trace_or_decodes_nothing(tmp_path: Path, capsys: pytest.Capt
     assert "no decoded token" in capsys.readouterr().err
 
 
+def test_more_experts_than_any_model_has_are_refused_before_they_take_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["# route_trace v1", "# n_expert=65536", *(f"# layer={layer} expert_bytes=1" for layer in range(17))]
+    path = tmp_path / "large.csv"
+    path.write_text("\n".join([*lines, "turn,phase,step,layer,slot,expert", "0,1,0,0,0,1", ""]))
+    assert run(path) == 3
+    assert "17 layers of 65536 experts, 1048576 experts in all can be" in capsys.readouterr().err
+
+
 def test_errors_carry_their_figures(trace: Path) -> None:
     with pytest.raises(BudgetError) as caught:
         edge_run.replay(trace, [10])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.errors import Cancelled, ModelFileError, TierReadError
 from edge_run.tiers import _libc
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.rows import RowRange, RowTable
@@ -156,6 +158,36 @@ def test_what_a_failed_call_did_read_is_given_back(path: Path, base: int, reader
         with pytest.raises(ModelFileError, match="cut while in use"):
             setting.fetch(row, 60)
     assert setting.resident_pages() <= 8
+
+
+def test_a_wait_for_a_drive_that_hangs_can_be_ended(path: Path, base: int, readers: Readers) -> None:
+    """What it brings later does not count, and is given back before the next rows are read."""
+    setting, answers, is_stopped = Setting(path, base, readers, 8, PAGE), threading.Event(), True
+    real = setting.source.read_into
+
+    def hanging(address: int, length: int, offset: int) -> int:
+        assert answers.wait(60)
+        return real(address, length, offset)
+
+    def check() -> None:
+        if is_stopped:
+            raise Cancelled("the pass was cancelled")
+
+    setting.source.read_into = hanging  # type: ignore[method-assign]
+    setting.table._check = check
+    began_s = time.monotonic()
+    for rows in ((5, 7, 9), (30,)):
+        with pytest.raises(Cancelled):
+            setting.fetch(*rows)
+    assert time.monotonic() - began_s < 30
+    is_stopped = False
+    answers.set()
+    setting.fetch(30)
+    assert setting.is_right(30)
+    assert setting.resident_pages() == 1
+    setting.fetch(5, 7)
+    assert setting.is_right(5)
+    assert setting.is_right(7)
 
 
 def test_a_table_is_kept_out_of_huge_pages_forks_and_core_dumps(path: Path, base: int, readers: Readers) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edge_run import TierReadError
+from edge_run import ModelFileError, TierReadError
 from edge_run.tiers import _libc
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.source import SourceFile
@@ -108,6 +109,41 @@ def test_it_can_be_stopped_and_goes_on(tmp_path: Path) -> None:
     except KeyboardInterrupt:
         upload.finish()
     assert device.held[0] == data
+    readers.close()
+    upload.close()
+    source.close()
+
+
+def test_ctrl_c_while_a_piece_is_put_leaves_nobody_waiting(tmp_path: Path) -> None:
+    data = write_random(tmp_path / "model", 9_000_000)
+    source, readers, held = SourceFile(tmp_path / "model"), Readers(1), bytearray(9_000_000)
+    stops = iter([False, True])
+
+    def put(piece: Extent, address: int) -> None:
+        held[piece.offset : piece.offset + piece.length] = content(address, piece.length)
+        if next(stops, False):
+            raise KeyboardInterrupt
+
+    def check() -> None:
+        assert time.monotonic() < until_s, "it waits for ever"
+
+    until_s = time.monotonic() + 20
+    upload = Upload([Extent(0, 0, 0, len(data))], [source], readers, put, check=check)
+    with pytest.raises(KeyboardInterrupt):
+        upload.finish()
+    upload.finish()
+    assert held == data
+    readers.close()
+    source.close()
+
+
+def test_a_file_that_ends_before_a_piece_is_refused(tmp_path: Path) -> None:
+    """Else what the slot held before would go to the device."""
+    write_random(tmp_path / "model", 1_000_000)
+    source, readers = SourceFile(tmp_path / "model"), Readers(1)
+    upload = Upload([Extent(0, 0, 900_000, 200_000)], [source], readers, Device().put)
+    with pytest.raises(ModelFileError, match="changed"):
+        upload.finish()
     readers.close()
     upload.close()
     source.close()

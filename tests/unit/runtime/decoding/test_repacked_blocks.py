@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_run.base.files import FileIdentity
 from edge_run.runtime.decoding.repacked_blocks import RepackedBlocks
 from edge_run.tiers import _libc
 from edge_run.tiers._libc import PAGE
@@ -41,7 +42,7 @@ def written(folder: Path) -> tuple[list[Path], PackedFile, list[bytes]]:
     path = folder / "packed"
     path.write_bytes(packed)
     facts = Facts("0" * 64, BLOCK, 1, ("x",), raw_bytes, len(packed) - PAGE, "0" * 64)
-    return paths, PackedFile(path, facts, bytes(table)), expected
+    return paths, PackedFile(path, facts, bytes(table), FileIdentity.of(path.stat())), expected
 
 
 def test_reads_are_of_both_files(tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from edge_run.base.errors import BudgetError
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses
 from edge_run.runtime.speculation.overlap import OFF, ON, Overlap, following
 
@@ -107,6 +111,42 @@ def test_a_pass_that_fails_leaves_nothing_running() -> None:
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert not [thread for thread in threading.enumerate() if thread.name == "edge-run-overlap"]
+
+
+def test_ctrl_c_at_the_end_of_a_pass_waits_for_the_drafter() -> None:
+    """Else it would go on in a context that is freed, or used, by then."""
+    main, ended = threading.main_thread().ident, threading.Event()
+    assert main is not None
+
+    class Slow(Drafter):
+        def draft_aside(self, *given: Any) -> Guesses:
+            guesses = super().draft_aside(*given)
+            time.sleep(0.1)
+            signal.pthread_kill(main, signal.SIGINT)
+            time.sleep(0.3)
+            ended.set()
+            return guesses
+
+    drafter = Slow()
+    overlap = overlapping(drafter)
+    with pytest.raises(KeyboardInterrupt):
+        run_pass(overlap, drafter, [7])
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("what", ["threads", "room"])
+def test_a_pass_goes_on_where_nothing_can_be_guessed_beside_it(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, computed = Drafter(), False
+    overlap = overlapping(drafter)
+
+    def refuse(*_: object) -> bool:
+        raise RuntimeError("can't start new thread") if what == "threads" else BudgetError("no room")
+
+    monkeypatch.setattr(*((threading.Thread, "start") if what == "threads" else (drafter, "prepare")), refuse)
+    with overlap.going_on([7], Acceptance()):
+        computed = True
+    assert computed
+    assert drafter.aside == []
 
 
 def test_it_is_not_tried_where_guessing_takes_next_to_nothing() -> None:

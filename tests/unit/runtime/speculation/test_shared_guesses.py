@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from edge_run.base.errors import KernelError
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, plan_tree
 from edge_run.runtime.speculation.shared_drafters import CHEAP_TRIAL_TOKENS, OpenText, SharedDrafters
@@ -24,6 +25,10 @@ class Fixed:
     def __init__(self, chances: Mapping[int, float]) -> None:
         self.chances = chances
         self.read: list[list[int]] = []
+        self.salts: dict[int, str] = {}
+
+    def belong(self, number: int, salt: str) -> None:
+        self.salts[number] = salt
 
     def n_unread(self, number: int, text: Sequence[int]) -> int:
         return 10 * CHEAP_TRIAL_TOKENS if number == 1 else number
@@ -73,6 +78,33 @@ def test_who_is_guessed_best_gets_most() -> None:
     assert good > 2 * fair > 2
     assert bad == 1
     assert good + fair + bad <= 32
+
+
+def test_answers_go_on_without_guesses_where_guessing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    guesses = guessing({0: 0.95, 1: 0.95, 2: 0.95})
+
+    def fail(*_: object) -> Guesses:
+        raise KernelError("llama.cpp failed")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Fixed, "draft_many", fail)
+        assert widths(guesses, 2) == [1, 1]
+    assert widths(guesses, 2) == [1, 1], "nor later in these answers"
+    assert guesses.figures_of(0).reason == "guessing failed: llama.cpp failed"
+    assert guesses.figures_of(2).reason == ""
+    guesses.end(0)
+    guesses.end(1)
+    for number in (0, 1):
+        guesses.begin(number)
+    assert min(widths(guesses, 2)) > 1
+
+
+def test_the_draft_model_is_told_whom_a_text_is_for_before_it_reads() -> None:
+    draft = Fixed({0: 0.9, 1: 0.9})
+    drafters = SharedDrafters(cast("Any", draft), uses_lookup=False)
+    asked = {5: OpenText([1, 2], 0, 4, "key a"), 6: OpenText([1, 3], 1, 4, "key b")}
+    drafters.guess(asked, 4, is_trial=True)
+    assert draft.salts == {0: "key a", 1: "key b"}
 
 
 def test_one_that_is_alone_gets_all_that_pays() -> None:
