@@ -100,3 +100,10 @@ def test_two_kv_types_are_k_and_v() -> None:
 def test_a_single_stop_string_is_not_taken_letter_by_letter() -> None:
     assert SamplingConfig(stop="END").stop == ("END",)
     assert SamplingConfig(stop=["a", "b"]).stop == ("a", "b")
+
+
+@pytest.mark.parametrize("name", ["temperature", "repeat_penalty"])
+def test_what_is_no_number_of_32_bits_is_refused(name: str) -> None:
+    for value in (math.inf, math.nan, 1e39, *([1e-46] if name == "repeat_penalty" else [])):
+        with pytest.raises(ConfigError, match=name.replace("_", " ")):
+            SamplingConfig(**{name: value})  # type: ignore[arg-type]

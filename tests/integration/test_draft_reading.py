@@ -1,0 +1,95 @@
+"""What a draft model reads of texts: it can be stopped, it is whole when it is, and it serves those it was read for."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from eager import Eager
+from edge_run import Cancelled, Model
+from edge_run.base.protocols import BatchToken
+from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.decoding.decoder import LocalDecoder
+from edge_run.runtime.generation import speculation_setup
+from edge_run.runtime.generation.request import Request, Turn
+from edge_run.runtime.llama.model import LlamaContext
+from edge_run.runtime.speculation.drafting import Acceptance
+
+RESIDENT: dict[str, Any] = {"threads": 1, "context_tokens": 256, "micro_batch_tokens": 32, "draft_tokens": 15}
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every conversation speculate always."""
+    monkeypatch.setattr(speculation_setup, "WidthControl", Eager)
+
+
+def test_a_cancel_ends_what_the_draft_model_reads(kit: Path) -> None:
+    """A long prompt takes it long; the next guesses are made as ever."""
+    text = [3 + 7 * i % 300 for i in range(900)]
+    with Model(kit, draft=kit, **{**RESIDENT, "context_tokens": 1024}) as model:
+        engine = model._opened
+        assert engine.draft
+        decode, n_passes = LlamaContext.decode, 0
+
+        def cancelling(context: LlamaContext, batch: Any) -> int:
+            nonlocal n_passes
+            n_passes += 1
+            if n_passes == 2:
+                engine.interrupt.cancel()
+            return decode(context, batch)
+
+        with mock.patch.object(LlamaContext, "decode", cancelling), pytest.raises(Cancelled):
+            engine.draft.draft(text, 2, 2, Acceptance())
+        assert n_passes == 2
+        assert engine.draft.draft(text, 2, 2, Acceptance())
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_the_draft_model_read_serves_its_salt_only(kit: Path, is_shared: bool) -> None:
+    """Else others could tell from the time to the second token that it was asked before."""
+    text = [3 + 7 * i % 300 for i in range(60)]
+    decode, n_read = LocalDecoder.decode, list[int]()
+    with Model(kit, draft=kit, speculate="draft", **RESIDENT) as model:
+        draft = model._opened.draft
+        assert draft
+
+        def counted(decoder: LocalDecoder, batch: Sequence[BatchToken]) -> Any:
+            if decoder is draft._decoder:
+                n_read.append(len(batch))
+            return decode(decoder, batch)
+
+        with mock.patch.object(LocalDecoder, "decode", counted):
+            for salt, is_known in (("a", False), ("a", True), ("b", False)):
+                n_read.clear()
+                request = Request(text, 4, SamplingConfig(temperature=0), Turn(salt=salt))
+                if is_shared:
+                    list(model.generate_many([request]))
+                else:
+                    model._start(request).result()
+                assert (max(n_read) < 50) == is_known, salt
+
+
+def test_ctrl_c_while_the_draft_model_has_room_made_waits_until_it_is_made(kit: Path) -> None:
+    with Model(kit, draft=kit, **RESIDENT) as model:
+        draft, was_made = model._opened.draft, False
+        assert draft
+
+        def make_room(kept_tokens: int, most_tokens: int) -> bool:
+            nonlocal was_made
+            signal.raise_signal(signal.SIGINT)
+            was_made = True
+            return True
+
+        draft.make_room = make_room
+        for guess in (lambda: draft.draft([1, 2, 3], 2, 2, Acceptance()), lambda: draft.prepare([1, 2, 3, 4], 2)):
+            was_made = False
+            with pytest.raises(KeyboardInterrupt):
+                guess()
+            assert was_made
