@@ -63,15 +63,16 @@ class LocalDecoder:
         prepare: Callable[[Sequence[BatchToken]], None] = lambda batch: None,
         timeline: Timeline | None = None,
         count: CellCount | None = None,
+        confirm: Callable[[], None] = lambda: None,
     ) -> None:
         """Decode with `context`.
 
-        prepare: is called with each batch before it runs, and may raise.
+        prepare: is called with each batch before it runs; confirm: after it ran. Either may raise: it does not count.
         timeline: is told of every pass.
         count: counts the cells in use; it may have room for fewer tokens than the context.
         """
         self._model, self._context, self._driver = model, context, driver
-        self._prepare, self._timeline = prepare, timeline or Timeline()
+        self._prepare, self._confirm, self._timeline = prepare, confirm, timeline or Timeline()
         self._count = count or CellCount(context.context_tokens)
         self._width = shape.micro_batch_tokens
         self._batch: Any = L.llama_batch_init(self._width, 0, shape.sequences)
@@ -266,8 +267,7 @@ class LocalDecoder:
 
     def _lengths(self) -> list[int]:
         """Return the tokens of each sequence."""
-        memory = self._context.memory
-        return [L.llama_memory_seq_pos_max(memory, sequence) + 1 for sequence in range(self.limits.sequences)]
+        return [L.llama_memory_seq_pos_max(self._context.memory, one) + 1 for one in range(self.limits.sequences)]
 
     def _note_forks(self, batch: Sequence[BatchToken]) -> None:
         """Have tokens counted that come beside those of other sequences. Raises ContextFull where all have no room."""
@@ -298,6 +298,7 @@ class LocalDecoder:
                 self._driver.interrupt.check()
                 filled = self._pass(tokens, logits, filled)
                 self._timeline.advance()
+            self._confirm()
         except BaseException:
             self.watcher.taken_back(len(batch) + self.limits.has_padding)
             self.take_back(batch)
@@ -330,9 +331,8 @@ class LocalDecoder:
 
     def _pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
         has_several = self._has_streams and tokens[0].sequence != tokens[-1].sequence
-        if has_several or (self.limits.has_padding and len(tokens) == 1):
-            return self._padded_pass(tokens, logits, filled)
-        return self._plain_pass(tokens, logits, filled)
+        is_padded = has_several or (self.limits.has_padding and len(tokens) == 1)
+        return (self._padded_pass if is_padded else self._plain_pass)(tokens, logits, filled)
 
     def _plain_pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
         """Compute a pass; write the logits that it gives from row `filled` on; return the row after them."""

@@ -23,7 +23,14 @@ class Passes:
         self.times: PassTimes | None = None
         self.timeline = Timeline(lambda: supply().share_done())
         self.decoder = LocalDecoder(
-            loaded.model, loaded.context, loaded.driver, loaded.shape, self._begin, self.timeline, supply().count
+            loaded.model,
+            loaded.context,
+            loaded.driver,
+            loaded.shape,
+            self._begin,
+            self.timeline,
+            supply().count,
+            self._confirm,
         )
 
     def tell(self, say: Callable[[str], None]) -> None:
@@ -45,3 +52,7 @@ class Passes:
         self.timeline.begin(steps, is_timed=self.times is not None)
         if supply.bring():
             self.timeline.advance()
+
+    def _confirm(self) -> None:
+        """Raise ModelFileError when weights that were read for the passes of a batch may be part old, part new."""
+        self._supply().check_read()

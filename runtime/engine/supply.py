@@ -143,6 +143,11 @@ class Supply:
             self._upload.finish()
             self._check_files()
 
+    def check_read(self) -> None:
+        """Raise ModelFileError when a file changed while weights were read in a pass."""
+        if self.plan.mode == "streamed":
+            self._check_files()
+
     def bring(self) -> bool:
         """Wait, the first time, for weights that are read once; return whether it was the first time.
 

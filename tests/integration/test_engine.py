@@ -29,6 +29,7 @@ from edge_run.runtime.engine import engine as engine_module
 from edge_run.runtime.engine import loading as loading_module
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.llama.model import LlamaContext
 from edge_run.tiers import _libc
 from edge_run.tiers.source import SourceFile
 from in_child import in_child
@@ -78,6 +79,30 @@ def _changes_while_it_is_read(path: Path) -> None:
         for _ in range(2):
             with pytest.raises(ModelFileError, match="changed while it was in use"):
                 Session(engine.decoder).feed(PROMPT)
+
+
+def test_a_file_that_changes_in_the_middle_of_a_pass_is_told_before_its_token_is(folder: Path) -> None:
+    _changes_in_a_pass(path=make_model("llama", folder))
+
+
+@in_child
+def _changes_in_a_pass(path: Path) -> None:
+    with streaming_engine(path) as engine:
+        session = Session(engine.decoder)
+        token = int(session.feed(PROMPT)[0].argmax())
+        decode, n_before = LlamaContext.decode, len(session.history)
+
+        def changing(context: LlamaContext, batch: Any) -> int:
+            code = decode(context, batch)
+            os.utime(path)
+            return code
+
+        with (
+            mock.patch.object(LlamaContext, "decode", changing),
+            pytest.raises(ModelFileError, match="changed while it was in use"),
+        ):
+            session.step(token)
+        assert len(session.history) == n_before
 
 
 @pytest.mark.parametrize("when", ["planned", "loaded"])
