@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -119,6 +118,8 @@ def check_room(target: Path, needed_bytes: int, advice: str) -> None:
     Its folder may not be there yet.
     """
     remove_abandoned_drafts(target)
+    import shutil  # which most commands do without
+
     free_bytes = shutil.disk_usage(next(one for one in target.absolute().parents if one.exists())).free
     if needed_bytes > free_bytes:
         raise TierReadError(
