@@ -53,7 +53,7 @@ class Holdings:
 
     program_bytes: resident, Python and llama.cpp with its graphs. reserve_bytes: for what is allocated later. kv_bytes
     and buffer_bytes: allocated by llama.cpp's context, and counted in full, touched yet or not. work_bytes: what matrix
-    multiplications will allocate for their inputs. draft_bytes: all that a draft model takes. upload_bytes: through
+    multiplications will allocate (`work_buffer.py`). draft_bytes: all that a draft model takes. upload_bytes: through
     which weights reach a GPU; gpu_bytes: what lies on a GPU without memory of its own. repacking_bytes: of the readers;
     copy_bytes: of theirs too, where a copy of the model is read. lookup_bytes: to guess from the text.
     """
@@ -108,6 +108,6 @@ class Holdings:
             PlanItem("program", self.program_bytes, "Python, llama.cpp and the vocabulary"),
             PlanItem("kv", self.kv_bytes, "the context's keys and values"),
             PlanItem("buffers", self.buffer_bytes, "llama.cpp's compute and output buffers, as it reports them"),
-            PlanItem("work", self.work_bytes, "inputs of matrix multiplications, converted for the kernels"),
+            PlanItem("work", self.work_bytes, "for matrix multiplications: converted inputs, tiles of weights"),
             PlanItem("reserve", self.reserve_bytes, "for what is allocated later: text, samplers, thread stacks"),
         )
