@@ -41,9 +41,15 @@ function about() {
     : "Connecting …"), isChat ? null : el("p", {}, "This model has no chat template: it continues your text."));
 }
 
+let listKey = "";
+
+/** Draw the list where it differs: another tab that answers changes its chat all the time, and a button keeps its focus. */
 function drawList() {
   const all = kept.all();
   if (!all.some(({ id }) => id === conversation.id)) all.unshift(conversation);
+  const key = JSON.stringify([conversation.id, ...all.map((one) => [one.id, kept.title(one)])]);
+  if (key === listKey) return;
+  listKey = key;
   at("list").replaceChildren(...all.map((one) => {
     const title = kept.title(one);
     const show = el("button", { class: "quiet", "aria-current": one.id === conversation.id && "true", onclick: () => {
