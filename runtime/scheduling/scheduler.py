@@ -86,7 +86,7 @@ class PassRules:
     is_exact: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     """A request that has not ended.
 
@@ -156,6 +156,7 @@ class Scheduler:
     def __init__(self, pool: SequencePool, widths: PassWidths, clock: Clock, rules: PassRules) -> None:
         self._pool, self._widths, self._clock, self._rules = pool, widths, clock, rules
         self._requests: dict[int, _Request] = {}
+        self._running: list[_Request] = []  # of them those that have a sequence, in the order in which they were admitted
         self._numbers, self._turns = itertools.count(), itertools.count()
         self._service = _Service()
         self._reads_prompt_next = True
@@ -169,16 +170,16 @@ class Scheduler:
     @property
     def n_waiting(self) -> int:
         """The requests that have no sequence."""
-        return sum(request.sequence is None for request in self._requests.values())
+        return len(self._requests) - self.n_running
 
     @property
     def n_running(self) -> int:
         """The requests that have one."""
-        return len(self._requests) - self.n_waiting
+        return len(self._running)
 
     def running(self) -> list[int]:
         """Return the requests that have a sequence, those first that were admitted first."""
-        return [request.number for request in self._running()]
+        return [request.number for request in self._running]
 
     def tokens(self, number: int) -> Sequence[int]:
         """Return the tokens of a request: its prompt, and its answer so far."""
@@ -202,19 +203,20 @@ class Scheduler:
 
     def admit(self) -> Beginning | None:
         """Admit the next request, if one can be; return where it begins, which has to be carried out and `placed`."""
-        waiting = [request for request in self._requests.values() if request.sequence is None]
-        if not waiting or not self._pool.has_free_sequence:
+        if not self.n_waiting or not self._pool.has_free_sequence:
             return None
-        request = min(waiting, key=self._rank)
+        now_s = self._clock()
+        waiting = (request for request in self._requests.values() if request.sequence is None)
+        request = min(waiting, key=lambda request: self._rank(request, now_s))
         placed = self._pool.plan(request.tokens, request.salt)
-        n_running = self.n_running
-        needed = len(request.tokens) - placed.n_tokens + GROWTH_TOKENS * (n_running + 1)
-        if n_running and self._pool.room_beside(placed) < needed:
+        needed = len(request.tokens) - placed.n_tokens + GROWTH_TOKENS * (self.n_running + 1)
+        if self.n_running and self._pool.room_beside(placed) < needed:
             return None
         self._pool.begin(request.number, placed, request.salt)
         request.sequence = placed.sequence
         request.turn = self._service.turns[request.key] = next(self._turns)
         request.n_held = placed.n_tokens
+        self._running.append(request)
         return placed
 
     def is_first(self, place: Beginning) -> bool:
@@ -232,7 +234,7 @@ class Scheduler:
     def placed(self, sequence: int, n_tokens: int) -> None:
         """`sequence` holds `n_tokens` tokens only, fewer than it was said to."""
         self._pool.cut(sequence, n_tokens)
-        for request in self._running():
+        for request in self._running:
             if request.sequence == sequence:
                 request.n_held = min(request.n_held, n_tokens)
 
@@ -262,8 +264,7 @@ class Scheduler:
 
         None: the request that is alone has no room.
         """
-        running = self._running()
-        if not (emptied := self._pool.make_room(self._pool.n_cells)) and len(running) > 1:
+        if not (emptied := self._pool.make_room(self._pool.n_cells)) and self.n_running > 1:
             self._preempt()
             emptied = self._pool.make_room(self._pool.n_cells)
         return emptied or None
@@ -305,30 +306,22 @@ class Scheduler:
         request = self._requests.pop(number)
         if request.sequence is not None:
             self._pool.end(request.sequence)
+            self._running.remove(request)
         self._service.leave(request.key for request in self._requests.values())
-
-    def _running(self) -> list[_Request]:
-        running = [request for request in self._requests.values() if request.sequence is not None]
-        return sorted(running, key=lambda request: request.turn)
 
     def _ready(self, n_groups: int) -> list[_Request]:
         """Return the requests that the next pass is for: of those that have something to compute, a group."""
-        running = self._running()
-        ready = [request for request in running if request.n_left]
-        group = sorted(ready, key=lambda request: request.last_pass)[: -(-len(running) // n_groups)]
+        ready = [request for request in self._running if request.n_left]
+        group = sorted(ready, key=lambda request: request.last_pass)[: -(-self.n_running // n_groups)]
         return sorted(group, key=lambda request: request.turn)
 
-    def _rank(self, request: _Request) -> tuple[float, int, int, int]:
-        aged, key, served = (
-            request.priority + (self._clock() - request.arrived_s) // AGING_S,
-            request.key,
-            self._service,
-        )
+    def _rank(self, request: _Request, now_s: float) -> tuple[float, int, int, int]:
+        aged, key, served = request.priority + (now_s - request.arrived_s) // AGING_S, request.key, self._service
         return -aged, served.tokens[key], served.turns.get(key, -1), request.number
 
     def _preempt(self) -> None:
         """Let the request that was admitted last wait again."""
-        request = self._running()[-1]
+        request = self._running.pop()
         assert request.sequence is not None
         self._pool.end(request.sequence)
         request.sequence, request.n_held = None, 0
