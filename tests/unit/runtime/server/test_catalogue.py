@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from edge_run.base.errors import BudgetError, ConfigError, ModelFileError
 from edge_run.runtime.server.admission import Admission
-from edge_run.runtime.server.catalogue.catalogue import Catalogue
+from edge_run.runtime.server.catalogue.catalogue import Catalogue, spare_collections
 from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, read_folder
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.service import Service
@@ -229,6 +231,21 @@ async def test_what_is_done_at_once_waits_in_the_queue_where_its_model_is_not_at
 def opens_with(function: Any) -> Any:
     function.open = ()
     return function
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="collects a part of what is old at a time, not all at once")
+def test_what_waits_is_looked_through_rarely() -> None:
+    before, full = gc.get_threshold(), list[object]()
+    gc.callbacks.append(lambda phase, info: full.append(info) if (phase, info["generation"]) == ("start", 2) else None)
+    try:
+        spare_collections()
+        full.clear()
+        waiting = [[] for _ in range(200_000)]
+        assert (len(waiting), len(full)) == (200_000, 0)
+    finally:
+        gc.callbacks.pop()
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def test_the_files_of_a_folder(tmp_path: Path) -> None:
