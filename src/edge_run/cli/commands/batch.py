@@ -21,6 +21,7 @@ from edge_run.cli.shared.answer import NOTICE, opened
 from edge_run.cli.shared.figures import describe_duration
 from edge_run.cli.shared.generating import mesh_options
 from edge_run.cli.shared.options import SERVED_SETTINGS, SETTINGS
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.settings import RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from edge_run.runtime.batches.run import BatchProgress, BatchRun
 
 _AUTO = "auto"
-_PATH: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
+_PATH: dict[str, Any] = {"type": PATH, "metavar": "FILE"}
 
 
 def _number(context: click.Context, parameter: click.Parameter, text: str) -> int:

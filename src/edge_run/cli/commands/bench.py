@@ -10,6 +10,7 @@ import click
 from edge_run.base.errors import ConfigError, KernelError, ProtocolError
 from edge_run.cli.reports import bench_plot, bench_table, load_table
 from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.plot_file import PLOT, draw_plot
 from edge_run.cli.shared.process import cleaned_up
 from edge_run.cli.shared.server_options import SERVER_OPTIONS, asked_server
@@ -41,7 +42,7 @@ def _count(name: str, *short: str, least: int, default: int, help: str) -> click
 @click.command(
     cls=SettingsCommand,
     params=[
-        click.Argument(["model_file"], metavar="[MODEL]", required=False, type=click.Path(path_type=Path)),
+        click.Argument(["model_file"], metavar="[MODEL]", required=False, type=PATH),
         _count("--prompt-tokens", least=1, default=PROMPT_TOKENS, help="Length of the prompt: arbitrary tokens."),
         _count("--predict", "-n", least=2, default=PREDICT_TOKENS, help="Tokens after it."),
         _count("--rounds", least=1, default=ROUNDS, help="How often each is measured."),

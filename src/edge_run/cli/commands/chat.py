@@ -12,6 +12,7 @@ from edge_run.base.errors import ConfigError
 from edge_run.cli.shared.generating import chat as chat_with
 from edge_run.cli.shared.generating import continued_model, with_prompt_cache
 from edge_run.cli.shared.options import SETTINGS
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.server_options import SERVER_OPTIONS, asked_server
 from edge_run.cli.shared.settings import given_sampling, model_config, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand
@@ -20,7 +21,7 @@ from edge_run.cli.shared.terminal import Terminal
 if TYPE_CHECKING:
     from edge_run.runtime.client.connection import ServerAddress
 
-_MODEL = click.Argument(["model_file"], metavar="[MODEL]", required=False, type=click.Path(path_type=Path))
+_MODEL = click.Argument(["model_file"], metavar="[MODEL]", required=False, type=PATH)
 _CONTINUE = click.Option(
     ["--continue", "goes_on"], is_flag=True, help="Go on with the latest conversation, and its model."
 )

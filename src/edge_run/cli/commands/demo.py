@@ -23,6 +23,7 @@ from edge_run.cli.shared import figures
 from edge_run.cli.shared.answer import WrittenAnswer, opened, say_figures, show
 from edge_run.cli.shared.growing import grow
 from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.process import cleaned_up
 from edge_run.cli.shared.setting import size_option
 from edge_run.cli.shared.settings import model_config, report
@@ -46,7 +47,7 @@ COMPARED_TOKENS = 6
 @click.option(
     "--model",
     "own_model",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="A model of yours, instead of the bundled one.",
 )

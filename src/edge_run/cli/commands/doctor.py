@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,10 +12,11 @@ from edge_run.base.findings import OK, PROBLEM, Finding, Report
 from edge_run.cli.reports.findings import EXIT_CODES, end_with_report
 from edge_run.cli.shared.config_file import config_path
 from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
 
 _MISTAKE = "edge_run.mistake"
-_MODEL = click.Argument(["model_file"], metavar="[MODEL]", required=False, type=click.Path(path_type=Path))
+_MODEL = click.Argument(["model_file"], metavar="[MODEL]", required=False, type=PATH)
 
 
 class TolerantCommand(SettingsCommand):
@@ -50,12 +49,10 @@ def doctor(context: click.Context, /, **given: Any) -> None:
     findings = [check_configuration(context)]
     folder = None
     try:
-        folder = Path(os.path.expanduser(given["cache_dir"])) if given["cache_dir"] else cache_folder()
+        folder = given["cache_dir"] or cache_folder()
     except ConfigError as error:
         findings.append(Finding("cache folder", PROBLEM, str(error)))
-    model = given["model_file"] and Path(os.path.expanduser(given["model_file"]))
-    also = given["also"] and Path(os.path.expanduser(given["also"]))
-    report = examine(model, folder, given["memory"], also=also)
+    report = examine(given["model_file"], folder, given["memory"], also=given["also"])
     end_with_report(context, Report((*findings, *report.findings)), given["json"])
 
 

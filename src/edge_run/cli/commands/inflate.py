@@ -8,14 +8,15 @@ import click
 
 from edge_run.base.errors import ConfigError
 from edge_run.cli.shared.growing import grow
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.setting import size_option
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 
 
 @click.command(cls=SettingsCommand, short_help="Grow a small model, to have something to stream.")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("source", type=PATH)
+@click.argument("target", type=PATH)
 @click.option("--size", callback=size_option, required=True, metavar="SIZE", help="How large, as 4G.")
 @click.option("--layers", type=int, metavar="N", help="How many layers.  [default: as many as SOURCE has]")
 @click.option("--seed", type=click.IntRange(0), metavar="N", default=0, help="Of the noise.  [default: 0]")

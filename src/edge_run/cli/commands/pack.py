@@ -9,14 +9,15 @@ import click
 
 from edge_run.base.units import format_size
 from edge_run.cli.shared.answer import NOTICE
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 
 
 @click.command(cls=SettingsCommand, short_help="Write a model's weights again, beside it, to be read faster.")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=PATH)
 @click.option(
-    "-o", "--output", "target", type=click.Path(path_type=Path), metavar="FILE",
+    "-o", "--output", "target", type=PATH, metavar="FILE",
     help="Where to, instead of beside the model; name it with --packed then.  [default: MODEL.packed]",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace FILE where it exists.")

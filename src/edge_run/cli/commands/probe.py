@@ -15,6 +15,7 @@ from edge_run.base.profile import DeviceProfile, DiskProfile, GpuProfile, Kernel
 from edge_run.base.units import MIB, format_size
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.settings import model_config, report
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
@@ -25,8 +26,8 @@ from edge_run.cli.shared.terminal import Terminal
     params=some_settings("threads", "readers", "cache_dir", "json", "verbose"),
     short_help="Measure this device: disks, cores, memory.",
 )
-@click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(path_type=Path))
-@click.option("--model", type=click.Path(path_type=Path), metavar="FILE", help="Measure what this model needs.")
+@click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=PATH)
+@click.option("--model", type=PATH, metavar="FILE", help="Measure what this model needs.")
 @click.option("--fresh", is_flag=True, help="Measure again what is known already.")
 @click.pass_context
 def probe(context: click.Context, /, folders: tuple[Path, ...], model: Path | None, fresh: bool, **given: Any) -> None:

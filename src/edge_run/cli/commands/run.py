@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,11 +10,12 @@ import click
 from edge_run.base.errors import ConfigError
 from edge_run.cli.shared.generating import answer_once, chat, is_interactive, with_prompt_cache
 from edge_run.cli.shared.options import SETTINGS
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.settings import MOST_PROMPT_BYTES, RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand, origin
 from edge_run.cli.shared.terminal import Terminal
 
-_MODEL = click.Argument(["model_file"], metavar="MODEL", required=False, type=click.Path(path_type=Path))
+_MODEL = click.Argument(["model_file"], metavar="MODEL", required=False, type=PATH)
 _EPILOG = """
 Settings may also come from the environment (EDGE_RUN_CTX_SIZE for --ctx-size, and so on for each first long name) and
 from ~/.config/edge-run/config.toml (ctx-size = 8192). Flags win over the environment, and that over the file.

@@ -12,6 +12,7 @@ from edge_run.base.interrupt import Interrupt
 from edge_run.base.results import to_json
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.options import MODEL, some_settings
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.settings import MOST_PROMPT_BYTES, model_config, read_prompt, report
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
@@ -29,9 +30,7 @@ _SETTINGS = (
     params=[MODEL, *some_settings(*_SETTINGS)],
     short_help="Record which experts a model's routers choose.",
 )
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE.csv", help="Where to write it."
-)
+@click.option("-o", "--output", type=PATH, required=True, metavar="FILE.csv", help="Where to write it.")
 @click.option(
     "-n", "--tokens", type=click.IntRange(1), default=DEFAULT_TOKENS, metavar="N",
     help=f"Tokens to decode.  [default: {DEFAULT_TOKENS}]",

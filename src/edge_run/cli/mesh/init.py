@@ -21,6 +21,7 @@ from edge_run.cli.mesh.options import (
     checked_authority,
 )
 from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 
@@ -34,7 +35,9 @@ from edge_run.cli.shared.terminal import Terminal
             help="An MQTT broker that is there: mqtt://[USER:PASSWORD@]HOST[:PORT], mqtts:// for TLS.",
         ),
         AUTHORITY,
-        click.Option(["--acl"], metavar="FILE", help="With --broker: write the access list of a mosquitto to FILE."),
+        click.Option(
+            ["--acl"], type=PATH, metavar="FILE", help="With --broker: write the access list of a mosquitto to FILE."
+        ),
         click.Option(
             ["--serve"],
             metavar="HOST[:PORT]",
@@ -83,7 +86,7 @@ def init(terminal: Terminal, /, broker: str | None, serve: str | None, **given: 
     name = given["name"] or socket.gethostname() or device.node
     listed = found(device, cluster.id, name, cluster.secret, runs_broker=serves is not None)
     if given["acl"]:
-        _write_acl(Path(given["acl"]).expanduser(), own, cluster.id)
+        _write_acl(given["acl"], own, cluster.id)
     write_cluster(folder, cluster.adopt(listed, device))
     show_invitation(terminal, folder, given, is_new=True)
 

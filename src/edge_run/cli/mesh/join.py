@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import socket
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from edge_run.base.files import mesh_folder
 from edge_run.base.mesh import Joined, Lost, MeshEvent
 from edge_run.cli.mesh.options import AUTHORITY, DEVICE_OPTIONS, REPLACE, check_free, checked_authority
 from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.process import cleaned_up
 from edge_run.cli.shared.setting import size_option
 from edge_run.cli.shared.settings_command import SettingsCommand
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 MEASURE_S, COME_IN_S, LAST_WORD_S = 10.0, 30.0, 1.0
 MOST_LETTERS = 1 << 16
-_PATH = click.Path(path_type=Path)
 
 
 @click.command(
@@ -37,7 +36,7 @@ _PATH = click.Path(path_type=Path)
     params=[
         click.Argument(["line"], metavar="[LINE]", required=False),
         click.Option(
-            ["--models"], multiple=True, type=_PATH, metavar="PATH",
+            ["--models"], multiple=True, type=PATH, metavar="PATH",
             help="A GGUF file, or a folder of them, that this device may run; may be repeated.",
         ),
         click.Option(
@@ -74,7 +73,7 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
     report(context, terminal, config)
     check_listen(given["listen"], given["port"] or 0)
     for path in models:
-        if not Path(os.path.expanduser(path)).exists():
+        if not path.exists():
             raise ConfigError(f"--models {path}: is not there")
     folder = mesh_folder()
     cluster = _cluster(line, folder, given, terminal)
@@ -94,8 +93,7 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
         if models or fetch_bytes:
             from edge_run.runtime.worker.worker import Worker
 
-            paths = [Path(os.path.expanduser(path)) for path in models]
-            worker = Worker(node, paths, config, fetch_bytes=fetch_bytes)
+            worker = Worker(node, models, config, fetch_bytes=fetch_bytes)
             stack.callback(worker.close)
             worker.start()
         places = ", ".join(str(place).removeprefix("tcp://") for place in node.places)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from edge_run.base.errors import ConfigError
+from edge_run.cli.shared.paths import PATH
 
 MOST_DAYS, MOST_DIGITS = 365, 9
 
@@ -41,7 +42,10 @@ DEVICE_OPTIONS = (
     ),
 )  # fmt: skip
 AUTHORITY = click.Option(
-    ["--authority"], metavar="FILE", help="PEM file of who vouches for a TLS broker that the system does not know."
+    ["--authority"],
+    type=PATH,
+    metavar="FILE",
+    help="PEM file of who vouches for a TLS broker that the system does not know.",
 )
 REPLACE = click.Option(["--replace"], is_flag=True, help="Leave the cluster that this device belongs to.")
 INVITATION_OPTIONS = (
@@ -67,7 +71,7 @@ def checked_authority(given: dict[str, Any]) -> str | None:
     """Return the absolute path of --authority, which can be used. Raises ConfigError."""
     from edge_run.devices.mesh.channel import check_authority
 
-    path = str(Path(given["authority"]).expanduser().absolute()) if given["authority"] else None
+    path = str(given["authority"].absolute()) if given["authority"] else None
     check_authority(path)
     return path
 

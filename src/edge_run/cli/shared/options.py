@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any
 
 import click
@@ -27,11 +26,12 @@ from edge_run.base.config import (
     ModelConfig,
 )
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.setting import Setting, size_option
 
-MODEL = click.Argument(["model_file"], metavar="MODEL", type=click.Path(path_type=Path))
+MODEL = click.Argument(["model_file"], metavar="MODEL", type=PATH)
 _DEFAULTS = {field.name: field.default for kind in (ModelConfig, SamplingConfig) for field in dataclasses.fields(kind)}
-_FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
+_FILE: dict[str, Any] = {"type": PATH, "metavar": "FILE"}
 _NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
 _FRACTION: dict[str, Any] = {"type": float, "metavar": "X"}
 _TEXT: dict[str, Any] = {"type": str, "metavar": "TEXT"}
@@ -151,7 +151,7 @@ SETTINGS: tuple[Setting, ...] = (
         "the types that measured faster (edge-run probe). Part of the numerics key." + _default("repack"),
     ),
     _memory(
-        "--cache-dir", field="cache_folder", type=click.Path(path_type=Path), metavar="FOLDER",
+        "--cache-dir", field="cache_folder", type=PATH, metavar="FOLDER",
         help="For what is known of models and devices, and layers fetched over a mesh. [default: ~/.cache/edge-run]",
     ),
     _memory(

@@ -16,6 +16,7 @@ import click
 from edge_run.base.errors import ConfigError, NotSupported, TierReadError
 from edge_run.base.files import whole_file, writing
 from edge_run.cli.shared.answer import NOTICE
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ def check_plot(path: Path) -> Path:
 
     Raises ConfigError, TierReadError, or NotSupported without matplotlib.
     """
-    path = Path(os.path.expanduser(path))
     if path.suffix.lower() != SUFFIX:
         raise ConfigError(f"--plot {path}: must be a PNG file; name it {path.name or 'picture'}{SUFFIX}")
     if importlib.util.find_spec("matplotlib") is None:
@@ -47,7 +47,7 @@ def check_plot(path: Path) -> Path:
 
 PLOT = click.Option(  # its value was checked
     ["--plot"],
-    type=click.Path(path_type=Path),
+    type=PATH,
     callback=lambda context, parameter, path: None if path is None else check_plot(path),
     metavar="FILE.png",
     help="Draw a picture.",

@@ -10,6 +10,7 @@ import click
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.files import read_text_file
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.setting import KEY_VARIABLE
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ SERVER_OPTIONS = [
     ),
     click.Option(
         ["--api-key-file"],
-        type=click.Path(path_type=Path),
+        type=PATH,
         metavar="FILE",
         help=f"The first line of FILE is the key for the server; else {KEY_VARIABLE} is.",
     ),

@@ -28,7 +28,7 @@ MOST_GRAMMAR_BYTES = 8 * MIB
 _EXCLUDE_EACH_OTHER = (("prompt", "file"), ("grammar", "grammar_file", "json_schema", "json_schema_file"))
 _SECRETS = ("line", "broker")  # of `mesh join`: who has the line is a member, and a URL may have a password
 _RANK = {click.core.ParameterSource.COMMANDLINE: 0, click.core.ParameterSource.ENVIRONMENT: 1}
-_PLACES = ("draft", "also", "packed", "prompt_cache", "kv_spill")  # of ModelConfig: files and folders, or a word
+_PLACES = ("packed", "prompt_cache", "kv_spill")  # of ModelConfig: a file or a folder, or a word
 _MODEL_FIELDS = {s.name: s.field for s in SETTINGS if s.field in ModelConfig.__dataclass_fields__}
 _SAMPLING_FIELDS = {s.name: s.field for s in SETTINGS if s.field in SamplingConfig.__dataclass_fields__}
 
@@ -80,7 +80,7 @@ def model_config(context: click.Context, values: Mapping[str, Any], **defaults: 
     for name in _PLACES:
         if place := fields[name]:
             fields[name] = os.path.expanduser(place)
-    fields["cache_folder"] = _expanded(fields["cache_folder"]) if fields["cache_folder"] else cache_folder()
+    fields["cache_folder"] = fields["cache_folder"] or cache_folder()
     fields = defaults | {field: value for field, value in fields.items() if value is not None}
     if values.get("batch_size") is not None:
         asked = fields.get("micro_batch_tokens") or WIDEST_MICRO_BATCH
@@ -134,7 +134,7 @@ def _model(values: Mapping[str, Any]) -> Path:
     path: Path | None = values["model_file"] or values["model"]
     if path is None:
         raise ConfigError("model: none given; name a GGUF file, as in edge-run model.gguf")
-    return _expanded(path)
+    return path
 
 
 def _kv_type(context: click.Context, values: Mapping[str, Any]) -> str:
@@ -175,11 +175,6 @@ def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"--json-schema: is not JSON as it should be: {error}") from error
         found["response_format"] = {"type": "json_object", "schema": schema}
     return found
-
-
-def _expanded(path: Path) -> Path:
-    """Return `path` with `~` replaced, as only a shell would have done; unlike pathlib's, this never fails."""
-    return Path(os.path.expanduser(path))
 
 
 def read_prompt(path: Path) -> str:

@@ -9,6 +9,7 @@ import click
 
 from edge_run.base.split import SplitBench, WayTime
 from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.plot_file import PLOT, draw_plot
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PATH = click.Path(path_type=Path)
 _STYLES = {"code": ("#1f6fb2", "o", "bottleneck"), "jpeg": ("#d1873a", "s", "JPEG, then the whole network"),
            "webp": ("#6a9a3a", "^", "WebP, then the whole network")}  # fmt: skip
 
@@ -32,8 +32,8 @@ DRAWN_MEGABITS = tuple(0.05 * 1.25**step for step in range(38))
 @click.command(
     cls=SettingsCommand,
     params=[
-        click.Argument(["head"], metavar="HEAD", type=_PATH),
-        click.Option(["--data"], type=_PATH, required=True, metavar="DIR", help="Images, in a folder for each class."),
+        click.Argument(["head"], metavar="HEAD", type=PATH),
+        click.Option(["--data"], type=PATH, required=True, metavar="DIR", help="Images, in a folder for each class."),
         click.Option(["--most-images"], type=click.IntRange(1), metavar="N", help="Use N of them.  [default: all]"),
         click.Option(
             ["--most-bytes"], type=click.IntRange(1), metavar="N", help="Take a lower rate for codes with more."

@@ -12,21 +12,20 @@ from edge_run.base.errors import ConfigError
 from edge_run.base.results import to_json
 from edge_run.base.split import FrameReport
 from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
-
-_PATH = click.Path(path_type=Path)
 
 
 @click.command(
     cls=SettingsCommand,
     params=[
-        click.Argument(["head"], metavar="HEAD", type=_PATH),
+        click.Argument(["head"], metavar="HEAD", type=PATH),
         click.Option(["--server"], metavar="HOST[:PORT]", help="Without one, all is computed here."),
         click.Option(
-            ["--image", "images"], multiple=True, type=_PATH, metavar="FILE", help="An image; may be repeated."
+            ["--image", "images"], multiple=True, type=PATH, metavar="FILE", help="An image; may be repeated."
         ),
-        click.Option(["--dir", "folder"], type=_PATH, metavar="DIR", help="All images in a folder."),
+        click.Option(["--dir", "folder"], type=PATH, metavar="DIR", help="All images in a folder."),
         click.Option(
             ["--deadline"], type=float, default=1.0, metavar="SECONDS", help="For each frame.  [default: 1.0]"
         ),

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 
@@ -17,7 +18,7 @@ HOST, PORT = "127.0.0.1", 7447
 @click.command(
     cls=SettingsCommand,
     params=[
-        click.Argument(["tails"], metavar="TAIL...", nargs=-1, required=True, type=click.Path(path_type=Path)),
+        click.Argument(["tails"], metavar="TAIL...", nargs=-1, required=True, type=PATH),
         click.Option(
             ["--host"], default=HOST, metavar="HOST", help=f"Where to listen; 0.0.0.0 is everywhere.  [default: {HOST}]"
         ),

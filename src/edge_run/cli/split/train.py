@@ -10,6 +10,7 @@ import click
 from edge_run.base.split import TrainReport
 from edge_run.base.units import format_size
 from edge_run.cli.shared.options import MODEL, some_settings
+from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
 from edge_run.cli.shared.terminal import Terminal
@@ -19,7 +20,7 @@ RATES, FEATURE_EPOCHS, ANSWER_EPOCHS, HALVINGS = "64,128,192,256", 0.5, 2.0, 3
 
 
 def _path(name: str, help: str, **attributes: Any) -> click.Option:
-    return click.Option([name], type=click.Path(path_type=Path), metavar="DIR", help=help, **attributes)
+    return click.Option([name], type=PATH, metavar="DIR", help=help, **attributes)
 
 
 def _text(name: str, default: str, metavar: str, help: str) -> click.Option:

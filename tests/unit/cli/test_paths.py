@@ -1,0 +1,35 @@
+"""Files and folders that a command is given, where no shell replaces `~`: `--option=~/file`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from edge_run.cli.app import app
+from edge_run.cli.shared.paths import PATH, HomePath
+
+
+def parameters(command: click.Command) -> Iterator[click.Parameter]:
+    """Return those of a command, and of all that belong to it."""
+    yield from command.params
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from parameters(found)
+
+
+def test_a_path_begins_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given, path in (("~/a.gguf", tmp_path / "a.gguf"), ("a~/~", Path("a~/~")), ("", Path()), ("~", tmp_path)):
+        assert PATH.convert(given, None, None) == path
+
+
+def test_every_path_of_a_command_line_does() -> None:
+    found = [one.type for one in parameters(app) if isinstance(one.type, (click.Path, click.File))]
+    assert len(found) > 40
+    assert {type(one) for one in found} == {HomePath}
