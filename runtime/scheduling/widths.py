@@ -15,7 +15,8 @@ from edge_run.runtime.llama.context_shape import RIDING_TOKENS
 PART_TOKENS = 32  # of prompts, at least, in a pass in which answers go on
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # of passes with prompts in them
 RIDING = 1.1  # over a pass without prompts: one with them takes up to this where passes wait for the drive
-EVEN = 1.5  # up to this where they do not, and with prompts that end
+EVEN = 1.5  # up to this where they do not
+ENDING = 1.75  # up to this with prompts that end, which would take a pass more in parts: a pass for two
 
 
 class PassWidths:
@@ -55,7 +56,7 @@ class PassWidths:
         """Return whether a pass may have `n_tokens` where the prompts in it end, and that many requests make tokens."""
         if n_tokens > min(self.most_tokens, n_answers + RIDING_TOKENS) or not self._costs.is_known:
             return False
-        return self._is_tolerable(n_tokens, EVEN * self._costs.pass_s(n_answers))
+        return self._is_tolerable(n_tokens, ENDING * self._costs.pass_s(n_answers))
 
     def _widest(self, n_answers: int, most_s: float) -> int:
         widths = [width for width in WIDTHS if n_answers < width <= self.most_tokens]

@@ -10,10 +10,10 @@ import click
 from edge_run.base.errors import ConfigError, KernelError, ProtocolError
 from edge_run.cli.reports import bench_plot, bench_table, load_table
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.plot_file import PLOT, draw_plot
 from edge_run.cli.shared.process import cleaned_up
 from edge_run.cli.shared.server_options import SERVER_OPTIONS, asked_server
+from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings import model_config, report
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal

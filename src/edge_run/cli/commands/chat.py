@@ -12,8 +12,8 @@ from edge_run.base.errors import ConfigError
 from edge_run.cli.shared.generating import chat as chat_with
 from edge_run.cli.shared.generating import continued_model, with_prompt_cache
 from edge_run.cli.shared.options import SETTINGS
-from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.server_options import SERVER_OPTIONS, asked_server
+from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings import given_sampling, model_config, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal

@@ -23,9 +23,8 @@ from edge_run.cli.shared import figures
 from edge_run.cli.shared.answer import WrittenAnswer, opened, say_figures, show
 from edge_run.cli.shared.growing import grow
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.process import cleaned_up
-from edge_run.cli.shared.setting import size_option
+from edge_run.cli.shared.setting import PATH, size_option
 from edge_run.cli.shared.settings import model_config, report
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal

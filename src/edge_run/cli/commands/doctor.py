@@ -12,7 +12,7 @@ from edge_run.base.findings import OK, PROBLEM, Finding, Report
 from edge_run.cli.reports.findings import EXIT_CODES, end_with_report
 from edge_run.cli.shared.config_file import config_path
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.paths import PATH
+from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
 
 _MISTAKE = "edge_run.mistake"

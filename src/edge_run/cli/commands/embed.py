@@ -15,7 +15,7 @@ from edge_run.base.units import format_count
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.answer import NOTICE, opened
 from edge_run.cli.shared.options import MODEL, some_settings
-from edge_run.cli.shared.paths import PATH
+from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings import MOST_PROMPT_BYTES, model_config, report
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal

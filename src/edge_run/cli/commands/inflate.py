@@ -8,8 +8,7 @@ import click
 
 from edge_run.base.errors import ConfigError
 from edge_run.cli.shared.growing import grow
-from edge_run.cli.shared.paths import PATH
-from edge_run.cli.shared.setting import size_option
+from edge_run.cli.shared.setting import PATH, size_option
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 

@@ -9,7 +9,7 @@ import click
 
 from edge_run.base.units import format_size
 from edge_run.cli.shared.answer import NOTICE
-from edge_run.cli.shared.paths import PATH
+from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 

@@ -15,7 +15,7 @@ from edge_run.base.profile import DeviceProfile, DiskProfile, GpuProfile, Kernel
 from edge_run.base.units import MIB, format_size
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.paths import PATH
+from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings import model_config, report
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal

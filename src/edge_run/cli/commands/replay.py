@@ -12,9 +12,8 @@ from edge_run.base.replay import PolicyReplay, Replay
 from edge_run.base.units import format_size
 from edge_run.cli.reports import replay_plot
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.plot_file import PLOT, draw_plot
-from edge_run.cli.shared.setting import sizes_option
+from edge_run.cli.shared.setting import PATH, sizes_option
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
 from edge_run.cli.shared.terminal import Terminal

@@ -10,7 +10,7 @@ import click
 from edge_run.base.errors import ConfigError
 from edge_run.cli.shared.generating import answer_once, chat, is_interactive, with_prompt_cache
 from edge_run.cli.shared.options import SETTINGS
-from edge_run.cli.shared.paths import PATH
+from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings import MOST_PROMPT_BYTES, RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand, origin
 from edge_run.cli.shared.terminal import Terminal

@@ -18,7 +18,7 @@ from edge_run.base.files import read_text_file
 from edge_run.cli.shared.answer import open_file, opened
 from edge_run.cli.shared.generating import mesh_options
 from edge_run.cli.shared.options import SERVED_SETTINGS, SETTINGS
-from edge_run.cli.shared.paths import PATH
+from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings import RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal

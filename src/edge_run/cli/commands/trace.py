@@ -12,7 +12,7 @@ from edge_run.base.interrupt import Interrupt
 from edge_run.base.results import to_json
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.options import MODEL, some_settings
-from edge_run.cli.shared.paths import PATH
+from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings import MOST_PROMPT_BYTES, model_config, read_prompt, report
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal

@@ -17,9 +17,8 @@ from edge_run.base.files import mesh_folder
 from edge_run.base.mesh import Joined, Lost, MeshEvent
 from edge_run.cli.mesh.options import AUTHORITY, DEVICE_OPTIONS, REPLACE, check_free, checked_authority
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.process import cleaned_up
-from edge_run.cli.shared.setting import size_option
+from edge_run.cli.shared.setting import PATH, size_option
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.cli.shared.paths import PATH
+from edge_run.cli.shared.setting import PATH
 
 MOST_DAYS, MOST_DIGITS = 365, 9
 

@@ -26,8 +26,7 @@ from edge_run.base.config import (
     ModelConfig,
 )
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.cli.shared.paths import PATH
-from edge_run.cli.shared.setting import Setting, size_option
+from edge_run.cli.shared.setting import PATH, Setting, size_option
 
 MODEL = click.Argument(["model_file"], metavar="MODEL", type=PATH)
 _DEFAULTS = {field.name: field.default for kind in (ModelConfig, SamplingConfig) for field in dataclasses.fields(kind)}

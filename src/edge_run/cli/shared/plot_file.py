@@ -16,7 +16,7 @@ import click
 from edge_run.base.errors import ConfigError, NotSupported, TierReadError
 from edge_run.base.files import whole_file, writing
 from edge_run.cli.shared.answer import NOTICE
-from edge_run.cli.shared.paths import PATH
+from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import click
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.files import read_text_file
-from edge_run.cli.shared.paths import PATH
-from edge_run.cli.shared.setting import KEY_VARIABLE
+from edge_run.cli.shared.setting import KEY_VARIABLE, PATH
 
 if TYPE_CHECKING:
     from edge_run.runtime.client.connection import ServerAddress

@@ -1,7 +1,9 @@
-"""One option of the command line that the environment and the configuration file can set too."""
+"""What an option is: a setting, which the environment and the configuration file can set too; a path; a size."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import click
@@ -56,6 +58,17 @@ class Setting(click.Option):
     @property
     def _is_path(self) -> bool:
         return isinstance(self.type, click.Path)
+
+
+class HomePath(click.Path):
+    """A path, where `~` is the user's home: a shell says so in `--option ~/file`, but not in `--option=~/file`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path, whether it is there or not."""
+        return Path(os.path.expanduser(value))
+
+
+PATH = HomePath()
 
 
 def size_option(

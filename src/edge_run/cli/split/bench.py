@@ -9,8 +9,8 @@ import click
 
 from edge_run.base.split import SplitBench, WayTime
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.paths import PATH
 from edge_run.cli.shared.plot_file import PLOT, draw_plot
+from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
 from edge_run.cli.shared.terminal import Terminal

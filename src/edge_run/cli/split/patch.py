@@ -11,7 +11,7 @@ from edge_run.base.errors import ConfigError
 from edge_run.base.split import PatchReport
 from edge_run.base.units import KIB
 from edge_run.cli.shared.options import MODEL, some_settings
-from edge_run.cli.shared.paths import PATH
+from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 from edge_run.cli.split.numbers import numbers

@@ -12,7 +12,7 @@ from edge_run.base.errors import ConfigError
 from edge_run.base.results import to_json
 from edge_run.base.split import FrameReport
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.paths import PATH
+from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 

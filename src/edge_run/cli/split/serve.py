@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.paths import PATH
+from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 

@@ -10,7 +10,7 @@ import click
 from edge_run.base.split import TrainReport
 from edge_run.base.units import format_size
 from edge_run.cli.shared.options import MODEL, some_settings
-from edge_run.cli.shared.paths import PATH
+from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
 from edge_run.cli.shared.terminal import Terminal

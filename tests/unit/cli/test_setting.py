@@ -9,7 +9,7 @@ import click
 import pytest
 
 from edge_run.cli.app import app
-from edge_run.cli.shared.paths import PATH, HomePath
+from edge_run.cli.shared.setting import PATH, HomePath
 
 
 def parameters(command: click.Command) -> Iterator[click.Parameter]:
