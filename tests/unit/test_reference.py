@@ -232,6 +232,17 @@ def test_commands_of_a_chat() -> None:
     assert {*EXITS, *re.findall(r"/\w+", HELP)} <= named
 
 
+def test_items_of_a_plan_are_named() -> None:
+    root = DOCS.parent
+    source = "".join(path.read_text(encoding="utf-8") for path in (root / "runtime").rglob("*.py"))
+    made = set(re.findall(r'PlanItem\(\s*"([\w ]+)"', source))
+    page = (DOCS / "how-it-works.md").read_text(encoding="utf-8")
+    table = page.partition("## What a budget holds\n")[2].partition("\n#")[0]
+    firsts = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert made == set(_CODE.findall(dict(rows("PlanItem"))["`what`"]))
+    assert made == set(_CODE.findall(" ".join(firsts)))
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     root = DOCS.parent
     for page in [root / "README.md", root / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]:

@@ -130,7 +130,7 @@ class ModelConfig:
         is not what the model gives for the text that is left.
     context_keep_tokens: the first tokens of a prompt, which stay then; -1 is all of them.
     check_file: open a file that is not known in a child process first: llama.cpp ends over some broken files.
-    draft: a small model with the same tokens, which guesses what comes next.
+    draft: a small model, which guesses what comes next; best one with the same tokens.
     speculate: how tokens are guessed, to be verified in one pass: `draft` (by that model), `ngram` (from the text so
         far), `off`, or `auto`, which is both with a draft model and nothing without one.
     draft_tokens: guesses in one pass at most.

@@ -56,7 +56,7 @@ _FILE: dict[str, Any] = {"type": PATH, "metavar": "FILE"}
         ),
         click.Option(
             ["--api-key-file"],
-            help="Who has no key of this file, one a line, is refused; SIGHUP reads it anew.",
+            help="Who has no key of this file, one a line of 8 signs or more, is refused; SIGHUP reads it anew.",
             **_FILE,
         ),
         click.Option(

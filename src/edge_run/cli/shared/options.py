@@ -142,7 +142,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _memory(
         "--packed", field="packed", metavar="FILE",
-        help="The model's experts, compressed by edge-run pack; off: none. [default: MODEL.packed, where it is there]",
+        help="The model's experts, compressed, or its weights, repacked, by edge-run pack; off: none. "
+        "[default: MODEL.packed, where it is there]",
     ),
     _memory(
         "--repack", field="repack", type=click.Choice(REPACK),
@@ -178,7 +179,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _memory(
         "--kv-keep-by", field="kv_keep_by", type=click.Choice(KV_KEEP_BY),
-        help="Which these are: pages whose keys answer best, or the first and the latest." + _default("kv_keep_by"),
+        help="Which these are: pages or blocks whose keys answer best, or the first and the latest."
+        + _default("kv_keep_by"),
     ),
     _memory(
         "--context-shift/--no-context-shift", field="context_shift", default=None,
@@ -196,7 +198,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _memory(
         "-md", "--draft", "--model-draft", field="draft", **_FILE,
-        help="A small model with the same tokens, which guesses what comes next: several guesses are verified at once.",
+        help="A small model, which guesses what comes next: several guesses are verified at once.",
     ),
     _memory(
         "--speculate", field="speculate", type=click.Choice(SPECULATE),
