@@ -50,11 +50,11 @@ def test_a_prompt_gets_some_tokens_whatever_they_take() -> None:
     assert seen(read_s=0.0, token_s=0.01).with_prompts(2) == 2 + PART_TOKENS
 
 
-def test_prompts_that_end_may_make_a_pass_longer_but_no_more_uneven_than_it_may_be() -> None:
+def test_prompts_that_end_may_make_a_pass_longer_but_not_by_a_whole_one() -> None:
     widths = seen(read_s=0.4, token_s=0.01)
     assert widths.with_prompts(4) == 4 + PART_TOKENS  # of a long prompt: more would take longer than reading
-    assert widths.may_end_prompts(4, 4 + 48)
-    assert not widths.may_end_prompts(4, 4 + 64)
+    assert widths.may_end_prompts(4, 4 + 64)
+    assert not widths.may_end_prompts(4, 4 + 72)
     assert not widths.may_end_prompts(4, 4 + RIDING_TOKENS)
 
 
