@@ -63,7 +63,7 @@ def convert(value: Any, kind: type[_Kind], where: str = "") -> _Kind:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `")
-        param = where + place.rstrip("`").removeprefix("$").removeprefix(".") or None
+        param = (where + place.rstrip("`").removeprefix("$")).removeprefix(".") or None
         if message.startswith("Object missing required field"):
             param = message.split("`")[1] if param is None else f"{param}.{message.split('`')[1]}"
             message = "is missing"

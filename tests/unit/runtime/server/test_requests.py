@@ -15,7 +15,7 @@ from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.apis.openai_completions import CompletionRequest
 from edge_run.runtime.server.apis.openai_messages import template_messages
 from edge_run.runtime.server.apis.responses import ResponsesRequest
-from edge_run.runtime.server.bodies import decode
+from edge_run.runtime.server.bodies import convert, decode
 from edge_run.runtime.server.refusals import Refusal, anthropic_error
 
 HELLO = {"role": "user", "content": "Hello"}
@@ -95,6 +95,17 @@ def test_unknown_fields_are_ignored() -> None:
 )
 def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     assert refused(**fields) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [({}, "body.messages"), ([], "body"), ({"messages": [{"role": 3}]}, "body.messages[0].role")],
+)
+def test_a_part_of_a_document_is_named_by_its_place_there(value: Any, param: str) -> None:
+    for where, named in (("body", param), ("", param.removeprefix("body").removeprefix("."))):
+        with pytest.raises(Refusal) as caught:
+            convert(value, ChatRequest, where)
+        assert caught.value.param == (named or None)
 
 
 @pytest.mark.parametrize(
