@@ -1,15 +1,26 @@
-"""docs/architecture.md and docs/glossary.md name files, functions and classes that exist, and every package."""
+"""docs/architecture.md and docs/glossary.md name files, functions and classes that exist.
+
+And docs/architecture.md has every package, in the order of imports that pyproject.toml has import-linter check.
+"""
 
 from __future__ import annotations
 
 import ast
 import builtins
 import functools
+import itertools
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("architecture.md", "glossary.md")
@@ -17,7 +28,9 @@ FOLDERS = ("src/edge_run", "runtime", "tiers", "prefetch", "partition", "devices
 _PATH = re.compile(r"`([\w./-]+\.(?:py|md|toml))`")
 _NAMED = re.compile(r"`([\w./-]+\.py)`((?:[\s,]+`[A-Za-z_][\w.]*`)+)")  # a file, and the names that follow it directly
 _CLASS = re.compile(r"`([A-Z]\w*[a-z]\w*(?:\.\w+)*)`")
-_PACKAGE = re.compile(r"^\| `((?:runtime|devices)/\w+)/` \|", re.MULTILINE)
+_PACKAGE = re.compile(r"^\| `(\w+(?:/\w+)+)/` \|", re.MULTILINE)
+ORDERED = ("runtime", "devices", "cli")  # folders whose packages have an order of imports
+FLAT = ("base", "tiers", "partition", "prefetch")  # folders whose files are listed, as they are in no package below
 
 
 def text_of(page: str) -> str:
@@ -78,10 +91,51 @@ def test_classes_exist(page: str) -> None:
     assert not {name for name in _CLASS.findall(text_of(page)) if name not in product and not hasattr(builtins, name)}
 
 
-def test_every_package_is_in_the_table() -> None:
-    found = {
-        file.parent.relative_to(ROOT).as_posix()
-        for top in ("runtime", "devices")
-        for file in (ROOT / top).glob("*/__init__.py")
-    }
-    assert set(_PACKAGE.findall(text_of("architecture.md"))) == found
+@functools.cache
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@functools.cache
+def rows() -> list[str]:
+    """Return the packages that docs/architecture.md has a row for, in its order."""
+    return _PACKAGE.findall(text_of("architecture.md"))
+
+
+def layers_of(folder: str) -> list[str]:
+    """Return the order of imports in `folder`, the highest first."""
+    contracts = project()["tool"]["importlinter"]["contracts"]
+    (layers,) = (one["layers"] for one in contracts if one.get("containers") == [f"edge_run.{folder}"])
+    return list(layers)
+
+
+def test_every_package_is_in_a_table() -> None:
+    """Those in other packages too; the folders themselves have a table of their own."""
+    listed = project()["tool"]["setuptools"]["packages"]
+    names = [name.removeprefix("edge_run.").replace(".", "/") for name in listed]
+    assert sorted(rows()) == sorted(name for name in names if "/" in name)
+
+
+@pytest.mark.parametrize("folder", ORDERED)
+def test_the_order_of_imports_is_printed(folder: str) -> None:
+    part = text_of("architecture.md").partition(f"### The packages of `{folder}/`\n")[2].partition("\n#")[0]
+    printed = re.findall(r"^```text\n(.*?)^```", part, re.MULTILINE | re.DOTALL)
+    assert [block.splitlines() for block in printed] == [layers_of(folder)]
+
+
+@pytest.mark.parametrize("folder", ORDERED)
+def test_packages_stand_in_the_order_of_imports(folder: str) -> None:
+    """Each after those that may import it, and what is in a package right after that package."""
+    order = [name for layer in layers_of(folder) for name in layer.split(" | ")]
+    found = [name for name in rows() if name.startswith(f"{folder}/")]
+    outer = [name.split("/")[1] for name in found]
+    assert [name.split("/")[1] for name in found if name.count("/") == 1] == [name for name in order if name in outer]
+    assert [name for name, _ in itertools.groupby(outer)] == [name for name in order if name in outer]
+
+
+@pytest.mark.parametrize("folder", FLAT)
+def test_every_file_of_a_folder_without_packages_is_named(folder: str) -> None:
+    place = ROOT / folder if (ROOT / folder).is_dir() else ROOT / "src/edge_run" / folder
+    files = {f"{folder}/{file.name}" for file in place.glob("*.py") if file.name != "__init__.py"}
+    assert files
+    assert files - set(_PATH.findall(text_of("architecture.md"))) == set()
