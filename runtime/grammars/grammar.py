@@ -1,7 +1,7 @@
 """Grammars that an answer must follow: llama.cpp's, on a vocabulary; and the GBNF of a JSON schema.
 
 A grammar is a stranger's program: `LocalGrammar` runs it here, where nested parentheses may end the process and
-ambiguous rules take all memory at any token. So `grammar_room.py` has it run in a process of its own.
+ambiguous rules take all memory at any token. So `room.py` has it run in a process of its own.
 """
 
 from __future__ import annotations

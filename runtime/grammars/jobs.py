@@ -1,4 +1,4 @@
-"""Runs grammars: the jobs of a `Cell`, as a grammar is a stranger's program. `grammar_room.py` is the other side.
+"""Runs grammars: the jobs of a `Cell`, as a grammar is a stranger's program. `room.py` is the other side.
 
 The model file's vocabulary is loaded once; grammars that are open have numbers.
 """
