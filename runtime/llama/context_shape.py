@@ -9,7 +9,7 @@ from edge_run.base.units import round_up
 
 # `Numerics.batching` where sequences share passes, and cells if there are any, or have cells of their own.
 UNIFIED, STREAMS = "unified", "streams"
-RIDING_TOKENS = 96  # of prompts at most that end with a pass in which other texts go on
+RIDING_TOKENS = 128  # of prompts at most that end with a pass in which other texts go on
 CELLS_STEP = 256  # to which llama.cpp rounds up the cells of a sequence
 
 
