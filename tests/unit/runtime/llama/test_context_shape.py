@@ -18,6 +18,6 @@ from edge_run.runtime.llama.context_shape import RIDING_TOKENS, context_shape
     ],
 )
 def test_narrow_passes(options: dict[str, object], n_tokens: int, n_verified: int) -> None:
-    config = ModelConfig(**{"context_tokens": 2048, "micro_batch_tokens": 128, **options})  # type: ignore[arg-type]
+    config = ModelConfig(**{"context_tokens": 2048, "micro_batch_tokens": 256, **options})  # type: ignore[arg-type]
     shape = context_shape(config, 4096, 2)
     assert (shape.narrow_tokens, shape.verified_tokens) == (n_tokens, n_verified)
