@@ -70,7 +70,7 @@ def _forked(work: Callable[..., None], arguments: tuple[object, ...]) -> subproc
             child.join()
         said = [file.read_text("utf-8", "replace") if file.exists() else "" for file in (out, err)]
         if is_late:
-            pytest.fail(f"{work.__name__} takes more than {TIMEOUT_S} s\n{''.join(said)}", pytrace=False)
+            pytest.fail(f"it takes more than {TIMEOUT_S} s\n{''.join(said)}", pytrace=False)
         assert child.exitcode is not None
         return subprocess.CompletedProcess([work.__name__, *map(str, arguments)], child.exitcode, *said)
 

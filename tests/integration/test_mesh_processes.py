@@ -218,7 +218,7 @@ def test_a_stop_reaches_a_worker_in_the_middle_of_a_long_prompt(grown: Path, tmp
         assert moments["place"].startswith("computing"), "else this shows nothing"
         started_s = time.monotonic()
         found = greedy(engine, prompt)
-        assert idle_s < (time.monotonic() - started_s) / 4
+        assert idle_s < (time.monotonic() - started_s) / 8
         use = engine.mesh_use
         assert use is not None
         assert use.recoveries == 0
