@@ -11,18 +11,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from program import ending, next_line
+
 
 @contextlib.contextmanager
 def amqtt(port: int) -> Iterator[None]:
     """Run it in this block."""
     command = [sys.executable, "-W", "ignore", __file__, str(port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == b"ready\n"
-            yield
-        finally:
-            process.kill()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with ending(subprocess.Popen(command, **pipes)) as process:
+        assert next_line(process) == b"ready\n"
+        yield
 
 
 async def main(port: str) -> None:

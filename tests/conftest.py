@@ -29,7 +29,9 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("on a busy machine too", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "on a busy machine too", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("on a busy machine too")
 
 

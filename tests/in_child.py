@@ -14,6 +14,7 @@ import inspect
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-TIMEOUT_S = 110
+TIMEOUT_S, END_S = 110, 5  # together less than a test may take
 SKIPPED = 77
 PRELOADED = [
     *("edge_run.runtime.engine.engine", "edge_run.runtime.generation.model", "numpy", "numpy.random", "pytest"),
@@ -46,7 +47,7 @@ def in_child(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def run_script(path: str | Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a script as `python PATH ARGUMENTS` would, in a child process. Raises TimeoutExpired."""
+    """Run a script as `python PATH ARGUMENTS` would, in a child process. Fails where that takes too long."""
     return _forked(_script, (str(path), arguments))
 
 
@@ -59,12 +60,17 @@ def _forked(work: Callable[..., None], arguments: tuple[object, ...]) -> subproc
         child.start()
         try:
             child.join(TIMEOUT_S)
-            if child.exitcode is None:
-                raise subprocess.TimeoutExpired(work.__name__, TIMEOUT_S, err.read_bytes())
+            is_late = child.exitcode is None
+            if is_late:
+                assert child.pid is not None
+                os.kill(child.pid, signal.SIGINT)  # so that it says where it is, and ends what it started
+                child.join(END_S)
         finally:
             child.kill()
             child.join()
         said = [file.read_text("utf-8", "replace") if file.exists() else "" for file in (out, err)]
+        if is_late:
+            pytest.fail(f"it takes more than {TIMEOUT_S} s\n{''.join(said)}", pytrace=False)
         assert child.exitcode is not None
         return subprocess.CompletedProcess([work.__name__, *map(str, arguments)], child.exitcode, *said)
 

@@ -22,7 +22,7 @@ from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from mosquitto import Mosquitto, free_port
 from namespaces import Network
-from program import Program, begin
+from program import Program, begin, next_line
 
 WORKER = Path(__file__).with_name("mesh_worker.py")
 COORDINATOR = Path(__file__).with_name("mesh_coordinator.py")
@@ -48,8 +48,7 @@ class WorkerProcess:
     def wait_ready(self) -> None:
         if self.node:
             return
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = next_line(self.process)
         assert line, f"worker {self.name} ended: {self.log.read_text()[-2000:]}"
         said = json.loads(line)
         self.node, self.pid = said["node"], said["pid"]

@@ -20,12 +20,16 @@ START_S = 10.0
 PORTS = 15_000, 32_000  # below those that connections are given
 
 
-def free_port() -> int:
-    """Return a port of loopback that nobody listens on now, and that the kernel gives no connection by itself."""
+def free_port(in_a_row: int = 1) -> int:
+    """Return a port of loopback that nobody listens on now, and that the kernel gives no connection by itself.
+
+    in_a_row: so many ports that begin with it are so.
+    """
     while True:
         port = random.SystemRandom().randrange(*PORTS)
-        with contextlib.suppress(OSError), socket.socket() as one:
-            one.bind(("127.0.0.1", port))
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for number in range(in_a_row):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port + number))
             return port
 
 

@@ -18,10 +18,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, AnyStr
 
 WAIT_S = 110.0  # less than a test may take, and long on a busy machine
 _PRELOADED = ("edge_run.cli.app", "edge_run.cli.commands.run", "edge_run.runtime.generation.model", "numpy.random")
@@ -113,6 +113,27 @@ class Program:
     source: str = ""
 
 
+@contextlib.contextmanager
+def ending(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[AnyStr]]:
+    """Kill a process at the end of this block, where it has not ended, and wait for it."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def next_line(process: subprocess.Popen[AnyStr]) -> AnyStr:
+    """Return the next line that a process says, an empty one where it ends; where none comes in time, it is killed."""
+    assert process.stdout is not None
+    limit = threading.Timer(WAIT_S, process.kill)
+    limit.start()
+    try:
+        return process.stdout.readline()
+    finally:
+        limit.cancel()
+
+
 def begin(program: Program, **how: Any) -> subprocess.Popen[Any]:
     """Start a process as `subprocess.Popen` does, with its arguments; one that has our modules already."""
     return _Begun(program, **how)
@@ -163,7 +184,7 @@ class _Begun(subprocess.Popen[Any]):
 
 
 class _Mother:
-    """A process that forks for each request. It ends when this one does."""
+    """A process that forks for each request. It ends when this one does, and then its children too."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -199,6 +220,8 @@ def _serve(line: socket.socket) -> dict[str, object] | None:
             continue
         size, files, _, _ = socket.recv_fds(line, 4, 4)
         if not size:
+            for child in children:  # which would compute beside whatever comes next
+                os.kill(child, signal.SIGKILL)
             return None
         request: dict[str, object] = json.loads(line.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
         child = os.fork()

@@ -37,6 +37,15 @@ class Screen:
         seen, self.text = self.text[: match.end()], self.text[match.end() :]
         return seen
 
+    def wait_asleep(self) -> None:
+        """Wait until it waits for a key: whenever it was looked at for half a second, it did nothing."""
+        deadline, n_times = time.monotonic() + WAIT_S, 0
+        while n_times < 50:
+            assert time.monotonic() < deadline, "it always does something"
+            state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(") ")[2][0]
+            n_times = n_times + 1 if state == "S" else 0
+            time.sleep(0.01)
+
     def end(self) -> int:
         """Return the exit code, with all that came until then in `text`."""
         deadline = time.monotonic() + WAIT_S

@@ -12,14 +12,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import httpx
 
 from program import Program, begin
 
 EXACTLY = ("-c", 512, "-t", 1, "--exact", "--parallel", 1)  # so that no bit depends on what was asked before
-START_S = END_S = 300.0  # a busy machine takes long; what hangs is ended by the limit of each test
+START_S = END_S = 100.0  # a busy machine takes long, and each test has a limit of 120 s
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+_Found = TypeVar("_Found")
 _READY = re.compile(r"^serving .+ at (https?)://(\S+):(\d+)$", re.MULTILINE)
 
 
@@ -28,7 +30,7 @@ class Served:
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self._log = process, log
-        found = _READY.search(wait_for(lambda: self.said if self._is_ready else "", START_S))
+        found = _READY.search(wait_for(lambda: self.said if self._is_ready else "", START_S, lambda: self.said))
         assert found
         self.url = f"{found[1]}://{found[2]}:{found[3]}"
         self.host, self.port = found[2].strip("[]"), int(found[3])
@@ -43,14 +45,22 @@ class Served:
         assert self.process.poll() is None, self.said
         return _READY.search(self.said) is not None
 
-    def requests(self) -> tuple[int, int]:
-        """Return how many requests are being answered, and how many wait."""
-        found = httpx.get(f"{self.url}/edge-run/status", timeout=60).json()["requests"]
+    def get(self, path: str, **how: Any) -> httpx.Response:
+        """Return its answer, also where that takes long. how: as `httpx.get` takes it."""
+        return httpx.get(f"{self.url}{path}", timeout=60, **how)
+
+    def requests(self, **how: Any) -> tuple[int, int]:
+        """Return how many requests are being answered, and how many wait. how: as of `get`."""
+        found = self.get("/edge-run/status", **how).json()["requests"]
         return found["running"], found["waiting"]
 
-    def wait_until(self, running: int, waiting: int) -> None:
-        """Wait until so many requests are being answered, and so many wait."""
-        wait_for(lambda: "yes" if self.requests() == (running, waiting) else "")
+    def aborted(self, **how: Any) -> int:
+        """Return how many answers were ended before they were finished. how: as of `get`."""
+        return int(self.get("/edge-run/status", **how).json()["requests"]["finished"].get("abort", 0))
+
+    def wait_until(self, running: int, waiting: int, **how: Any) -> None:
+        """Wait until so many requests are being answered, and so many wait. how: as of `get`."""
+        wait_for(lambda: self.requests(**how) == (running, waiting))
 
     def connect(self) -> socket.socket:
         """Return a connection."""
@@ -79,10 +89,12 @@ def served(model: Path | None, *words: object, program: Sequence[str] = ()) -> I
         yield Served(process, log)
 
 
-def wait_for(condition: Callable[[], str], within_s: float = 110.0) -> str:
-    """Return what `condition` returns, once that is not empty."""
+def wait_for(
+    condition: Callable[[], _Found], within_s: float = 110.0, why_not: Callable[[], str] = lambda: "it never came true"
+) -> _Found:
+    """Return what `condition` returns, once that is not empty or false. Fails with `why_not()` where it stays so."""
     deadline = time.monotonic() + within_s
     while not (found := condition()):
-        assert time.monotonic() < deadline, "it never came true"
+        assert time.monotonic() < deadline, why_not()
         time.sleep(0.02)
     return found

@@ -64,6 +64,7 @@ def client(server: Served) -> Iterator[openai.OpenAI]:
     """A client of OpenAI's that asks `server`."""
     import openai
 
+    assert server.process.poll() is None, server.said
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none needed", max_retries=0, timeout=60) as client:
         yield client
 
@@ -71,6 +72,7 @@ def client(server: Served) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="module")
 def http(server: Served) -> Iterator[httpx.Client]:
     """A client that asks `server`."""
+    assert server.process.poll() is None, server.said
     with httpx.Client(base_url=server.url, timeout=60) as http:
         yield http
 

@@ -154,9 +154,12 @@ async def test_errors_are_those_of_model(kit: Path) -> None:
 async def test_who_leaves_when_the_model_has_ended_its_answer_ends_no_other(kit: Path) -> None:
     async with AsyncModel(kit, context_tokens=1024, sequences=2) as model:
         reasons: list[str] = []
+        has_ended = anyio.Event()
 
         async def read_all() -> None:
             async for piece in model.generate(PROMPT, max_tokens=400, temperature=0, ignore_eos=True):
+                if model.stats.generations:
+                    has_ended.set()
                 if piece.generation is not None:
                     reasons.append(piece.generation.finish_reason)
 
@@ -164,7 +167,7 @@ async def test_who_leaves_when_the_model_has_ended_its_answer_ends_no_other(kit:
             group.start_soon(read_all)
             short = model.generate(PROMPT, max_tokens=2, temperature=0, ignore_eos=True)
             async for _ in short:
-                await anyio.sleep(0.2)  # meanwhile the second token comes, which nobody reads
+                await has_ended.wait()  # with its second token, which nobody reads
                 break
             await short.aclose()
         assert reasons == ["length"]

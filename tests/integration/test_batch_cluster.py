@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kit_models import KIT
-from program import run_program
+from program import ending, run_program
 
 pytest.importorskip("starlette")
 pytestmark = [
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(not find_spec("distributed"), reason="needs distributed: pip install 'edge-run[cluster]'"),
 ]
 WAIT_S = 120.0
-N_REQUESTS, N_TOKENS = 32, 8
+N_REQUESTS, N_TOKENS = 32, 32
 DASK = [sys.executable, "-m", "dask"]
 WORKER = [*DASK, "worker", "--no-nanny", "--no-dashboard", "--nthreads", "1", "--memory-limit", "0"]
 
@@ -59,8 +59,9 @@ def wait_until(is_so: Any, process: subprocess.Popen[Any] | None = None) -> None
 def test_nothing_is_lost_or_done_twice(tmp_path: Path, cluster: tuple[str, list[subprocess.Popen[bytes]]]) -> None:
     address, workers = cluster
     source, results = tmp_path / "in", tmp_path / "out"
+    body = {"max_tokens": N_TOKENS, "ignore_eos": True}
     requests = [
-        {"custom_id": f"n{i}", "url": "/v1/completions", "body": {"prompt": f"Number {i}", "max_tokens": N_TOKENS}}
+        {"custom_id": f"n{i}", "url": "/v1/completions", "body": {**body, "prompt": f"Number {i}"}}
         for i in range(N_REQUESTS)
     ]
     source.write_text("\n".join([*map(json.dumps, requests), "no JSON"]) + "\n")
@@ -70,17 +71,17 @@ def test_nothing_is_lost_or_done_twice(tmp_path: Path, cluster: tuple[str, list[
     def n_lines() -> int:
         return results.read_bytes().count(b"\n") if results.exists() else 0
 
-    client = subprocess.Popen(command, stderr=subprocess.PIPE)
-    wait_until(lambda: n_lines() >= 4, client)
-    client.send_signal(signal.SIGKILL)
-    client.communicate()
+    with ending(subprocess.Popen(command, stderr=subprocess.PIPE)) as killed:
+        wait_until(lambda: n_lines() >= 4, killed)
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate()
     n_before = n_lines()
     assert n_before < N_REQUESTS
 
-    client = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: n_lines() > n_before, client)
-    os.kill(workers[0].pid, signal.SIGKILL)
-    said = client.communicate(timeout=WAIT_S)[1]
+    with ending(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)) as client:
+        wait_until(lambda: n_lines() > n_before, client)
+        os.kill(workers[0].pid, signal.SIGKILL)
+        said = client.communicate(timeout=WAIT_S)[1]
     assert client.returncode == 0, said
     assert f"{N_REQUESTS + 1 - n_before} requests answered, {n_before} were there" in said
     assert "is gone" in said

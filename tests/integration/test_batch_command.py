@@ -19,7 +19,7 @@ import pytest
 
 from edge_run import Model, ModelFileError, SamplingConfig
 from kit_models import KIT, streamed
-from program import WAIT_S, run_program
+from program import WAIT_S, ending, run_program
 
 pytest.importorskip("starlette")
 from edge_run.runtime.batches.answering import PlacesHere
@@ -98,7 +98,8 @@ def test_more_at_once_than_a_server_would_prepare(tmp_path: Path) -> None:
 
 
 def test_killed_at_any_moment_nothing_is_lost_or_done_twice(tmp_path: Path) -> None:
-    lines = [line(f"n{i}", prompt=f"Number {i} is", max_tokens=24) for i in range(60)]
+    lengths = [*[24] * 59, 400]  # so that it is not over while its last answers are counted
+    lines = [line(f"n{i}", prompt=f"Number {i} is", max_tokens=n) for i, n in enumerate(lengths)]
     source = write(tmp_path / "in", lines)
     assert (
         run_program("batch", source, "-m", KIT, "-o", tmp_path / "whole", *OPTIONS, "--parallel", "1").returncode == 0
@@ -106,10 +107,10 @@ def test_killed_at_any_moment_nothing_is_lost_or_done_twice(tmp_path: Path) -> N
     command = [sys.executable, "-m", "edge_run", "batch", source, "-m", KIT, "-o", tmp_path / "out", *OPTIONS]
     n_before = -1
     for moment in range(3):
-        process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE)
-        wait_for_lines(tmp_path / "out", process, 5 + 15 * moment)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        with ending(subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE)) as process:
+            wait_for_lines(tmp_path / "out", process, 5 + 15 * moment)
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
         n_now = (tmp_path / "out").read_bytes().count(b"\n")
         assert n_before < n_now < 60
         n_before = n_now
@@ -126,11 +127,11 @@ def test_ctrl_c_ends_it_at_once_and_what_is_done_stays(tmp_path: Path) -> None:
     lengths = [5, *[400] * 199]  # the first is done soon
     source = write(tmp_path / "in", [line(f"n{i}", prompt=f"Number {i}", max_tokens=n) for i, n in enumerate(lengths)])
     command = [sys.executable, "-m", "edge_run", "batch", source, "-m", KIT, "-o", tmp_path / "out", "-c", "16384"]
-    process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True)
-    wait_for_lines(tmp_path / "out", process, 1)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(WAIT_S) == 130
-    assert "Traceback" not in process.communicate()[1]
+    with ending(subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True)) as process:
+        wait_for_lines(tmp_path / "out", process, 1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 130
+        assert "Traceback" not in process.communicate()[1]
     assert 1 <= len(results_of(tmp_path / "out")) < 200
 
 

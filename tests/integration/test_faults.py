@@ -26,6 +26,7 @@ from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from exactness import fewest_frames, open_at
 from in_child import in_child
+from program import ending, next_line
 from tiny_models import N_VOCAB, make_model
 
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
@@ -163,8 +164,12 @@ STREAM = """
     import json, sys
     from pathlib import Path
     from edge_run import Model
+    print("loading", flush=True)
     with Model(sys.argv[1], **json.loads(sys.argv[2])) as model:
-        answer = model.generate(list(range(5, 25)), max_tokens=int(sys.argv[3]), temperature=0).result()
+        stream = model.generate(list(range(5, 25)), max_tokens=int(sys.argv[3]), temperature=0)
+        next(stream)
+        print("answering", flush=True)
+        answer = stream.result()
         memory = answer.memory
         print(json.dumps([model.plan.mode, answer.token_ids, memory.peak_bytes, memory.budget_bytes]))
 """
@@ -181,7 +186,7 @@ def start(path: Path, options: dict[str, Any], n_tokens: int, cgroup: Path | Non
 def finish(process: subprocess.Popen[str]) -> Any:
     out, errors = process.communicate(timeout=100)
     assert process.returncode == 0, f"exit {process.returncode}\n{errors}"
-    return json.loads(out)
+    return json.loads(out.splitlines()[-1])
 
 
 def test_two_processes_stream_one_file_at_once(grown: Path) -> None:
@@ -194,11 +199,13 @@ def test_two_processes_stream_one_file_at_once(grown: Path) -> None:
 
 def test_a_killed_process_leaves_nothing(grown: Path, tmp_path: Path) -> None:
     """Killed while it loads, or while it streams: nothing was written but what is known of the file."""
-    for delay_s in (0.2, 0.5, 0.8, 3.0):
-        process = start(grown, {**OPTIONS, "memory": 160 * MIB, "cache_folder": str(tmp_path)}, 10_000)
-        time.sleep(delay_s)
-        process.send_signal(signal.SIGKILL)
-        _, errors = process.communicate()
+    for word, delay_s in (("loading", 0.0), ("loading", 0.2), ("loading", 0.5), ("answering", 0.3)):
+        with ending(start(grown, {**OPTIONS, "memory": 160 * MIB, "cache_folder": str(tmp_path)}, 10_000)) as process:
+            while (line := next_line(process)) != f"{word}\n":
+                assert line, process.communicate()
+            time.sleep(delay_s)
+            process.send_signal(signal.SIGKILL)
+            _, errors = process.communicate()
         assert process.returncode == -signal.SIGKILL, f"it ended before it was killed\n{errors}"
     assert {path.name for path in tmp_path.iterdir()} <= {"inspected"}
 

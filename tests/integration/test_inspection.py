@@ -10,8 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +23,10 @@ from edge_run.runtime.inspection import launcher
 from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.tiers._libc import PAGE
 from mutations import Entry, deadly, parse
+from program import WAIT_S
+from served import wait_for
 from tiny_models import make_model
 
-WAIT_S = 60
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
 
 
@@ -192,12 +191,5 @@ def test_the_child_ends_with_its_parent_and_leaves_nothing(
     _, notices = parent.communicate(timeout=WAIT_S)
     if how == RUNS:
         assert (parent.returncode, notices) == ({2: 130, 15: 143, 9: -9}[number], "")
-    wait_for(lambda: not child.exists())
+    wait_for(lambda: not child.exists(), 20)
     assert not cache.exists()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.02)

@@ -22,6 +22,7 @@ from edge_run.devices.host.memory import MARGIN_BYTES, Promised, process_memory
 from edge_run.runtime.engine import engine as engine_module
 from edge_run.runtime.engine.engine import Engine
 from kit_models import streamed
+from program import ending, next_line
 
 WAIT_S = 30
 ASK = """
@@ -67,8 +68,7 @@ class Asker:
         self.process.stdin.flush()
 
     def read(self) -> str:
-        assert self.process.stdout
-        return self.process.stdout.readline().strip()
+        return next_line(self.process).strip()
 
     def ask(self) -> str:
         self.tell()
@@ -276,13 +276,10 @@ def test_a_killed_run_is_forgotten(kit: Path, tmp_path: Path) -> None:
         print("open", flush=True)
         time.sleep(60)
     """
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    assert process.stdout.readline() == "open\n"
-    assert [run.models for run in Ledger(tmp_path).runs()] == [(kit.name,)]
-    process.kill()
-    process.wait(WAIT_S)
-    process.stdout.close()
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with ending(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
+        assert next_line(process) == "open\n"
+        assert [run.models for run in Ledger(tmp_path).runs()] == [(kit.name,)]
     started = time.monotonic()
     assert Ledger(tmp_path).runs() == []
     assert time.monotonic() - started < 1

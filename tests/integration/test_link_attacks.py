@@ -18,6 +18,7 @@ import zmq
 from edge_run.base.errors import DeviceLost, NotTrusted
 from edge_run.devices.link.connection import OPEN_S, Peer
 from edge_run.devices.link.data_link import DataLink
+from program import next_line
 
 
 def peer(node: str, link: DataLink) -> Peer:
@@ -144,7 +145,7 @@ def test_more_connections_than_files_pass_by() -> None:
     assert victim.stdout is not None
     with victim, contextlib.closing(DataLink()) as a:
         try:
-            key, port = victim.stdout.readline().rstrip("\n").rsplit(" ", 1)
+            key, port = next_line(victim).rstrip("\n").rsplit(" ", 1)
             victim.stdin.write(f"{a.key} {a.port}\n")
             victim.stdin.flush()
             a.set_peers({"b": Peer("b", "1", key, (f"tcp://127.0.0.1:{port}",))})

@@ -19,6 +19,7 @@ from edge_run.devices.broker import embedded
 from edge_run.devices.broker.access import HOME, MEMBER, BrokerAccess
 from edge_run.devices.broker.embedded import EmbeddedBroker
 from edge_run.devices.broker.packets import write_packet
+from edge_run.devices.broker.server import UNKNOWN_S
 from edge_run.devices.members.cluster import BROKER_PASSWORD, HOME_PASSWORD, Cluster, new_cluster, write_cluster
 from edge_run.devices.members.identity import make_identity
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
@@ -28,6 +29,8 @@ from mqtt_client import RawClient, connect_packet, publish_packet, subscribe_pac
 
 DEVICE = make_identity(time.time).device  # whose it is matters where there is a list of members
 MOST_GROWTH = 48 * MIB
+SUBSCRIBED = b"\x90"
+SOON_S = 0.8 * UNKNOWN_S  # not for its silence, and on a busy machine too
 
 
 class Place:
@@ -58,7 +61,7 @@ class Place:
         """Whether what one member says reaches another one."""
         with self.member("listening") as a, self.member("speaking") as b:
             a.socket.sendall(subscribe_packet(f"{self.root}/node/+/status"))
-            time.sleep(0.1)
+            assert a.hears(SUBSCRIBED, 5.0)
             b.socket.sendall(publish_packet(f"{self.root}/node/speaking/status", b"still here"))
             return a.hears(b"still here", 3.0)
 
@@ -95,7 +98,7 @@ def test_strangers_are_not_let_in(place: Place) -> None:
             assert stranger.answer() != 0
             assert stranger.ended_within(3)
     with RawClient(place.port, publish_packet("x", b"rubbish", is_kept=True)) as stranger:
-        assert stranger.ended_within(1)
+        assert stranger.ended_within(SOON_S)
     assert place.serves()
 
 
@@ -104,9 +107,9 @@ def test_a_message_is_refused_by_its_head_before_its_payload_comes(place: Place)
     for client in (RawClient(place.port), place.member("big")):
         with client:
             client.socket.sendall(huge)
-            assert client.ended_within(1)
+            assert client.ended_within(SOON_S)
     with RawClient(place.port, b"\x10\x80\x80\x02") as stranger:  # a CONNECT of 32 KiB
-        assert stranger.ended_within(1)
+        assert stranger.ended_within(SOON_S)
 
 
 def test_rubbish_does_not_stay_and_reaches_nobody(place: Place) -> None:
@@ -191,7 +194,7 @@ def test_who_may_not_be_in_any_more_is_cut_off_and_says_nothing_more(place: Plac
         with gone:
             assert gone.answer() == 0
             place.broker.set_access(BrokerAccess({"watching": access.users[MEMBER]}))
-            assert gone.ended_within(1)
+            assert gone.ended_within(SOON_S)
             assert not watcher.hears(b"will", 0.5), "neither has its will a say"
         with RawClient(place.port, connect_packet("gone", MEMBER, place.cluster.derive(BROKER_PASSWORD))) as again:
             assert again.answer() != 0
@@ -204,7 +207,7 @@ def test_an_id_is_taken_over_by_its_own_user_only(place: Place) -> None:
         with RawClient(place.port, connect_packet("same", "other", password)) as thief:
             assert thief.answer() == 2
         with place.member("same"):
-            assert first.ended_within(1), "the old connection is closed, so its owner knows"
+            assert first.ended_within(SOON_S), "the old connection is closed, so its owner knows"
 
 
 def test_it_ends_with_who_started_it_whatever_happened(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_cluster_without_a_broker_from_init_to_doctor(tmp_path: Path) -> None:
 
 
 def test_where_data_links_listen_is_remembered(tmp_path: Path) -> None:
-    device, place, port = Device(tmp_path / "one"), f"127.0.0.1:{free_port()}", free_port()
+    device, place, port = Device(tmp_path / "one"), f"127.0.0.1:{free_port()}", free_port(in_a_row=2)
     line = json.loads(device.run("init", "--serve", place, "--json", "--show-line").stdout)["join_line"]
     with device.joined("--listen", "127.0.0.1", "--port", str(port)):
         pass

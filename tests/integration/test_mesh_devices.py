@@ -50,14 +50,14 @@ def test_a_worker_that_reads_its_weights_in_the_first_passes_is_waited_for(folde
     """Also where the first pass reads little of them, as one of few tokens does of a mixture."""
     path = make_model("llama", folder)
     wanted = alone(path)
-    device_group.LEAST_DEADLINE_S, device_group.PATIENCE = 0.5, 0.0
-    mesh_run.reading_s = lambda *plan: 0.5
+    device_group.LEAST_DEADLINE_S, device_group.PATIENCE = 1.5, 0.0
+    mesh_run.reading_s = lambda *plan: 1.5
     with running(path) as run:
         spent = itertools.count()
 
         def read(source: str, target: str, header: Document) -> None:
             if source == "b" and header["kind"] == "activation" and next(spent) in (2, 9):
-                time.sleep(1.0)
+                time.sleep(3.0)
 
         run.hub.on_send = read
         assert greedy(run.engine) == wanted
@@ -66,7 +66,7 @@ def test_a_worker_that_reads_its_weights_in_the_first_passes_is_waited_for(folde
         assert use.recoveries == 0, run.said
         assert next(spent) > 9
         run.hub.on_send = lambda *a: None
-        run.workers["b"]._runs.run.transport.send = lambda *a: time.sleep(4)  # type: ignore[union-attr]
+        run.workers["b"]._runs.run.transport.send = lambda *a: time.sleep(6)  # type: ignore[union-attr]
         started = time.monotonic()
         run.engine.front.rewind(0, 0)
         assert greedy(run.engine) == wanted

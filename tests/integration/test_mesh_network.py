@@ -286,11 +286,13 @@ def test_strangers_at_the_broker(table: Table, broker: Mosquitto, tmp_path: Path
     overheard: list[tuple[str, bytes]] = []
     stranger = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2)
     stranger.on_message = lambda client, data, message: overheard.append((message.topic, message.payload))
+    subscribed = threading.Event()
+    stranger.on_subscribe = lambda *_: subscribed.set()
     stranger.connect("127.0.0.1", broker.port)
     stranger.subscribe("edge/v1/#", 1)
     stranger.loop_start()
     try:
-        time.sleep(0.3)
+        assert subscribed.wait(10)
         assert a.order(b.node, {"do": 1}, timeout_s=5) == {"count": 1}
         until(lambda: any(topic.endswith("/cmd") for topic, _ in overheard))
         state = (a.members(), b.members(), a.state.lease.holder, b.state.lease.epoch)

@@ -30,19 +30,33 @@ from edge_run.runtime.mesh import coordinator as mesh_coordinator
 from edge_run.runtime.mesh.engine import open_mesh_engine
 from in_child import in_child
 from mesh_processes import mesh_of
+from mesh_schedules import SERVER, draw_schedule
 from mosquitto import PROGRAM, mosquitto
-from program import run_program
+from program import ending, run_program
 from tiny_models import make_model
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed")
 
+SEEDS, TOKENS = [(24, 68, 118), (9, 16, 44), (23, 103)], 60
 
-@pytest.mark.parametrize("seeds", [(24, 68, 118), (9, 16, 44), (23, 103)], ids=str)
+
+@pytest.mark.parametrize(
+    ("has_network", "more"),
+    [(True, {"freeze and thaw", "broker down", "unplug", "cut one way", "slow"}), (False, {"kill"})],
+)
+def test_the_seeds_stand_for_these_faults(has_network: bool, more: set[str]) -> None:
+    schedules = [draw_schedule(seed, TOKENS, has_network) for seeds in SEEDS for seed in seeds]
+    assert {f.what for one in schedules for f in one.faults} == {"restart", "freeze", "broker restart", *more}
+    assert {one.end.what for one in schedules if one.end} == {"kill", "freeze"}
+    assert {one.serves for one in schedules if one.takes_broker} == {"", SERVER}
+
+
+@pytest.mark.parametrize("seeds", SEEDS, ids=str)
 def test_faults_change_no_token(seeds: Sequence[int], folder: Path) -> None:
     """Restarts, freezes, a broker that is away; cuts; coordinators frozen, and killed, with the broker's device too."""
     paths = [str(make_model(name, folder)) for name in ("granite", "qwen3moe", "mamba", "llama")]
     done = subprocess.run(
-        [sys.executable, mesh_faults.__file__, *paths, "--seeds", *map(str, seeds)],
+        [sys.executable, mesh_faults.__file__, *paths, "--tokens", str(TOKENS), "--seeds", *map(str, seeds)],
         capture_output=True,
         text=True,
         timeout=100,
@@ -140,6 +154,7 @@ def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path:
             stderr=subprocess.DEVNULL,
             env={**os.environ, "HOME": str(homes[1]), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""},
         )
+        stack.enter_context(ending(worker))
         stack.callback(worker.wait, 15)
         stack.callback(worker.send_signal, signal.SIGTERM)
         for _ in range(10):  # the worker may not be there yet
@@ -201,8 +216,9 @@ def test_a_stop_reaches_a_worker_in_the_middle_of_a_long_prompt(grown: Path, tmp
             time.sleep(0.01)
         idle_s = time.monotonic() - moments["stopped"]
         assert moments["place"].startswith("computing"), "else this shows nothing"
-        assert idle_s < 0.5
+        started_s = time.monotonic()
         found = greedy(engine, prompt)
+        assert idle_s < (time.monotonic() - started_s) / 8
         use = engine.mesh_use
         assert use is not None
         assert use.recoveries == 0

@@ -31,7 +31,9 @@ from edge_run.tiers.source import SourceFile
 from exactness import CHUNK_BYTES, open_at
 from in_child import in_child
 from mutations import parse
+from program import ending
 from sabotage import sabotage
+from served import wait_for
 from tiny_models import N_VOCAB, make_model
 
 OPTIONS: dict[str, Any] = {
@@ -242,13 +244,12 @@ def test_from_the_command_line(moe: Path, tmp_path: Path) -> None:
 
 def test_a_trace_that_is_interrupted_leaves_nothing(moe: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "edge_run", "trace", str(moe), "-p", TEXT, "-n", "100000", "-c", "100000"]
-    process = subprocess.Popen([*words, "-o", str(tmp_path / "trace.csv")], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("*.part")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    _, notices = process.communicate(timeout=60)
+    words += ["-o", str(tmp_path / "trace.csv")]
+    with ending(subprocess.Popen(words, stderr=subprocess.PIPE, text=True)) as process:
+        wait_for(lambda: list(tmp_path.glob("*.part")))
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, notices = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in notices) == (130, False)
     assert list(tmp_path.iterdir()) == []
 

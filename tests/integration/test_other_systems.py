@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-Result = subprocess.CompletedProcess[str]
+from program import WAIT_S, Result
+
 TESTS = Path(__file__).resolve().parents[1]
 WHY = "does not move page frames (mremap); Linux 5.7 or later does"
 
@@ -30,7 +31,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Result]
             "XDG_CACHE_HOME": str(tmp_path),
         }
         command = [sys.executable, *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+        return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environment)
 
     return run
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,8 @@ from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.packed import PackedBlocks
 from edge_run.tiers.packed_file import find_packed, packed_path
 from in_child import in_child
-from program import run_program
+from program import ending, run_program
+from served import wait_for
 from small_engines import PROMPT, streaming_engine
 from tiny_models import make_model
 
@@ -139,10 +139,9 @@ def test_a_signal_leaves_nothing(model: Path, tmp_path: Path, number: int, code:
         process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     finally:
         signal.signal(signal.SIGHUP, before)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("*.part")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(number)
-    _, notices = process.communicate(timeout=60)
+    with ending(process):
+        wait_for(lambda: list(tmp_path.glob("*.part")))
+        process.send_signal(number)
+        _, notices = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in notices) == (code, False)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([model.name, grown.name])

@@ -12,6 +12,7 @@ import pytest
 
 from browser_page import BROWSER, DRIVER, Page, chromium
 from kit_models import KIT
+from mosquitto import free_port
 from page_double import COUNT, LOSE, THINK, WAIT
 from served import TEMPLATE, Served, served
 
@@ -251,7 +252,8 @@ def test_conversations_settings_and_lines(page: Page) -> None:
 
 def test_a_server_that_fails_in_mid_answer_and_comes_back(driver: Any) -> None:
     page = Page(driver)
-    with served(Path("a-model"), program=DOUBLE) as server:
+    port = free_port()
+    with served(Path("a-model"), "--port", port, program=DOUBLE) as server:
         page.open(server)
         page.say(COUNT)
         page.sees("article:last-child .text", "0 1 2")
@@ -259,7 +261,7 @@ def test_a_server_that_fails_in_mid_answer_and_comes_back(driver: Any) -> None:
         page.sees("article:last-child .state", "went away")
         page.sees("#notice", "does not answer")
         assert page.text("article:last-child .text").startswith("0 1 2")
-    with served(Path("a-model"), "--port", server.port, program=DOUBLE):
+    with served(Path("a-model"), "--port", port, program=DOUBLE):
         page.until("document.getElementById('notice').hidden")
         page.say("are you back")
         page.finished()

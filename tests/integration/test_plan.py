@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from edge_run.cli.shared.terminal import Terminal
 from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL
 from edge_run.runtime.planning import prepare
 from edge_run.runtime.planning.plan import planner
+from edge_run.tiers.source import SourceFile
 from kit_models import streamed
 from program import fresh_environment, run_program
 
@@ -121,18 +122,27 @@ def test_as_many_at_once_as_make_the_most_tokens(grown: Path, tmp_path: Path, mo
     assert planner(grown, config).config.sequences == unknown.abreast(unknown.plan(), PROFILE).best
 
 
-def test_a_run_says_how_far_it_is(grown: Path, tmp_path: Path) -> None:
-    """Seen from another thread, in seconds once the device is known."""
+def test_a_run_says_how_far_it_is(grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen from another thread, which each read waits for, in seconds once the device is known."""
     seen: list[Progress] = []
-    is_over = threading.Event()
+    is_over, has_looked = threading.Event(), threading.Event()
+    read_pieces = SourceFile.read_pieces
+
+    def read_when_seen(source: SourceFile, pieces: Sequence[tuple[int, int]], offset: int) -> int:
+        has_looked.clear()
+        has_looked.wait(10)
+        return read_pieces(source, pieces, offset)
+
     with Model(grown, cache_folder=tmp_path, **streamed()) as model:
         assert model.progress is None
         model.expect(PROFILE)
+        monkeypatch.setattr(SourceFile, "read_pieces", read_when_seen)
 
         def look() -> None:
             while not is_over.wait(0.001):
                 if progress := model.progress:
                     seen.append(progress)
+                has_looked.set()
 
         watcher = threading.Thread(target=look)
         watcher.start()

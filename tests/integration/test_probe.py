@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,9 @@ from edge_run.runtime.probing import probe as probing
 from edge_run.runtime.probing.kernels import measure_stop_s
 from edge_run.runtime.probing.probe import probe, weight_kinds
 from edge_run.tiers.gguf import read_gguf
+from program import ending
 from quick_probe import QUICK
+from served import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="disks are measured on Linux only")
 
@@ -275,20 +276,20 @@ def test_a_process_that_is_stopped_leaves_nothing(tmp_path: Path, end: signal.Si
     here.mkdir()
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "edge_run", "probe", str(here)]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    descriptors = Path(f"/proc/{process.pid}/fd")
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and process.poll() is None:
-        links = []
-        for entry in descriptors.iterdir():
-            with contextlib.suppress(OSError):
-                links.append(os.readlink(entry))
-        if any(link.startswith(f"{here}/") and link.endswith(" (deleted)") for link in links):
-            break
-        time.sleep(0.005)
-    assert process.poll() is None, process.communicate()
-    process.send_signal(end)
-    out, err = process.communicate(timeout=100)
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with ending(subprocess.Popen(command, env=environment, **pipes)) as process:
+
+        def has_scratch_file() -> bool:
+            assert process.poll() is None, process.communicate()
+            links = []
+            for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    links.append(os.readlink(entry))
+            return any(link.startswith(f"{here}/") and link.endswith(" (deleted)") for link in links)
+
+        wait_for(has_scratch_file)
+        process.send_signal(end)
+        out, err = process.communicate(timeout=100)
     assert list(here.iterdir()) == []
     expected = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
     assert (process.returncode, out, err) == (expected[end], "", "")

@@ -7,14 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
 import pytest
 
 from kit_models import GREEDY, KIT, PROMPT
-from program import WAIT_S
+from program import WAIT_S, ending
+from served import wait_for
 
 COMMAND = [sys.executable, "-m", "edge_run"]
 
@@ -68,9 +68,8 @@ def test_demo_streams_and_leaves_nothing_behind(run, tmp_path: Path) -> None:
 def test_demo_that_is_stopped_leaves_nothing_behind_and_can_be_kept(run, environment, tmp_path: Path) -> None:
     cache = tmp_path / "home" / ".cache" / "edge-run"
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        with subprocess.Popen([*COMMAND, "demo"], stdout=PIPE, stderr=PIPE, env=environment) as process:
-            while not (cache.exists() and any(cache.glob("*/*"))):
-                time.sleep(0.01)
+        with ending(subprocess.Popen([*COMMAND, "demo"], stdout=PIPE, stderr=PIPE, env=environment)) as process:
+            wait_for(lambda: any(cache.glob("*/*")))
             process.send_signal(number)
             assert b"Traceback" not in process.communicate(timeout=WAIT_S)[1]
         assert process.returncode == code

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from edge_run.base.units import MIB
-from served import Served, served
+from served import Served, served, wait_for
 
 PROMPT = "Once upon a time"
 LONG = {"prompt": PROMPT, "max_tokens": 100_000, "stream": True}
@@ -77,14 +77,15 @@ def test_too_many_are_told_when_to_come_again(server: Served) -> None:
         assert refused.status_code == 429
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert int(refused.headers["retry-after"]) >= 1
-        assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
+        assert server.get("/health").status_code == 200
     for thread in waiting:
         thread.join(60)
     assert post(server, SHORT).status_code == 200
 
 
 def test_all_that_kept_the_budget(server: Served) -> None:
-    memory = httpx.get(f"{server.url}/edge-run/status", timeout=60).json()["memory"]
+    assert post(server, SHORT).status_code == 200
+    memory = server.get("/edge-run/status").json()["memory"]
     assert memory["window_bytes"] > 0, "weights stream"
     assert memory["peak_bytes"] <= memory["budget_bytes"]
 
@@ -101,14 +102,14 @@ def test_answers_share_passes_and_one_that_leaves_does_not_stop_the_others(kit: 
             next(one)
         assert server.requests() == (3, 0)
         streams[0].close()
-        server.wait_until(running=2, waiting=0)
+        wait_for(server.aborted)
         for one in found[1:]:
             assert [*one][-1] == "[DONE]"
 
 
 def test_exact_answers_at_once_have_a_part_of_the_context_each(kit: Path) -> None:
     with served(kit, "-c", 256, "-t", 1, "--parallel", 2, "--exact") as server:
-        length = httpx.get(f"{server.url}/v1/models").json()["data"][0]["meta"]["n_ctx"]
+        length = server.get("/v1/models").json()["data"][0]["meta"]["n_ctx"]
         assert length < 256
         fits = post(server, {"prompt": [1] * (length - 1), "max_tokens": 1})
         assert fits.status_code == 200, fits.text
@@ -118,7 +119,8 @@ def test_exact_answers_at_once_have_a_part_of_the_context_each(kit: Path) -> Non
 
 def test_told_to_stop_it_lets_answers_finish(kit: Path) -> None:
     with served(kit, "-c", 2048, "-t", 1, "--drain", 60) as server:
-        with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "max_tokens": 500}) as response:
+        body = {**LONG, "max_tokens": 500}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
             found = events(response)
             next(found)
             server.process.send_signal(signal.SIGTERM)

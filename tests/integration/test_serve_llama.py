@@ -107,7 +107,7 @@ def test_an_answer_that_must_not_end_does_not(server: Served, model: Model) -> N
 
 
 def test_paths_without_v1(server: Served) -> None:
-    assert httpx.get(f"{server.url}/models").json()["data"][0]["id"] == "kit-dense-q4_0"
+    assert server.get("/models").json()["data"][0]["id"] == "kit-dense-q4_0"
     messages = [{"role": "user", "content": "Hello"}]
     answer = post(server, "/chat/completions", messages=messages, max_tokens=2).json()
     for path, asked in (("/chat/completions", {"messages": messages}), ("/responses", {"input": messages})):
@@ -150,20 +150,20 @@ def test_templates(server: Served, model: Model) -> None:
 
 
 def test_what_it_says_of_itself(server: Served, model: Model) -> None:
-    props = httpx.get(f"{server.url}/props").json()
+    props = server.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == model.context_tokens
     assert props["default_generation_settings"]["params"]["n_predict"] == 40
     assert props["chat_template"] == TEMPLATE
-    slots = httpx.get(f"{server.url}/slots").json()
+    slots = server.get("/slots").json()
     assert slots == [
         {"id": n, "n_ctx": model.context_tokens, "is_processing": False} for n in range(props["total_slots"])
     ]
 
 
 def test_the_status_adds_up(server: Served) -> None:
-    before = httpx.get(f"{server.url}/edge-run/status").json()
+    before = server.get("/edge-run/status").json()
     post(server, "/completion", prompt=PROMPT, n_predict=7, ignored=True)
-    after = httpx.get(f"{server.url}/edge-run/status").json()
+    after = server.get("/edge-run/status").json()
     assert after["tokens"]["generated"] - before["tokens"]["generated"] <= 7
     assert sum(after["requests"]["finished"].values()) == sum(before["requests"]["finished"].values()) + 1
     assert sum(item["size_bytes"] for item in after["memory"]["items"]) <= after["memory"]["budget_bytes"]
@@ -173,7 +173,7 @@ def test_the_status_adds_up(server: Served) -> None:
 
 def test_metrics(server: Served) -> None:
     def figures() -> dict[str, float]:
-        answer = httpx.get(f"{server.url}/metrics")
+        answer = server.get("/metrics")
         assert answer.headers["content-type"].startswith("text/plain")
         lines = [line.rpartition(" ") for line in answer.text.splitlines() if not line.startswith("#")]
         return {key.partition("{")[0] + key.partition("finished_reason")[2]: float(value) for key, _, value in lines}
@@ -196,4 +196,4 @@ def test_metrics(server: Served) -> None:
 
 def test_without_the_flag_there_are_no_metrics(kit: Path) -> None:
     with served(kit, "-c", 128, "-t", 1) as server:
-        assert httpx.get(f"{server.url}/metrics").status_code == 404
+        assert server.get("/metrics").status_code == 404

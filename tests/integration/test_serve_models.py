@@ -45,7 +45,7 @@ def post(server: Served, path: str, **body: Any) -> httpx.Response:
 
 
 def get(server: Served, path: str) -> Any:
-    return httpx.get(f"{server.url}{path}", timeout=60).json()
+    return server.get(path).json()
 
 
 def text(server: Served, model: str) -> str:
@@ -107,7 +107,7 @@ def test_a_stream_for_another_model_has_its_headers_at_once(server: Served) -> N
         lines = running.iter_lines()
         next(lines)
         with httpx.stream(
-            "POST", f"{server.url}/v1/completions", json={**body, "model": "tiny", "max_tokens": 3}
+            "POST", f"{server.url}/v1/completions", json={**body, "model": "tiny", "max_tokens": 3}, timeout=60
         ) as it:
             assert it.status_code == 200
             assert states(server)["tiny"] in ("unloaded", "loading")
@@ -126,13 +126,14 @@ def test_ollamas_names_and_how_long_a_model_stays(server: Served) -> None:
     (running,) = get(server, "/api/ps")["models"]
     assert running["expires_at"] < "9999"
     assert post(server, "/api/generate", model="tiny", keep_alive=0).json()["done_reason"] == "unload"
-    wait_for(lambda: "" if get(server, "/api/ps")["models"] else "closed")
+    wait_for(lambda: not get(server, "/api/ps")["models"])
     assert post(server, "/api/generate", model="tiny", keep_alive="soon").status_code == 400
 
 
 def test_figures_of_each(server: Served) -> None:
+    text(server, "kit")
     text(server, "tiny")
-    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
+    lines = server.get("/metrics").text.splitlines()
     assert 'edge_run:model_open{model_name="tiny"} 1.0' in lines
     assert 'edge_run:model_open{model_name="kit"} 0.0' in lines
     assert any(line.startswith('vllm:generation_tokens_total{model_name="kit"} ') for line in lines)
@@ -142,5 +143,5 @@ def test_sighup_looks_for_models_anew(server: Served, models: Path) -> None:
     shutil.copy(KIT, models / "second.gguf")
     (models / "wrong.gguf").unlink()
     server.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: "yes" if sorted(states(server)) == ["kit", "second", "tiny"] else "")
+    wait_for(lambda: sorted(states(server)) == ["kit", "second", "tiny"])
     assert text(server, "second") == text(server, "kit")

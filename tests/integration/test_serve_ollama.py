@@ -62,15 +62,15 @@ def test_conversations_with_tools_go_on(server: Served) -> None:
 
 
 def test_what_there_is(server: Served, model: Model) -> None:
-    (listed,) = httpx.get(f"{server.url}/api/tags").json()["models"]
+    (listed,) = server.get("/api/tags").json()["models"]
     assert listed["name"] == "kit-dense-q4_0:latest"
     assert listed["details"]["family"]
-    assert httpx.get(f"{server.url}/api/ps").json()["models"][0]["name"] == listed["name"]
+    assert server.get("/api/ps").json()["models"][0]["name"] == listed["name"]
     shown = post(server, "/api/show").json()
     assert shown["template"] == TEMPLATE
     assert "tools" in shown["capabilities"]
     assert shown["model_info"][f"{listed['details']['family']}.context_length"] == model.context_tokens
-    assert httpx.get(f"{server.url}/api/version").json()["version"].count(".") == 2
+    assert server.get("/api/version").json()["version"].count(".") == 2
 
 
 def test_without_a_prompt_it_says_that_the_model_is_loaded(server: Served) -> None:

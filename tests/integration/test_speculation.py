@@ -230,11 +230,11 @@ def test_cancelling_and_interrupting_leave_a_conversation_that_is_right(grown: P
     with Model(grown, **options) as model:
         wanted = model.generate(PROMPT, max_tokens=60, temperature=0).result().token_ids
         for n_before in (0, 1, 5, 9):
-            is_time = threading.Event()
+            is_time, is_over = threading.Event(), threading.Event()
 
-            def act(is_time: threading.Event = is_time) -> None:
+            def act(is_time: threading.Event = is_time, is_over: threading.Event = is_over) -> None:
                 is_time.wait()
-                while model.progress is None:  # between passes
+                while model.progress is None and not is_over.is_set():  # between passes
                     time.sleep(0.0005)
                 if is_interrupted:
                     os.kill(os.getpid(), signal.SIGINT)
@@ -247,6 +247,7 @@ def test_cancelling_and_interrupting_leave_a_conversation_that_is_right(grown: P
             stream = model.generate(PROMPT, max_tokens=60, temperature=0)
             with pytest.raises(KeyboardInterrupt) if is_interrupted else contextlib.nullcontext():
                 _hear(stream, n_before, is_time, found)
+                is_over.set()
             thread.join()
             assert len(found) < 60
             assert found == list(wanted[: len(found)])

@@ -18,6 +18,7 @@ from edge_run import ConfigError, NotSupported, SplitModel
 from edge_run.runtime.split import connection, protocol
 from edge_run.runtime.split.protocol import ServerLink
 from edge_run.runtime.split.server import SplitServer
+from program import ending, next_line
 from vision_models import make_bundle, make_pixels
 
 
@@ -40,12 +41,8 @@ def server(head: Path) -> Iterator[int]:
         "--port",
         "0",
     ]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield int(process.stdout.readline().rsplit(":", 1)[1])
-        finally:
-            process.kill()
+    with ending(subprocess.Popen(words, stdout=subprocess.PIPE, text=True)) as process:
+        yield int(next_line(process).rsplit(":", 1)[1])
 
 
 def test_what_is_spent_before_the_server_is_asked_counts(head: Path, server: int) -> None:

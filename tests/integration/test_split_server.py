@@ -25,7 +25,8 @@ from edge_run import AsyncSplitModel, ConfigError, ModelFileError, ProtocolError
 from edge_run.runtime.split import protocol
 from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.protocol import ServerLink, pack_arrays, unpack_arrays
-from program import run_program
+from mosquitto import free_port
+from program import ending, next_line, run_program
 from vision_models import make_bundle, make_pixels
 
 DEADLINE_S = 2.0
@@ -40,16 +41,10 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(folder: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run a server process; yield it and its port."""
     command = [sys.executable, "-m", "edge_run", "split", "serve", str(folder / "tail.onnx"), "-t", "1"]
-    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+    with ending(subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.PIPE, text=True)) as process:
+        line = next_line(process)
         assert line.startswith("serving 1 tail at 127.0.0.1:"), line
         yield process, int(line.rsplit(":", 1)[1])
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +113,7 @@ def test_server_killed_in_mid_stream(head: Path, mode: str) -> None:
     pixels = make_pixels(8, seed=2)
     with SplitModel(head, threads=1) as model:
         wanted = [model.run(one).outputs["logits"] for one in pixels]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with SplitModel(head, f"127.0.0.1:{port}", mode=mode, threads=1, deadline_s=DEADLINE_S) as model:
         for round_number in range(2):
             with served(head.parent, port) as (process, _):
@@ -357,9 +350,8 @@ def test_a_port_that_is_taken_is_refused(head: Path, server: int) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_the_server_quietly(head: Path, number: int, code: int) -> None:
     command = [sys.executable, "-m", "edge_run", "split", "serve", str(head.parent / "tail.onnx"), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.send_signal(number)
-    _, complaints = process.communicate(timeout=100)
+    with ending(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)) as process:
+        assert next_line(process)
+        process.send_signal(number)
+        _, complaints = process.communicate(timeout=100)
     assert (process.returncode, complaints) == (code, "")

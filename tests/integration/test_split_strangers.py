@@ -18,6 +18,7 @@ from edge_run import ProtocolError, SplitModel
 from edge_run.runtime.split import connection as split_connection
 from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.protocol import IMAGE, PROBE, REQUEST, ServerLink
+from program import ending, next_line
 from vision_models import make_bundle, make_pixels
 
 SERVE = """
@@ -62,12 +63,8 @@ class Server:
 @contextlib.contextmanager
 def serving(head: Path, silence_s: float = 10.0, files: int = 0) -> Iterator[Server]:
     words = [sys.executable, "-c", SERVE, str(head.parent / "tail.onnx"), str(silence_s), str(files)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield Server(process, int(process.stdout.readline().rsplit(":", 1)[1]))
-        finally:
-            process.kill()
+    with ending(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)) as process:
+        yield Server(process, int(next_line(process).rsplit(":", 1)[1]))
 
 
 def is_dropped_within(connection: socket.socket, limit_s: float) -> bool:

@@ -26,6 +26,7 @@ from edge_run.runtime.generation.sampling import Sampler
 from edge_run.runtime.grammars.grammar import LocalGrammar
 from edge_run.runtime.grammars.room import GrammarRoom
 from edge_run.runtime.processes import cell
+from program import ending, next_line
 
 MODEL = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 USER = {"role": "user", "content": "Hello"}
@@ -43,10 +44,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
         yield opened
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits of one second."""
-    monkeypatch.setattr(cell.Cell.ask, "__defaults__", (1.0,))
+@contextlib.contextmanager
+def quick() -> Iterator[None]:
+    """Limits of one second in this block; the processes that it asks are started before, and may take longer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cell.Cell.ask, "__defaults__", (1.0,))
+        yield
 
 
 @contextlib.contextmanager
@@ -92,11 +95,10 @@ def test_a_template_that_takes_all_memory(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", [LOOPS, POWER])
-@pytest.mark.usefixtures("quick")
 def test_a_template_that_never_ends(source: str) -> None:
     template = ChatTemplate(source, "", "")
     started_s = time.monotonic()
-    with pytest.raises(ModelFileError, match="takes longer than 1 s; give another one"):
+    with quick(), pytest.raises(ModelFileError, match="takes longer than 1 s; give another one"):
         template.render([USER])
     assert time.monotonic() - started_s < 5
 
@@ -157,12 +159,9 @@ def rendering() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
         def start(source: str) -> subprocess.Popen[str]:
             words = [sys.executable, "-c", RENDERS, source]
-            process = stack.enter_context(
-                subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            )
-            stack.callback(process.kill)
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            stack.enter_context(ending(process))
+            assert next_line(process) == "ready\n"
             time.sleep(0.3)
             return process
 
@@ -234,16 +233,15 @@ TOO_MUCH = r"takes more than|takes longer than|ends the process"
     ],
     ids=["items", "length", "pattern", "nested schema", "parentheses", "repetition", "chain", "doubling"],
 )
-@pytest.mark.usefixtures("quick")
 def test_a_grammar_that_cannot_be_read(model: Model, kind: str, text: str, reason: str) -> None:
-    with growing_less_than(400 << 20), pytest.raises(ConfigError, match=reason) as caught:
+    assert model.generate("Once", max_tokens=2, grammar=FREE).result().completion_tokens == 2
+    with growing_less_than(400 << 20), quick(), pytest.raises(ConfigError, match=reason) as caught:
         model.generate("x", max_tokens=2, **{kind: text})
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
     assert model.generate("Once", max_tokens=2, grammar=FREE).result().completion_tokens == 2
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_grammar_that_explodes_while_tokens_are_chosen(model: Model) -> None:
     (a,) = model.tokenize("a", add_special=False)
     vocab, config = model._vocab, SamplingConfig(grammar=DOUBLING)
@@ -251,6 +249,7 @@ def test_a_grammar_that_explodes_while_tokens_are_chosen(model: Model) -> None:
         growing_less_than(400 << 20),
         GrammarRoom(MODEL) as room,
         Sampler(vocab, config, model._opened.model.vocabulary, room=room) as sampler,
+        quick(),
         pytest.raises(NotSupported, match=r"grammar: the next token of the answer (takes|ends)"),
     ):
         accept_all(sampler, [a] * 60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,7 @@ def test_interrupt_stops_an_answer_and_keeps_the_chat(screen: Start) -> None:
     assert re.search(r"1 answer, \d+ tokens", chat.wait_for(r"opened in .*\n> "))
     chat.type("/clear\n")
     chat.wait_for("empty again.*\n> ")
-    time.sleep(0.5)  # Python does not see a signal between the prompt and the wait for a key
+    chat.wait_asleep()  # Python does not see a signal between the prompt and the wait for a key
     chat.process.send_signal(signal.SIGINT)
     chat.wait_for("Ctrl-C again or Ctrl-D leaves.\n> ")
     chat.type("\x04")

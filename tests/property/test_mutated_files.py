@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,34 +58,36 @@ def splits(folder: Path) -> list[list[Path]]:
     return [split_model(make_model("llama", folder, seed=seed), 3, folder) for seed in (0, 1)]
 
 
-def check(path: Path, told: str, workers: tuple[Worker, Worker]) -> None:
+def check(path: Path, told: str, workers: tuple[Worker, Worker]) -> str:
+    """Return what became of a file."""
     ours, theirs = workers
     result = ours.ask(path)
     assert result["outcome"] in ("refused", "ran"), (told, result)
     if result["outcome"] == "ran":
         expected: dict[str, Any] = theirs.ask(path)
         assert result["tokens"] == expected.get("tokens"), (told, result, expected)
+    return "taken" if result["outcome"] == "ran" else "refused"
 
 
 @SETTINGS
 @given(seed=SEEDS)
 def test_a_file_with_one_thing_broken(
-    seed: int, folder: Path, models: list[Path], workers: tuple[Worker, Worker]
+    seed: int, folder: Path, models: list[Path], workers: tuple[Worker, Worker], outcomes: Counter[str]
 ) -> None:
     chance = random.Random(seed)
     path = folder / "broken.gguf"
-    check(path, mutate(chance.choice(models), path, chance), workers)
+    outcomes[check(path, mutate(chance.choice(models), path, chance), workers)] += 1
 
 
 @SETTINGS
 @given(seed=SEEDS)
 def test_shards_with_one_thing_broken(
-    seed: int, folder: Path, splits: list[list[Path]], workers: tuple[Worker, Worker]
+    seed: int, folder: Path, splits: list[list[Path]], workers: tuple[Worker, Worker], outcomes: Counter[str]
 ) -> None:
     broken = folder / "shards"
     broken.mkdir()
     try:
         told = mutate_shards(splits[0], splits[1], broken, random.Random(seed))
-        check(broken / splits[0][0].name, told, workers)
+        outcomes[check(broken / splits[0][0].name, told, workers)] += 1
     finally:
         shutil.rmtree(broken)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_run.base.sampling_config import SamplingConfig
@@ -182,9 +183,9 @@ def test_the_document_that_is_changed_is_right(name: str) -> None:
     use(decode(json.dumps(document).encode(), kind))
 
 
-@given(st.sampled_from([*KINDS]), st.data())
-@settings(max_examples=400)
-def test_what_is_changed_is_understood_or_refused(name: str, data: st.DataObject) -> None:
+@given(name=st.sampled_from([*KINDS]), data=st.data())
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+def test_what_is_changed_is_understood_or_refused(name: str, data: st.DataObject, outcomes: Counter[str]) -> None:
     kind, use, document = KINDS[name]
     document = copy.deepcopy(document)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -196,6 +197,7 @@ def test_what_is_changed_is_understood_or_refused(name: str, data: st.DataObject
         else:
             del holder(document, path)[path[-1]]
     refusal = refused(lambda: use(decode(json.dumps(document).encode(), kind)))
+    outcomes["refused" if refusal else "taken"] += 1
     if refusal:
         assert refusal.status == 400
         assert 0 < len(refusal.message) < 500

@@ -267,8 +267,9 @@ def test_a_throttled_disk_is_seen_as_slow_as_it_is(tmp_path: Path) -> None:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdin
             assert process.stdout
-            slowest = 0.0
+            slowest, end_s = 0.0, time.monotonic() + 90
             while slowest < 0.7 * limit:
+                assert time.monotonic() < end_s, f"{slowest:,.0f} bytes/s at best, of {limit:,}"
                 print(file=process.stdin, flush=True)
                 *speeds, kernel_words = process.stdout.readline().split(maxsplit=2)
                 assert str(limit) in kernel_words
