@@ -156,7 +156,7 @@ class Scheduler:
     def __init__(self, pool: SequencePool, widths: PassWidths, clock: Clock, rules: PassRules) -> None:
         self._pool, self._widths, self._clock, self._rules = pool, widths, clock, rules
         self._requests: dict[int, _Request] = {}
-        self._running: list[_Request] = []  # of them those that have a sequence, in the order in which they were admitted
+        self._running: list[_Request] = []  # of them those with a sequence, in the order in which they came to it
         self._numbers, self._turns = itertools.count(), itertools.count()
         self._service = _Service()
         self._reads_prompt_next = True
