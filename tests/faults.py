@@ -1,22 +1,23 @@
 """Goes through the calls of a kind that something makes, each of them failing once, and says what came of each.
 
-A worker does it (`fault_worker.py`); where a signal ends it, or it says nothing for long, that is a result, and another
-worker goes on with the next call.
+A worker does it (`fault_worker.py`), a fork of a process under the injector; where a signal ends it, or it says nothing
+for long, that is a result, and another worker goes on with the next call.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import select
 import subprocess
-import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 from injector import environment
+from program import Mother, Program, begin
 
 WORKER = Path(__file__).with_name("fault_worker.py")
 PATIENCE_S = 60.0
@@ -28,16 +29,23 @@ def is_right(found: dict[str, Any]) -> bool:
     return found["outcome"] in RIGHT and bool(found.get("usable"))
 
 
+@functools.cache
+def _mother(library: Path) -> Mother:
+    """Return what workers are forks of: it is under the injector, and has all that they import, which takes long."""
+    return Mother.start(("fault_scenarios",), environment(library))
+
+
 def sweep(
     library: Path, scenario: str, folder: Path, kind: str, caller: str, error: int, step: int = 1, most: int = 10**6
 ) -> Iterator[dict[str, Any]]:
     """Yield what came of each `step`th call; the last one has `calls`, how many there were."""
     first = 1
     while True:
-        command = [sys.executable, WORKER, scenario, folder, kind, caller, error, first, step, most]
+        words = [scenario, folder, kind, caller, error, first, step, most]
         with tempfile.TemporaryFile() as errors:
-            with subprocess.Popen(
-                [str(word) for word in command],
+            with begin(
+                Program([str(word) for word in words], script=str(WORKER)),
+                _mother(library),
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**environment(library), "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "xdg")},

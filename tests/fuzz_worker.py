@@ -1,6 +1,7 @@
 """A process that runs one model file after another, whatever they are, and the side that asks it.
 
-Run as a child: each line of standard input is a request, each line of standard output says how it went.
+Run as a child: each line of standard input is a request, each line of standard output says how it went. The process
+that opens a file first is a fork here, of one that has its modules already: how it starts is tested elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from program import Program, begin, fork_from_here
 
 TIMEOUT_S = 60
 BLOW_UP_BYTES = 1 << 30
@@ -116,6 +120,17 @@ def _outcome(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _fork_inspectors() -> None:
+    """Have the process that opens a file first forked."""
+    import edge_run.runtime.inspection.inspector  # noqa: F401
+    from edge_run.runtime.inspection import launcher
+
+    fork_from_here()
+    inspector = Program(["-c"], source=launcher._START)
+    started = {"Popen": lambda command, **how: begin(inspector, **how)}
+    launcher.subprocess = SimpleNamespace(**{**vars(subprocess), **started})  # type: ignore[assignment]
+
+
 def main() -> None:
     """Answer requests until standard input ends."""
     cache_folder, backend = sys.argv[1:]
@@ -124,8 +139,9 @@ def main() -> None:
         "cache_folder": Path(cache_folder),
         "check_file": backend != "llama.cpp",
     }
-    if backend != "llama.cpp":  # small chunks, so that small models have something to stream
-        options["chunk_bytes"] = 1 << 14
+    if backend != "llama.cpp":
+        _fork_inspectors()
+        options["chunk_bytes"] = 1 << 14  # so that small models have something to stream
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin.buffer:

@@ -67,12 +67,17 @@ class WorkerProcess:
         """Have it take much longer for what it computes; see mesh_worker.py."""
         os.kill(self.process.pid, signal.SIGUSR1)
 
-    def end(self) -> None:
+    def leave(self) -> None:
+        """Have it leave the mesh and end; `end` waits for that."""
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 self.thaw()
             assert self.process.stdin is not None
             self.process.stdin.close()
+
+    def end(self) -> None:
+        self.leave()
+        if self.process.poll() is None:
             try:
                 self.process.wait(10)
             except subprocess.TimeoutExpired:
@@ -145,8 +150,12 @@ class MeshOfProcesses:
         cache: str | None = None,
         listen: str = "",
         fetch: str | None = None,
+        script: Path = WORKER,
     ) -> WorkerProcess:
-        """Start a worker; `wait_ready` says when it serves. fetch: it has no model, and so much room for layers."""
+        """Start a worker; `wait_ready` says when it serves.
+
+        wrap: what its command is put behind. fetch: it has no model, and so much room for layers.
+        """
         folder = self.prepare_folder(self._folder / name)
         (folder / "held").unlink(missing_ok=True)  # of an earlier incarnation
         log = self._folder / f"{name}.log"
@@ -156,32 +165,29 @@ class MeshOfProcesses:
             "--memory", memory, "--chunk-bytes", str(chunk_bytes), "--listen", listen or self.address_of(name),
             *(["--cache", cache or str(folder / "cache")] if cache or fetch else []),
         ]  # fmt: skip
-        wrap = wrap or self.wrap(name)
         with log.open("a") as out:
             place = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": out, "text": True}
             if wrap:
-                command = [*wrap, sys.executable, str(WORKER), *words]
+                command = [*wrap, sys.executable, str(script), *words]
                 process = subprocess.Popen(command, env=ENVIRONMENT, **place)
             else:
-                process = begin(Program(words, script=str(WORKER)), env=ENVIRONMENT, **place)
+                process = begin(Program(words, str(script), netns=self._space_of(name)), env=ENVIRONMENT, **place)
         self.workers[name] = WorkerProcess(name, process, log)
         return self.workers[name]
 
-    def wrap(self, name: str) -> list[str]:
-        """Return what a command is put behind to run on a device."""
-        return self._net.wrap(name) if self._net and name in self._net.addresses else []
+    def _space_of(self, name: str) -> str:
+        """Return the network namespace that is a device; an empty one is this process's own."""
+        return self._net.space(name) if self._net and name in self._net.addresses else ""
 
     def coordinate(self, name: str, model: Path, tokens: int, workers: int) -> CoordinatorProcess:
         """Start a run of `model` in a process of its own, which begins when it sees so many workers."""
-        command = [
-            *self.wrap(name), sys.executable, str(COORDINATOR), str(self.prepare_folder(self._folder / name)),
-            str(model), "--tokens", str(tokens), "--workers", str(workers), "--listen", self.address_of(name),
+        words = [
+            str(self.prepare_folder(self._folder / name)), str(model), "--tokens", str(tokens),
+            "--workers", str(workers), "--listen", self.address_of(name),
         ]  # fmt: skip
-        log = self._folder / f"{name}.log"
+        program, log = Program(words, str(COORDINATOR), netns=self._space_of(name)), self._folder / f"{name}.log"
         with log.open("a") as out:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=out, env=ENVIRONMENT
-            )
+            process = begin(program, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=out, env=ENVIRONMENT)
         return CoordinatorProcess(process, log)
 
     def join(self, name: str = "here") -> LocalNode:
@@ -201,6 +207,8 @@ class MeshOfProcesses:
     def close(self) -> None:
         for mesh in self._meshes:
             mesh.close()
+        for worker in self.workers.values():
+            worker.leave()
         for worker in self.workers.values():
             worker.end()
         self.broker.stop()

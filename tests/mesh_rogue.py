@@ -1,14 +1,14 @@
 """A worker that goes wrong: it hands over what is no number, from its tenth activation on.
 
-python mesh_rogue.py python mesh_worker.py ...
+python mesh_rogue.py ..., with the words of mesh_worker.py
 """
 
 from __future__ import annotations
 
 import itertools
 import runpy
-import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -18,7 +18,7 @@ HONEST_ACTIVATIONS = 10
 
 
 def main() -> None:
-    """Run the worker that is named, with activations of this device's own."""
+    """Run a worker with activations of this device's own."""
     activations, send = itertools.count(), LinkTransport.send
 
     def poison(transport: LinkTransport, unit: int, node: str, parts: Sequence[memoryview]) -> None:
@@ -27,8 +27,7 @@ def main() -> None:
         send(transport, unit, node, parts)
 
     LinkTransport.send = poison  # type: ignore[method-assign]
-    sys.argv = sys.argv[2:]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    runpy.run_path(str(Path(__file__).with_name("mesh_worker.py")), run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 NOWHERE = "02:00:00:00:00:01"  # a hardware address that nobody has
+_SPACES, _CLONE_NEWNET = Path("/var/run/netns"), 0x40000000
 
 
 def why_not() -> str:
@@ -17,6 +20,13 @@ def why_not() -> str:
         return "network namespaces need root"
     missing = [name for name in ("ip", "tc") if not shutil.which(name)]
     return f"{missing[0]} is not installed" if missing else ""
+
+
+def enter(space: str) -> None:
+    """Move this process, which has one thread, to a namespace: `os.setns` is not in every Python."""
+    with (_SPACES / space).open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"network namespace {space}")
 
 
 def run(*words: str) -> None:
@@ -39,7 +49,7 @@ class Network:
         run("ip", "addr", "add", f"{self.here}/24", "dev", bridge)
         run("ip", "link", "set", bridge, "up")
         for name, address in self.addresses.items():
-            space = self._space(name)
+            space = self.space(name)
             run("ip", "netns", "add", space)
             run("ip", "link", "add", space, "type", "veth", "peer", "name", "eth0", "netns", space)
             run("ip", "link", "set", space, "master", bridge, "up")
@@ -49,21 +59,25 @@ class Network:
 
     def wrap(self, name: str) -> list[str]:
         """Return what a command is put behind to run on a device."""
-        return ["ip", "netns", "exec", self._space(name)]
+        return ["ip", "netns", "exec", self.space(name)]
+
+    def space(self, name: str) -> str:
+        """Return the namespace of a device."""
+        return f"{self._tag}{name}"
 
     def shape(self, name: str, rate: str) -> None:
         """Give a device's card a speed, each way (`5mbit`); tbf, since netem is not in every kernel."""
-        space, limit = self._space(name), ("root", "tbf", "rate", rate, "burst", "3100", "latency", "2s")
+        space, limit = self.space(name), ("root", "tbf", "rate", rate, "burst", "3100", "latency", "2s")
         run("tc", "qdisc", "replace", "dev", space, *limit)
         run("tc", "-n", space, "qdisc", "replace", "dev", "eth0", *limit)
 
     def unplug(self, name: str) -> None:
         """Take a device off the network: nobody is told, and no connection is closed."""
-        run("ip", "link", "set", self._space(name), "nomaster")
+        run("ip", "link", "set", self.space(name), "nomaster")
 
     def plug(self, name: str) -> None:
         """Put a device back on the network."""
-        run("ip", "link", "set", self._space(name), "master", f"{self._tag}br", "up")
+        run("ip", "link", "set", self.space(name), "master", f"{self._tag}br", "up")
 
     def cut(self, source: str, target: str) -> None:
         """Let nothing get from one device to another any more; an empty name is this process's place."""
@@ -75,22 +89,19 @@ class Network:
 
     def hasten(self, name: str) -> None:
         """Take back a `shape`, if it was not yet."""
-        for card in (["dev", self._space(name)], ["-n", self._space(name), "dev", "eth0"]):
+        for card in (["dev", self.space(name)], ["-n", self.space(name), "dev", "eth0"]):
             words = ["tc", *card[:-2], "qdisc", "del", *card[-2:], "root"]
             subprocess.run(words, check=False, capture_output=True)
 
     def _neighbour(self, source: str, what: str, target: str) -> list[str]:
-        where, card = (["-n", self._space(source)], "eth0") if source else ([], f"{self._tag}br")
+        where, card = (["-n", self.space(source)], "eth0") if source else ([], f"{self._tag}br")
         return ["ip", *where, "neigh", what, self.addresses.get(target, self.here), "dev", card]
 
     def remove(self) -> None:
         for name in self.addresses:
-            subprocess.run(["ip", "link", "del", self._space(name)], check=False, capture_output=True)
-            subprocess.run(["ip", "netns", "del", self._space(name)], check=False, capture_output=True)
+            subprocess.run(["ip", "link", "del", self.space(name)], check=False, capture_output=True)
+            subprocess.run(["ip", "netns", "del", self.space(name)], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", f"{self._tag}br"], check=False, capture_output=True)
-
-    def _space(self, name: str) -> str:
-        return f"{self._tag}{name}"
 
 
 @contextlib.contextmanager

@@ -1,13 +1,15 @@
 """Programs in processes of their own that have our modules already: forks of one that only imported them.
 
-To import them takes half of what a short command takes. What concerns the start of the program, or how it ends by a
-signal, is tested with `python -m edge_run` instead (`run_anew`).
+To import them takes half of what a short command takes. That one is a process of its own, or this one at its start
+(`fork_from_here`). What concerns the start of the program, or how it ends by a signal, is tested with `python -m
+edge_run` instead (`run_anew`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import gc
+import importlib
 import json
 import os
 import re
@@ -22,6 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, AnyStr
+
+from namespaces import enter
 
 WAIT_S = 110.0  # less than a test may take, and long on a busy machine
 _PRELOADED = ("edge_run.cli.app", "edge_run.cli.commands.run", "edge_run.runtime.generation.model", "numpy.random")
@@ -106,11 +110,15 @@ def _run(
 
 @dataclass(frozen=True)
 class Program:
-    """What a process is to run: `edge-run WORDS`; or the file `script`, or `source`, with these words."""
+    """What a process is to run: `edge-run WORDS`; or the file `script`, or `source`, with these words.
+
+    netns: the network namespace that it enters before.
+    """
 
     words: list[str]
     script: str = ""
     source: str = ""
+    netns: str = ""
 
 
 @contextlib.contextmanager
@@ -134,16 +142,17 @@ def next_line(process: subprocess.Popen[AnyStr]) -> AnyStr:
         limit.cancel()
 
 
-def begin(program: Program, **how: Any) -> subprocess.Popen[Any]:
-    """Start a process as `subprocess.Popen` does, with its arguments; one that has our modules already."""
-    return _Begun(program, **how)
+def begin(program: Program, mother: Mother | None = None, **how: Any) -> subprocess.Popen[Any]:
+    """Start a process as `subprocess.Popen` does, with its arguments; one that has the modules of `mother` already."""
+    return _Begun(program, mother or _usual_mother(), **how)
 
 
 class _Begun(subprocess.Popen[Any]):
     """A process that another one forks, and waits for: that one is told what to do, and says how it ended."""
 
-    def __init__(self, program: Program, **how: Any) -> None:
-        self._program = program
+    def __init__(self, program: Program, mother: Mother, **how: Any) -> None:
+        self._program, self._mother = program, mother
+        self._hearing = threading.Lock()  # a timer that sends a signal asks first whether it is there
         self._line, self._theirs = socket.socketpair()
         super().__init__(program.words, **how)
 
@@ -157,7 +166,7 @@ class _Begun(subprocess.Popen[Any]):
         }
         files = [end if end != -1 else number for number, end in enumerate((ends[0], ends[3], ends[5]))]
         try:
-            _mother().ask(json.dumps(request).encode(), [*files, self._theirs.fileno()])
+            self._mother.ask(json.dumps(request).encode(), [*files, self._theirs.fileno()])
             self.pid = self._heard()
         finally:
             self._theirs.close()
@@ -170,29 +179,47 @@ class _Begun(subprocess.Popen[Any]):
         return int.from_bytes(found, "big", signed=True)
 
     def _internal_poll(self, _deadstate: object = None, **_: object) -> int | None:
-        if self.returncode is None and select.select([self._line], [], [], 0)[0]:
-            self.returncode = self._heard()
+        with self._hearing:
+            if self.returncode is None and select.select([self._line], [], [], 0)[0]:
+                self.returncode = self._heard()
         return self.returncode
 
     def _wait(self, timeout: float | None) -> int:
-        if self.returncode is None:
-            if not select.select([self._line], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            self.returncode = self._heard()
+        if self.returncode is None and not select.select([self._line], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        code = self._internal_poll()
+        assert code is not None
         self._line.close()
-        return self.returncode
+        return code
 
 
-class _Mother:
-    """A process that forks for each request. It ends when this one does, and then its children too."""
+def fork_from_here() -> None:
+    """Let programs be forks of this process as it is now, with all that it has imported; it has begun nothing yet."""
+    line, theirs = socket.socketpair()
+    if os.fork() == 0:
+        line.close()
+        _begin(theirs)
+        sys.exit()
+    theirs.close()
+    _mothers[:] = [Mother(line)]
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._line, theirs = socket.socketpair()
+
+class Mother:
+    """The other side of a process that forks for each request. It ends when this one does."""
+
+    def __init__(self, line: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._lock, self._line, self._process = threading.Lock(), line, process
+
+    @classmethod
+    def start(cls, modules: Sequence[str] = _PRELOADED, environment: Mapping[str, str] | None = None) -> Mother:
+        """Start one that has these modules."""
+        line, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-            )
+            process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), *modules],
+                stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()],
+            )  # fmt: skip
+        return cls(line, process)
 
     def ask(self, request: bytes, files: list[int]) -> None:
         """Have a child begin with these files: its standard ones, and a socket that gets its id, and how it ended."""
@@ -201,9 +228,13 @@ class _Mother:
             self._line.sendall(request)
 
 
-@functools.cache
-def _mother() -> _Mother:
-    return _Mother()
+_mothers: list[Mother] = []  # one, when it was needed
+
+
+def _usual_mother() -> Mother:
+    if not _mothers:
+        _mothers.append(Mother.start())
+    return _mothers[0]
 
 
 def _serve(line: socket.socket) -> dict[str, object] | None:
@@ -250,17 +281,15 @@ def _tell_ends(children: dict[int, socket.socket]) -> None:
                 line.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
 
 
-def _begin() -> None:
-    import gc
-    import importlib
-
-    for module in _PRELOADED:
-        importlib.import_module(module)
+def _begin(line: socket.socket) -> None:
+    """Serve until the line ends; in a child, be what is asked for."""
     gc.collect()
     gc.freeze()
-    request = _serve(socket.socket(fileno=int(sys.argv[1])))
+    request = _serve(line)
     if request is None:
         return
+    if request["netns"]:
+        enter(str(request["netns"]))
     sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
     os.chdir(str(request["folder"]))
@@ -286,4 +315,6 @@ def _begin() -> None:
 
 
 if __name__ == "__main__":
-    _begin()
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    _begin(socket.socket(fileno=int(sys.argv[1])))

@@ -19,7 +19,7 @@ import pytest
 
 from edge_run import Model, ModelFileError, SamplingConfig
 from kit_models import KIT, streamed
-from program import WAIT_S, ending, run_program
+from program import WAIT_S, Program, begin, ending, run_program
 
 pytest.importorskip("starlette")
 from edge_run.runtime.batches.answering import PlacesHere
@@ -104,10 +104,10 @@ def test_killed_at_any_moment_nothing_is_lost_or_done_twice(tmp_path: Path) -> N
     assert (
         run_program("batch", source, "-m", KIT, "-o", tmp_path / "whole", *OPTIONS, "--parallel", "1").returncode == 0
     )
-    command = [sys.executable, "-m", "edge_run", "batch", source, "-m", KIT, "-o", tmp_path / "out", *OPTIONS]
+    program = Program(["batch", str(source), "-m", str(KIT), "-o", str(tmp_path / "out"), *OPTIONS])
     n_before = -1
     for moment in range(3):
-        with ending(subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE)) as process:
+        with ending(begin(program, stderr=subprocess.PIPE)) as process:
             wait_for_lines(tmp_path / "out", process, 5 + 15 * moment)
             process.send_signal(signal.SIGKILL)
             process.communicate()

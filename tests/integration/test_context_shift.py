@@ -35,10 +35,11 @@ def say(session: Session, context_tokens: int, n_shifts: int) -> list[np.ndarray
 
 
 def open_lending(path: Path, settings: dict[str, Any]) -> Engine:
-    """Open `path` in the least memory that has room for the whole context."""
+    """Open `path` in about the least memory that has room for the whole context."""
     engine = open_at(path, 0.0, settings)
-    while engine.plan.context_tokens < settings["context_tokens"]:
-        memory = engine.budget_bytes + MIB // 4
+    while (plan := engine.plan).context_tokens < settings["context_tokens"]:
+        lacking_bytes = plan.kv_bytes * settings["context_tokens"] // plan.context_tokens - plan.kv_bytes
+        memory = engine.budget_bytes + max(MIB // 4, lacking_bytes // 2)
         engine.close()
         engine = Engine.open(path, ModelConfig(memory=memory, **settings, chunk_bytes=CHUNK_BYTES))
     assert engine.plan.mode == "streamed"

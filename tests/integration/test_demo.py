@@ -5,8 +5,6 @@ Both runs are played, but for the last test; that a grown model streams and leav
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +25,7 @@ from edge_run.runtime.bench import cold_run
 from edge_run.runtime.bench.beside_mmap import MMAP_SECONDS
 from edge_run.runtime.bench.cold_run import ColdRuns, OutOfMemory
 from edge_run.runtime.bench.memory_group import OwnMemoryGroup
-from program import WAIT_S
+from program import run_program
 
 Run = Callable[..., int]
 Played = Callable[[ModelConfig, Callable[[float], None]], Measurement]
@@ -157,8 +155,7 @@ def test_marks_are_those_that_a_terminal_can_write(encoding: str | None, marks: 
 
 
 def test_a_model_of_ones_own_runs_beside_mmap(kit: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "edge_run", "demo", "--model", kit, "--cache-dir", tmp_path, "-t", "1", "-n", "2"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=WAIT_S, check=False)
+    done = run_program("demo", "--model", kit, "--cache-dir", tmp_path, "-t", 1, "-n", 2)
     assert done.returncode == 0, done.stderr
     assert "2 tokens at" in done.stderr
     assert ("edge-run made" in done.stderr) or ("mmap does not run beside it" in done.stderr)

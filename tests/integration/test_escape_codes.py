@@ -6,8 +6,6 @@ import contextlib
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from edge_run.base.mesh_status import MeshLink, MeshMember, MeshStatus
 from edge_run.cli.mesh.status import describe
 from edge_run.cli.shared.terminal import Terminal
 from kit_models import KIT
-from program import WAIT_S, fresh_environment
+from program import fresh_environment, run_program
 from routes import write_trace
 from screens import Screen
 from vision_models import residual_network
@@ -132,10 +130,8 @@ def test_an_answer(tmp_path: Path) -> None:
     text = on_terminal(tmp_path, *forced)
     assert "\ufffd[31m\ufffd\n\tred" in text
     assert_harmless(text, "red")
-    result = subprocess.run(
-        [sys.executable, "-m", "edge_run", *map(str, forced)], capture_output=True, timeout=WAIT_S, check=True
-    )
-    assert result.stdout == "\x1b[31m\x9b\n\tred\n".encode()
+    result = run_program(*forced)
+    assert (result.returncode, result.stdout) == (0, "\x1b[31m\x9b\n\tred\n")
 
 
 def test_members_of_a_mesh(capsys: pytest.CaptureFixture[str]) -> None:

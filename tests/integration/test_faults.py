@@ -26,7 +26,7 @@ from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from exactness import fewest_frames, open_at
 from in_child import in_child
-from program import ending, next_line
+from program import Program, begin, ending, next_line
 from tiny_models import N_VOCAB, make_model
 
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
@@ -177,10 +177,12 @@ STREAM = """
 
 def start(path: Path, options: dict[str, Any], n_tokens: int, cgroup: Path | None = None) -> subprocess.Popen[str]:
     """Generate in another process, in `cgroup` from its first instruction on."""
-    command = [sys.executable, "-c", textwrap.dedent(STREAM), str(path), json.dumps(options), str(n_tokens)]
-    if cgroup:
-        command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(cgroup), *command]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    source, words = textwrap.dedent(STREAM), [str(path), json.dumps(options), str(n_tokens)]
+    place = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    if cgroup is None:
+        return begin(Program(["-c", *words], source=source), **place)
+    entering = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(cgroup)]
+    return subprocess.Popen([*entering, sys.executable, "-c", source, *words], **place)
 
 
 def finish(process: subprocess.Popen[str]) -> Any:

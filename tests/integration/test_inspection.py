@@ -23,7 +23,7 @@ from edge_run.runtime.inspection import launcher
 from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.tiers._libc import PAGE
 from mutations import Entry, deadly, parse
-from program import WAIT_S
+from program import WAIT_S, Program, begin
 from served import wait_for
 from tiny_models import make_model
 
@@ -106,8 +106,8 @@ def test_a_folder_that_cannot_keep_what_is_known(llama: Path, cache: Path) -> No
 
 def test_processes_that_find_out_the_same_at_once(llama: Path, cache: Path) -> None:
     script = "import sys; from edge_run import Model; Model(sys.argv[1], cache_folder=sys.argv[2]).close()"
-    words = [sys.executable, "-c", script, str(llama), str(cache)]
-    processes = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    program = Program(["-c", str(llama), str(cache)], source=script)
+    processes = [begin(program, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     endings = [(process.communicate(timeout=WAIT_S)[1], process.returncode) for process in processes]
     assert endings == [("", 0)] * 3
     assert len(list(cache.glob("inspected/*"))) == 1

@@ -22,7 +22,7 @@ from edge_run.devices.host.memory import MARGIN_BYTES, Promised, process_memory
 from edge_run.runtime.engine import engine as engine_module
 from edge_run.runtime.engine.engine import Engine
 from kit_models import streamed
-from program import ending, next_line
+from program import Program, begin, ending, next_line
 
 WAIT_S = 30
 ASK = """
@@ -58,8 +58,8 @@ class Asker:
     """A process that asks for a budget when it is told to."""
 
     def __init__(self, folder: Path, needed_gib: int, then: str = "waits") -> None:
-        command = [sys.executable, "-c", textwrap.dedent(ASK), str(folder), str(needed_gib), then]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        program = Program(["-c", str(folder), str(needed_gib), then], source=textwrap.dedent(ASK))
+        self.process = begin(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.read() == "ready"
 
     def tell(self) -> None:

@@ -16,7 +16,6 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.mesh import LinkRate
 from edge_run.devices.link.connection import Peer
 from edge_run.devices.link.data_link import DataLink
-from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.runtime.mesh import coordinator
 from edge_run.runtime.mesh.engine import open_mesh_engine
 from edge_run.runtime.mesh.links import (
@@ -30,8 +29,9 @@ from edge_run.runtime.mesh.links import (
 )
 from fake_mesh import Hub
 from in_child import in_child
-from mesh_processes import MeshOfProcesses
+from mesh_processes import mesh_of
 from mosquitto import PROGRAM
+from program import fork_from_here
 from slow_relay import relay
 from tiny_models import make_model
 
@@ -125,6 +125,7 @@ def test_a_link_on_which_nobody_answers_is_no_hop_until_its_device_comes_anew() 
 @in_child
 def test_a_device_behind_a_slow_link_is_left_out(folder: Path, tmp_path: Path) -> None:
     """Each of three has room for half; what one more would hold is less to read than its link takes."""
+    fork_from_here()
     path = make_model("llama", folder)
     real = coordinator.plan_ring
 
@@ -135,22 +136,14 @@ def test_a_device_behind_a_slow_link_is_left_out(folder: Path, tmp_path: Path) -
     coordinator.plan_ring = cramped
     with namespaces.network(["near", "far"]) as net:
         net.shape("far", "2mbit")
-        mesh = MeshOfProcesses(tmp_path, path, net.here)
-        try:
-            for name in ("near", "far"):
-                mesh.spawn(name, wrap=net.wrap(name), listen=net.addresses[name])
-            for worker in mesh.workers.values():
-                worker.wait_ready()
-            here = open_mesh(MeshConfig(mesh.prepare_folder(tmp_path / "here"), name="here", listen=(net.here,)))
-            with contextlib.closing(here):
-                mesh.wait_for(here, 2)
-                config = ModelConfig(memory="4GiB", context_tokens=256, threads=1, check_file=False)
-                engine = open_mesh_engine(path, dataclasses.replace(config, chunk_bytes=16384), here)
-                with contextlib.closing(engine):
-                    use = engine.mesh_use
-                    assert use is not None
-                    assert [node.name for node in use.nodes] == ["here", "near"]
-                    far = next(m.node for m in here.members() if m.name == "far")
-                    assert here.link.rates()[far].bytes_per_s == pytest.approx(2e6 / 8, rel=0.3)
-        finally:
-            mesh.close()
+        with mesh_of(tmp_path, path, ["near", "far"], net) as mesh:
+            here = mesh.join()
+            mesh.wait_for(here, 2)
+            config = ModelConfig(memory="4GiB", context_tokens=256, threads=1, check_file=False)
+            engine = open_mesh_engine(path, dataclasses.replace(config, chunk_bytes=16384), here)
+            with contextlib.closing(engine):
+                use = engine.mesh_use
+                assert use is not None
+                assert [node.name for node in use.nodes] == ["here", "near"]
+                far = next(m.node for m in here.members() if m.name == "far")
+                assert here.link.rates()[far].bytes_per_s == pytest.approx(2e6 / 8, rel=0.3)

@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.mesh.serving import access_of
 from mosquitto import Mosquitto, mosquitto
+from program import Program, begin
 from slow_relay import relay
 
 MEMBER = Path(__file__).parents[1] / "mesh_member.py"
@@ -58,10 +58,8 @@ class Table:
     def start(self, name: str) -> tuple[subprocess.Popen[str], str]:
         """Start a member in a process of its own; return it and its node."""
         write_cluster(self.folder / name, self.cluster)
-        process = subprocess.Popen(
-            [sys.executable, str(MEMBER), str(self.folder / name), name],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        member = Program([str(self.folder / name), name], script=str(MEMBER))
+        process = begin(member, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.stack.callback(self._end, process)
         assert process.stdout is not None
         return process, process.stdout.readline().strip()

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -28,11 +27,11 @@ from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator as mesh_coordinator
 from edge_run.runtime.mesh.engine import open_mesh_engine
-from in_child import in_child
+from in_child import in_child, run_script
 from mesh_processes import mesh_of
 from mesh_schedules import SERVER, draw_schedule
 from mosquitto import PROGRAM, mosquitto
-from program import ending, run_program
+from program import Program, begin, ending, fork_from_here, run_program
 from tiny_models import make_model
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed")
@@ -55,14 +54,7 @@ def test_the_seeds_stand_for_these_faults(has_network: bool, more: set[str]) -> 
 def test_faults_change_no_token(seeds: Sequence[int], folder: Path) -> None:
     """Restarts, freezes, a broker that is away; cuts; coordinators frozen, and killed, with the broker's device too."""
     paths = [str(make_model(name, folder)) for name in ("granite", "qwen3moe", "mamba", "llama")]
-    done = subprocess.run(
-        [sys.executable, mesh_faults.__file__, *paths, "--tokens", str(TOKENS), "--seeds", *map(str, seeds)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(mesh_faults.__file__).parent)},
-    )
+    done = run_script(mesh_faults.__file__, *paths, "--tokens", str(TOKENS), "--seeds", *map(str, seeds))
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     found = [row for row in rows if "outcome" in row]
@@ -77,10 +69,12 @@ def test_faults_change_no_token(seeds: Sequence[int], folder: Path) -> None:
             assert row["are_all_used"], row
 
 
+def environment_of(home: Path) -> dict[str, str]:
+    return {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""}
+
+
 def edge_run(home: Path, *arguments: str) -> dict[str, Any]:
-    done = run_program(
-        *arguments, environment={**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""}
-    )
+    done = run_program(*arguments, environment=environment_of(home))
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -96,12 +90,12 @@ def kill_in_mid_answer(home: Path, model: str, worker: int) -> None:
     idle_bytes = resident_bytes(worker)
     asked = ["-p", "Once upon a time", "-n", "220", "--temp", "0", "-c", "256", "-t", "1", "--memory", "230MiB"]
     for _ in range(5):  # it may not hear of the worker in time, and answer alone
-        coordinator = subprocess.Popen(
-            [sys.executable, "-u", "-m", "edge_run", model, *asked, "--mesh"],
+        coordinator = begin(
+            Program([model, *asked, "--mesh"]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""},
+            env=environment_of(home),
         )
         assert coordinator.stdout is not None
         assert coordinator.stderr is not None
@@ -122,16 +116,16 @@ def kill_in_mid_answer(home: Path, model: str, worker: int) -> None:
 
 
 @contextlib.contextmanager
-def two_machines() -> Iterator[tuple[str, str, list[str]]]:
-    """Yield the addresses of this machine and another one, and what a command is put behind to run on the other one.
+def two_machines() -> Iterator[tuple[str, str, str]]:
+    """Yield the addresses of this machine and another one, and the network namespace that is the other one.
 
-    The other is a network namespace; where there can be none, it is this machine too.
+    Where there can be none, it is this machine too.
     """
     if namespaces.why_not():
-        yield "127.0.0.1", "127.0.0.1", []
+        yield "127.0.0.1", "127.0.0.1", ""
         return
     with namespaces.network(["there"]) as net:
-        yield net.here, net.addresses["there"], net.wrap("there")
+        yield net.here, net.addresses["there"], net.space("there")
 
 
 def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path: Path) -> None:
@@ -141,23 +135,23 @@ def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path:
     for home in homes:
         home.mkdir()
     with contextlib.ExitStack() as stack:
-        here, there, on_the_other = stack.enter_context(two_machines())
+        here, there, other = stack.enter_context(two_machines())
         broker = stack.enter_context(mosquitto(tmp_path, address=here))
         made = edge_run(homes[0], "mesh", "init", "--broker", broker.url, "--listen", here, "--json", "--show-line")
         asked = [str(grown), "-p", "Once upon a time", "-n", "12", "--temp", "0", "-c", "256", "-t", "1", "--json"]
         wanted = edge_run(homes[0], *asked)
-        command = [sys.executable, "-m", "edge_run", "mesh", "join", made["join_line"], "--listen", there]
-        worker = subprocess.Popen(
-            [*on_the_other, *command, *files, "--memory", "400MiB"],
+        words = ["mesh", "join", made["join_line"], "--listen", there, *files, "--memory", "400MiB"]
+        worker = begin(
+            Program(words, netns=other),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "HOME": str(homes[1]), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""},
+            env=environment_of(homes[1]),
         )
         stack.enter_context(ending(worker))
         stack.callback(worker.wait, 15)
         stack.callback(worker.send_signal, signal.SIGTERM)
-        for _ in range(10):  # the worker may not be there yet
+        for _ in range(10):  # runs let the worker in; it may not be there yet
             found = edge_run(homes[0], *asked, "--mesh", "--memory", "230MiB")
             if found["mesh"]:
                 break
@@ -182,6 +176,8 @@ def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path:
 @in_child
 def test_a_stop_reaches_a_worker_in_the_middle_of_a_long_prompt(grown: Path, tmp_path: Path) -> None:
     """The worker computes all layers, of the whole prompt in one pass: it does not come to a border for seconds."""
+
+    fork_from_here()
 
     def all_there(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: object) -> MeshPlan:
         here, there = (spec.node for spec in specs)
@@ -239,14 +235,7 @@ def greedy(engine: Engine, prompt: Sequence[int]) -> list[int]:
 
 
 def test_a_worker_that_becomes_slow_loses_its_layers_in_the_middle_of_an_answer(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, mesh_replan.__file__, str(make_model("llama", folder))],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(mesh_replan.__file__).parent)},
-    )
+    done = run_script(mesh_replan.__file__, str(make_model("llama", folder)))
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["identical"], found

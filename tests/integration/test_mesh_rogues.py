@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from in_child import in_child
 from mesh_faults import OPTIONS, greedy
 from mesh_processes import mesh_of, round_robin
 from mosquitto import PROGRAM
+from program import fork_from_here
 from tiny_models import make_model
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed")
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not instal
 def test_a_worker_that_hands_over_nan_is_left_out_and_one_that_was_sent_4000_branches_lives(
     folder: Path, tmp_path: Path
 ) -> None:
+    fork_from_here()
     path = make_model("llama", folder)
     config = ModelConfig(memory="4GiB", **OPTIONS)
     alone = Engine.open(path, config)
@@ -37,7 +38,7 @@ def test_a_worker_that_hands_over_nan_is_left_out_and_one_that_was_sent_4000_bra
     alone.close()
     coordinator.plan_ring = round_robin
     with mesh_of(tmp_path, path, ["b"]) as mesh:
-        rogue = mesh.spawn("c", wrap=[sys.executable, mesh_rogue.__file__])
+        rogue = mesh.spawn("c", script=Path(mesh_rogue.__file__))
         rogue.wait_ready()
         here = mesh.join()
         mesh.wait_for(here, 2)

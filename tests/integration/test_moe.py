@@ -31,7 +31,7 @@ from edge_run.tiers.source import SourceFile
 from exactness import CHUNK_BYTES, open_at
 from in_child import in_child
 from mutations import parse
-from program import ending
+from program import Result, ending, run_program
 from sabotage import sabotage
 from served import wait_for
 from tiny_models import N_VOCAB, make_model
@@ -213,24 +213,9 @@ def test_what_cannot_be_traced(moe: Path, folder: Path, tmp_path: Path) -> None:
 
 def test_from_the_command_line(moe: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
-    words = [
-        sys.executable,
-        "-m",
-        "edge_run",
-        "trace",
-        str(moe),
-        "-n",
-        "4",
-        "-o",
-        str(path),
-        "-c",
-        "256",
-        "-t",
-        "1",
-    ]
 
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*words, *more], input=TEXT, capture_output=True, text=True, timeout=60, check=False)
+    def run(*more: str) -> Result:
+        return run_program("trace", moe, "-n", 4, "-o", path, "-c", 256, "-t", 1, *more, text=TEXT)
 
     done = run("--json")
     told = json.loads(done.stdout)

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from edge_run.base.errors import Cancelled
 from in_child import in_child
 from kept_prompts import TOKENS, WIDTH, opened, same, talk, talks
+from program import Program, begin
 from tiny_models import make_model
 
 # Attention alone, latent, shared and looped; windows; recurrent, with and without layers of attention; compressed.
@@ -321,7 +321,7 @@ def test_killed_at_any_moment_nothing_is_half(folder: Path, kept: Path) -> None:
     work = _WORK.format(paths=paths, model=str(path), kept=str(kept))
     rng = random.Random(0)
     for _ in range(8):
-        with subprocess.Popen([sys.executable, "-c", work], stdout=subprocess.PIPE, text=True) as process:
+        with begin(Program(["-c"], source=work), stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout
             assert process.stdout.readline() == "ready\n"
             time.sleep(rng.uniform(0, 0.8))

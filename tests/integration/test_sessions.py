@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit_models import KIT
-from program import run_program
+from program import Program, begin, run_program
 
 SETTINGS = ["-c", "1024", "-ub", "32", "-t", "1", "-n", "24", "--temp", "0"]
 FIRST = "Once upon a time there was a fox who lived in a small house at the end of the wood. " * 14
@@ -40,8 +39,8 @@ def test_a_chat_that_is_killed_goes_on_after_its_last_answer(environment: dict[s
     wanted = chat({**environment, "HOME": str(tmp_path / "other")}, str(KIT), messages=[FIRST, SECOND]).splitlines()
     rng = random.Random(0)
     for delay_s in (0.0, rng.uniform(0, 0.3), rng.uniform(0, 1)):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "edge_run", "chat", str(KIT), *SETTINGS],
+        process = begin(
+            Program(["chat", str(KIT), *SETTINGS]),
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

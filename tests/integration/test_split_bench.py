@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from edge_run.partition import latent_codec
 from edge_run.runtime.split.bench import bench_split
 from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.model import SplitModel
+from program import run_program
 from vision_models import CLASSES, make_bundle, make_images
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'edge-run[plot]'")
@@ -78,12 +77,12 @@ def test_no_code_is_larger_than_allowed(head: Path, images: Path, result: SplitB
 
 def test_command(head: Path, images: Path, tmp_path: Path) -> None:
     picture = tmp_path / "curve.png"
-    command = [sys.executable, "-m", "edge_run", "split", "bench", str(head), "--data", str(images), "-t", "1"]
-    done = subprocess.run([*command, "--plot", str(picture)], capture_output=True, text=True, timeout=120, check=False)
+    command = ["split", "bench", head, "--data", images, "-t", 1]
+    done = run_program(*command, "--plot", picture)
     assert done.returncode == 0, done.stderr
     assert "at 0.1 Mbit/s" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=120, check=False)
+    done = run_program(*command, "--json")
     assert [way["name"] for way in json.loads(done.stdout)["ways"]][:2] == ["local", "image"]
 
 

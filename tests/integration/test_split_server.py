@@ -26,7 +26,7 @@ from edge_run.runtime.split import protocol
 from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.protocol import ServerLink, pack_arrays, unpack_arrays
 from mosquitto import free_port
-from program import ending, next_line, run_program
+from program import Program, Result, begin, ending, next_line, run_program
 from vision_models import make_bundle, make_pixels
 
 DEADLINE_S = 2.0
@@ -40,8 +40,8 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def served(folder: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run a server process; yield it and its port."""
-    command = [sys.executable, "-m", "edge_run", "split", "serve", str(folder / "tail.onnx"), "-t", "1"]
-    with ending(subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.PIPE, text=True)) as process:
+    words = ["split", "serve", str(folder / "tail.onnx"), "-t", "1", "--port", str(port)]
+    with ending(begin(Program(words), stdout=subprocess.PIPE, text=True)) as process:
         line = next_line(process)
         assert line.startswith("serving 1 tail at 127.0.0.1:"), line
         yield process, int(line.rsplit(":", 1)[1])
@@ -318,10 +318,9 @@ def test_commands(head: Path, server: int, tmp_path: Path) -> None:
     for number, pixels in enumerate(make_pixels(3)):
         Image.fromarray(pixels.transpose(1, 2, 0)).save(tmp_path / f"{number}.jpg")
     (tmp_path / "broken.jpg").write_bytes(b"broken")
-    command = [sys.executable, "-m", "edge_run", "split", "run", str(head), "-t", "1"]
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    def run(*arguments: str) -> Result:
+        return run_program("split", "run", head, "-t", 1, *arguments)
 
     images = [part for number in range(3) for part in ("--image", str(tmp_path / f"{number}.jpg"))]
     done = run(*images, "--server", f"127.0.0.1:{server}", "--mode", "code 1", "--deadline", "20", "--json")

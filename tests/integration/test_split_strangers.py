@@ -6,7 +6,6 @@ import contextlib
 import io
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from edge_run import ProtocolError, SplitModel
 from edge_run.runtime.split import connection as split_connection
 from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.protocol import IMAGE, PROBE, REQUEST, ServerLink
-from program import ending, next_line
+from program import Program, begin, ending, next_line
 from vision_models import make_bundle, make_pixels
 
 SERVE = """
@@ -62,9 +61,16 @@ class Server:
 
 @contextlib.contextmanager
 def serving(head: Path, silence_s: float = 10.0, files: int = 0) -> Iterator[Server]:
-    words = [sys.executable, "-c", SERVE, str(head.parent / "tail.onnx"), str(silence_s), str(files)]
-    with ending(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)) as process:
+    program = Program(["-c", str(head.parent / "tail.onnx"), str(silence_s), str(files)], source=SERVE)
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with ending(begin(program, **how)) as process:
         yield Server(process, int(next_line(process).rsplit(":", 1)[1]))
+
+
+@pytest.fixture(scope="module")
+def server(head: Path) -> Iterator[Server]:
+    with serving(head) as one:
+        yield one
 
 
 def is_dropped_within(connection: socket.socket, limit_s: float) -> bool:
@@ -147,11 +153,11 @@ def test_bodies_that_never_end_take_bounded_memory(head: Path, crowd: list[socke
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "TGA", "ICNS"])
-def test_kinds_of_images(head: Path, kind: str) -> None:
+def test_kinds_of_images(head: Path, server: Server, kind: str) -> None:
     fingerprint = read_bundle(head.parent).codec.fingerprint
     target = io.BytesIO()
     Image.new("RGB", (32, 32)).save(target, kind)
-    with serving(head) as server, contextlib.closing(ServerLink(("127.0.0.1", server.port), 5)) as link:
+    with contextlib.closing(ServerLink(("127.0.0.1", server.port), 5)) as link:
         if kind in ("JPEG", "PNG", "WEBP", "BMP"):
             assert link.ask(IMAGE, fingerprint + target.getvalue(), 20).body
         else:
@@ -159,12 +165,12 @@ def test_kinds_of_images(head: Path, kind: str) -> None:
                 link.ask(IMAGE, fingerprint + target.getvalue(), 20)
 
 
-def test_an_image_made_to_take_memory_is_refused_before_it_is_decoded(head: Path) -> None:
+def test_an_image_made_to_take_memory_is_refused_before_it_is_decoded(head: Path, server: Server) -> None:
     fingerprint = read_bundle(head.parent).codec.fingerprint
     bomb = io.BytesIO()
     Image.new("1", (8000, 8000)).save(bomb, "PNG")
     assert len(bomb.getvalue()) < 20_000
-    with serving(head) as server, contextlib.closing(ServerLink(("127.0.0.1", server.port), 5)) as link:
+    with contextlib.closing(ServerLink(("127.0.0.1", server.port), 5)) as link:
         before_mib = server.resident_mib
         with pytest.raises(ProtocolError, match=r"8000 x 8000 in .* bytes; at most"):
             link.ask(IMAGE, fingerprint + bomb.getvalue(), 20)
