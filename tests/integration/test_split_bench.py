@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.model import SplitModel
 from vision_models import CLASSES, make_bundle, make_images
 
-pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'edge-run[plot]'")
+pytestmark = pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib: pip install 'edge-run[plot]'")
 
 
 @pytest.fixture(scope="module")
