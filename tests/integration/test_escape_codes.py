@@ -19,6 +19,7 @@ from edge_run.base.mesh_status import MeshLink, MeshMember, MeshStatus
 from edge_run.cli.mesh.status import describe
 from edge_run.cli.shared.terminal import Terminal
 from kit_models import KIT
+from known_device import know_device
 from program import WAIT_S, fresh_environment
 from routes import write_trace
 from screens import Screen
@@ -66,6 +67,7 @@ def network(tmp_path: Path) -> Path:
 
 
 def test_names_of_files(tmp_path: Path, model: Path) -> None:
+    know_device(tmp_path / ".cache" / "edge-run", model)
     for words in (
         ["plan", model],
         ["doctor", model],
