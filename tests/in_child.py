@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ TIMEOUT_S, END_S = 110, 5  # together less than a test may take
 SKIPPED = 77
 PRELOADED = [
     *("edge_run.runtime.engine.engine", "edge_run.runtime.generation.model", "numpy", "numpy.random", "pytest"),
-    *("unittest.mock", "in_child", "tiny_models", "slices", "small_engines", "talks"),  # and what these import
+    *("unittest.mock", "in_child", "tiny_models", "slices", "small_engines", "talks", "kept_prompts"),
+    *("spilling", "witness", "sabotage", "mesh_runs"),  # and what these import
 ]
 
 
@@ -79,6 +81,9 @@ def _forked(work: Callable[..., None], arguments: tuple[object, ...]) -> subproc
 def _context() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+    with pytest.MonkeyPatch.context() as patch:  # Python 3.11 does not tell it where modules are
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        forkserver.ensure_running()
     return context
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from known_device import know_device
 from program import WAIT_S, Result, fresh_environment, run_program, run_source
 from served import TEMPLATE, Served, served
 from vision_models import make_bundle, make_images
@@ -41,8 +42,10 @@ def blocks(language: str) -> list[object]:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder for all examples, so that the device is measured once."""
-    return tmp_path_factory.mktemp("cache")
+    """A cache folder for all examples, in which the speeds of this device are known."""
+    folder = tmp_path_factory.mktemp("cache")
+    know_device(folder / "edge-run", KIT, folder)
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from edge_run.base.mesh_status import MeshLink, MeshMember, MeshStatus
 from edge_run.cli.mesh.status import describe
 from edge_run.cli.shared.terminal import Terminal
 from kit_models import KIT
+from known_device import know_device
 from program import fresh_environment, run_program
 from routes import write_trace
 from screens import Screen
@@ -64,6 +65,7 @@ def network(tmp_path: Path) -> Path:
 
 
 def test_names_of_files(tmp_path: Path, model: Path) -> None:
+    know_device(tmp_path / ".cache" / "edge-run", model)
     for words in (
         ["plan", model],
         ["doctor", model],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from mosquitto import free_port
 from page_double import COUNT, LOSE, THINK, WAIT
 from served import TEMPLATE, Served, served
 
-pytest.importorskip("selenium.webdriver")
 DOUBLE = (str(Path(__file__).parents[1] / "page_double.py"),)
 HOSTILE = (
     "<script>window.hit=1</script> <img/src=x/onerror=window.hit=2> [click](javascript:window.hit=3) "
@@ -49,7 +49,10 @@ DRAWN = """
 
 CHATS = "Object.values(localStorage).map((text) => JSON.parse(text))"
 
-pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium, or no chromedriver")
+pytestmark = [
+    pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium, or no chromedriver"),
+    pytest.mark.skipif(not find_spec("selenium"), reason="no selenium"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 
 from edge_run import Model
 from served import EXACTLY, served
+
+if TYPE_CHECKING:
+    import openai
 
 PROMPT = "Once upon a time"
 MESSAGES: Any = [{"role": "user", "content": "Tell me of the fox."}]
@@ -185,6 +187,8 @@ def test_the_result_of_a_tool_goes_on_with_the_conversation(client: openai.OpenA
 
 
 def test_a_schema_that_cannot_be_used_is_refused_also_in_a_stream(client: openai.OpenAI) -> None:
+    import openai
+
     form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "no such type"}}}
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError, match="JSON schema"):
@@ -192,6 +196,8 @@ def test_a_schema_that_cannot_be_used_is_refused_also_in_a_stream(client: openai
 
 
 def test_a_prompt_that_is_too_long_is_refused(client: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError, match="the context holds 511") as caught:
         client.completions.create(model="any", prompt="fox " * 1000)
     assert caught.value.code == "context_length_exceeded"
@@ -202,6 +208,8 @@ def test_a_prompt_that_is_too_long_is_refused(client: openai.OpenAI) -> None:
 
 
 def test_errors_are_as_openai_says_them(client: openai.OpenAI, http: httpx.Client) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError, match="modalities") as caught:
         client.chat.completions.create(model="any", messages=MESSAGES, modalities=["audio"])
     assert caught.value.param == "modalities"
@@ -239,6 +247,8 @@ def test_how_likely_tokens_were(client: openai.OpenAI) -> None:
 
 
 def test_biases_and_penalties(client: openai.OpenAI, http: httpx.Client) -> None:
+    import openai
+
     asked: dict[str, Any] = {"model": "any", "prompt": "The fox", "max_tokens": 12, "temperature": 0}
     plain = client.completions.create(**asked).choices[0].text
     (first,) = http.post("/tokenize", json={"content": plain, "add_special": False}).json()["tokens"][:1]

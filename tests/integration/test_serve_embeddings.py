@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
 from edge_run import Model
@@ -62,6 +61,8 @@ def equal(found: Any, wanted: np.ndarray) -> bool:
 @pytest.mark.parametrize("options", [{}, {"encoding_format": "float"}], ids=["base64", "float"])
 def test_the_official_client_gets_the_vectors_of_model(server: Served, model: Model, options: dict[str, Any]) -> None:
     """Its own default is base64, which it decodes itself."""
+    import openai
+
     wanted = model.embed(TEXTS)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none needed", max_retries=0, timeout=60) as client:
         found = client.embeddings.create(model="any", input=TEXTS, **options)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from edge_run import Model
+
+if TYPE_CHECKING:
+    import openai
 
 INPUT = "Tell me of the fox."
 MESSAGES: Any = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": INPUT}]
@@ -70,6 +72,8 @@ def test_a_tool_is_called_and_its_result_taken(client: openai.OpenAI) -> None:
 
 
 def test_the_oldest_turns_go_only_where_that_was_asked_for(client: openai.OpenAI, wanted: str) -> None:
+    import openai
+
     long = [{"role": "user", "content": "A fox. " * 150}, {"role": "assistant", "content": "Yes."}] * 2
     conversation = [*long, {"role": "user", "content": INPUT}]
     with pytest.raises(openai.BadRequestError, match="the context holds"):
@@ -98,6 +102,8 @@ def test_an_answer_follows_a_schema(client: openai.OpenAI) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(**asked(**fields))
     assert caught.value.param

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from edge_run.runtime.split.model import SplitModel
 from program import run_program
 from vision_models import CLASSES, make_bundle, make_images
 
-pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'edge-run[plot]'")
+pytestmark = pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib: pip install 'edge-run[plot]'")
 
 
 @pytest.fixture(scope="module")

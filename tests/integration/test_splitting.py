@@ -24,9 +24,9 @@ def split_by(name: str, folder: Path) -> LlamaModel:
     return LlamaModel([path], mode="vocabulary")
 
 
-@pytest.fixture(params=["gpt-4o", "tekken", "deepseek-v3", "default", "bloom", "exaone-moe"])
-def recursive(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LlamaModel]:
-    with split_by(request.param, tmp_path) as model:
+@pytest.fixture(scope="module", params=["gpt-4o", "tekken", "deepseek-v3", "default", "bloom", "exaone-moe"])
+def recursive(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
+    with split_by(request.param, tmp_path_factory.mktemp("recursive")) as model:
         yield model
 
 

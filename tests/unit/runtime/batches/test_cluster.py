@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
-pytest.importorskip("distributed")
 pytest.importorskip("starlette")
-
 from edge_run.partition.batch_shares import AnswerPace
-from edge_run.runtime.batches.cluster import MOST_LOST, ClusterPlaces, _ClusterWorker
-from edge_run.runtime.batches.cluster_host import ModelHost
 from edge_run.runtime.batches.input_file import BatchRequest
+
+if TYPE_CHECKING:
+    from edge_run.runtime.batches.cluster import ClusterPlaces, _ClusterWorker
+
+# Dask takes long to load: not where others only collect these tests.
+pytestmark = pytest.mark.skipif(
+    not find_spec("distributed"), reason="needs distributed: pip install 'edge-run[cluster]'"
+)
 
 REQUEST = BatchRequest("a", "/v1/completions", {"prompt": "x"})
 ANSWER = {"status": 200, "body": b"{}", "n_tokens": 3}
@@ -36,6 +41,9 @@ class Client:
 
 
 def places_of(ends: dict[str, Any], said: list[str]) -> tuple[ClusterPlaces, list[_ClusterWorker]]:
+    from edge_run.runtime.batches.cluster import ClusterPlaces, _ClusterWorker
+    from edge_run.runtime.batches.cluster_host import ModelHost
+
     places = ClusterPlaces(Client(ends), ModelHost({}), said.append)  # type: ignore[arg-type]
     workers = [_ClusterWorker(address, 1, AnswerPace(4)) for address in ends]
     places._workers, places._n_unfinished = {one.address: one for one in workers}, 1
@@ -57,6 +65,8 @@ def test_a_task_that_fails_costs_its_worker_and_not_the_run() -> None:
 
 
 def test_a_request_that_no_worker_survives_has_an_end() -> None:
+    from edge_run.runtime.batches.cluster import MOST_LOST
+
     async def main() -> None:
         places, workers = places_of({f"w{number}": RuntimeError("odd") for number in range(MOST_LOST + 1)}, [])
         workers[0].take()
@@ -67,6 +77,8 @@ def test_a_request_that_no_worker_survives_has_an_end() -> None:
 
 
 def test_a_worker_that_was_lost_before_it_was_asked_does_not_count_against_the_request() -> None:
+    from edge_run.runtime.batches.cluster import MOST_LOST
+
     async def main() -> None:
         places, workers = places_of({f"w{number}": ANSWER for number in range(MOST_LOST + 1)}, [])
         *gone, last = workers
