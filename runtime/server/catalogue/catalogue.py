@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def spare_collections() -> None:
-    """Have garbage collection leave out what is there now, and look through all else rarely: it stops the event loop."""
+    """Have garbage collection leave out what is there now, and look through the rest rarely: that stops the loop."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], COLLECTIONS_TO_A_FULL_ONE)
