@@ -18,17 +18,20 @@ REPACKED_AT_ONCE_BYTES = 128 << 10  # rows that stay in the core's cache
 WORKER_RESERVE_BYTES = 20 * MIB  # of a device that computes layers for others, and makes no text
 COORDINATOR_RESERVE_BYTES = 32 * MIB  # of one that makes the text, and talks to the others
 TEXT_BYTES, TEXT_BYTES_OF_A_TOKEN = 10 * MIB, 40  # for each token of a vocabulary, what one is drawn from
+SHORT_TEXT_TOKENS, BOOK_BYTES = 8192, 256  # that TEXT_BYTES cover; what llama.cpp and we note of each further one
 MOST_LOOKUP_TOKENS = 32_768  # of a text, whose runs are looked up (`runtime/speculation/lookup.py`); a power of two
 LOOKUP_TOKEN_BYTES = 120
 _LOGIT_BYTES = 4
 
 
-def text_reserve_bytes(vocabulary: int, n_rows: int = 1) -> int:
+def text_reserve_bytes(vocabulary: int, n_rows: int = 1, context_tokens: int = 0) -> int:
     """Return what is allocated while a text is made, besides what plans know: text, samplers, thread stacks.
 
     vocabulary: the number of its tokens. n_rows: of logits that are kept at once (`ContextShape.kept_rows`).
+    context_tokens: as many as there may be, wherever their keys and values are.
     """
-    return TEXT_BYTES + (TEXT_BYTES_OF_A_TOKEN + _LOGIT_BYTES * (n_rows - 1)) * vocabulary
+    books_bytes = max(0, context_tokens - SHORT_TEXT_TOKENS) * BOOK_BYTES
+    return TEXT_BYTES + books_bytes + (TEXT_BYTES_OF_A_TOKEN + _LOGIT_BYTES * (n_rows - 1)) * vocabulary
 
 
 def lookup_bytes(config: ModelConfig, text_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""The rows of logits that are kept of a pass are a part of the plan: of large vocabularies each is half a megabyte."""
+"""What is kept of passes and long texts is planned for: a row of logits of a large vocabulary is half a megabyte."""
 
 import pytest
 
@@ -24,3 +24,9 @@ def test_each_row_of_logits_is_reserved(options: dict[str, object], n_rows: int)
     assert shape.kept_rows == n_rows
     more = text_reserve_bytes(VOCABULARY, shape.kept_rows) - text_reserve_bytes(VOCABULARY)
     assert more == (n_rows - 1) * VOCABULARY * 4
+
+
+def test_tokens_of_long_contexts_are_reserved_for() -> None:
+    short = text_reserve_bytes(VOCABULARY)
+    assert text_reserve_bytes(VOCABULARY, context_tokens=8192) == short
+    assert text_reserve_bytes(VOCABULARY, context_tokens=131_072) - short == (131_072 - 8192) * 256
