@@ -35,7 +35,7 @@ export class Chat {
     this.#follow(true);
   }
 
-  /** Add what a message is not drawn yet of. */
+  /** Add a message. */
   add(message, running) {
     this.running = running;
     if (this.conversation.messages.length <= 2 && !this.log.querySelector("article")) this.log.replaceChildren();

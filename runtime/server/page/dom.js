@@ -23,6 +23,13 @@ function fill(made, given, children) {
   return made;
 }
 
+/** Return whether `place` showed something else so far: what is not drawn anew keeps its focus, and what it asks. */
+export function isOther(place, what) {
+  const last = place.shown;
+  place.shown = JSON.stringify(what);
+  return place.shown !== last;
+}
+
 /** Write a text only where it is another one: what does not change is not painted, and not read out. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;

@@ -1,6 +1,6 @@
-// The machine at work: what holds the budget, what the drive reads, how fast tokens come, who waits, who computes what.
+// The machine at work: memory, drive, answers, devices.
 
-import { amount, digits, el, say, seconds, svg } from "./dom.js";
+import { amount, digits, el, isOther, say, seconds, svg } from "./dom.js";
 
 const POINTS = 60; // of a chart, one a second
 const DRIVE_S = 3, TOKENS_S = 8; // what a rate is taken over
@@ -52,20 +52,14 @@ export class Machine {
     this.#showDrive(status);
     this.#showAnswers(status);
     this.#showMesh(status.mesh);
-    if (this.notices.children.length !== status.notices.length) {
-      this.notices.replaceChildren(...status.notices.map((text) => el("li", {}, text)));
-    }
+    if (isOther(this.notices, status.notices)) this.notices.replaceChildren(...status.notices.map((text) => el("li", {}, text)));
   }
 
   #showMemory({ memory }) {
     const inUnit = memory.budget_bytes >= GIB ? ["GiB", GIB, 2] : ["MiB", MIB, 0];
     const shown = (bytes) => (bytes / inUnit[1]).toFixed(inUnit[2]);
     this.#figureIs("memory", shown(memory.resident_bytes), `of ${shown(memory.budget_bytes)} ${inUnit[0]}`);
-    const key = JSON.stringify([memory.items, memory.lent_bytes, memory.budget_bytes]);
-    if (key !== this.memoryKey) {
-      this.memoryKey = key;
-      this.#drawMemory(memory, shown, inUnit[0]);
-    }
+    if (isOther(this.bar, [memory.items, memory.lent_bytes, memory.budget_bytes])) this.#drawMemory(memory, shown, inUnit[0]);
     const at = Math.min(1, memory.resident_bytes / memory.budget_bytes) * 1000;
     this.mark.setAttribute("x", Math.max(0, at - 3));
   }
@@ -126,9 +120,7 @@ export class Machine {
 
   #showMesh(mesh) {
     this.mesh.hidden = !mesh;
-    const key = JSON.stringify([mesh?.nodes, mesh?.left_out]);
-    if (key === this.meshKey) return;
-    this.meshKey = key;
+    if (!isOther(this.nodes, [mesh?.nodes, mesh?.left_out])) return;
     const nodes = (mesh?.nodes ?? []).map(({ name, blocks, streamed_bytes }) =>
       el("li", {}, el("b", {}, name), el("span", {}, `layers ${ranges(blocks)}`), el("small", {}, streamed_bytes ? `reads ${amount(streamed_bytes)} a token` : "all in memory")));
     for (const { node, name } of mesh?.nodes ?? []) this.names.set(node, name);

@@ -3,7 +3,7 @@
 import { GONE, OPEN, SETTINGS, generate } from "./answering.js";
 import { Chat } from "./chat.js";
 import * as kept from "./conversations.js";
-import { at, el, say, size } from "./dom.js";
+import { at, el, isOther, say, size } from "./dom.js";
 import { Machine } from "./machine.js";
 import { Gone, ask, forgetKey, hasKey, onKeyNeeded } from "./server.js";
 
@@ -41,15 +41,10 @@ function about() {
     : "Connecting …"), isChat ? null : el("p", {}, "This model has no chat template: it continues your text."));
 }
 
-let listKey = "";
-
-/** Draw the list where it differs: another tab that answers changes its chat all the time, and a button keeps its focus. */
 function drawList() {
   const all = kept.all();
   if (!all.some(({ id }) => id === conversation.id)) all.unshift(conversation);
-  const key = JSON.stringify([conversation.id, ...all.map((one) => [one.id, kept.title(one)])]);
-  if (key === listKey) return;
-  listKey = key;
+  if (!isOther(at("list"), [conversation.id, all.map((one) => [one.id, kept.title(one)])])) return;
   at("list").replaceChildren(...all.map((one) => {
     const title = kept.title(one);
     const show = el("button", { class: "quiet", "aria-current": one.id === conversation.id && "true", onclick: () => {
@@ -193,7 +188,6 @@ function lost(why) {
 }
 
 const WAYS = { resident: "all in memory", streamed: "streamed from the drive" };
-let modelsKey = "";
 
 /** Offer the models, where there are several. */
 function drawModels() {
@@ -201,9 +195,7 @@ function drawModels() {
   isChat = has_chat_template ?? true;
   document.title = `${name} · edge-run`;
   say(at("model"), name);
-  const key = JSON.stringify([status.models, name]);
-  if (key === modelsKey) return;
-  modelsKey = key;
+  if (!isOther(at("models"), [status.models, name])) return;
   const isOne = status.models.length < 2;
   at("models").hidden = isOne;
   at("model").classList.toggle("unseen", !isOne);
