@@ -19,12 +19,12 @@ from edge_run.runtime.graph.cell_uses import WRITES_ROWS
 from edge_run.runtime.graph.nodes import GraphMap, Node
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.streaming.key_bounds import PAGE_ROWS, Choice, KeyBounds, choose_pages, choose_window
+from edge_run.runtime.streaming.visible_rows import HIDDEN
 from edge_run.tiers import _libc
 
 ATTENTION = "FLASH_ATTN_EXT"
 BLOCKS, WINDOW = "blocks", "window"
 BLOCK_PAGES = 16  # about as many rows as a piece of them in a file has
-_HIDDEN = np.uint16(0xFC00)  # minus infinity, as a mask of 16 bits has it
 _TYPES = {0: np.float32, 1: np.float16}
 
 
@@ -82,7 +82,7 @@ class ChosenRows:
             raise NotSupported("kv keep: needs keys of 16 or 32 bits, and flash attention; give -ctk f16")
         last = np.frombuffer(_libc.view(mask.data + (q.ne[1] - 1) * mask.nb[1], 2 * mask.ne[0]), np.uint16)
         original = self._mask = last.copy() if self._mask is None or q.ne[1] != 1 else self._mask
-        visible = np.flatnonzero(original != _HIDDEN)
+        visible = np.flatnonzero(original != HIDDEN)
         self._n_rows = int(visible[-1]) + 1 if len(visible) else 0
         if len(visible) != self._n_rows:
             raise NotSupported("kv keep: the rows of this model's context do not lie in the order of the text")
@@ -92,7 +92,7 @@ class ChosenRows:
         self._there += self._n_rows
         self._looked_at += self._n_rows if chosen is None else int(chosen.sum())
         if chosen is not None:
-            last[: self._n_rows] = np.where(chosen, original[: self._n_rows], _HIDDEN)
+            last[: self._n_rows] = np.where(chosen, original[: self._n_rows], HIDDEN)
         return chosen
 
     def learn(self, address: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -12,20 +13,29 @@ from edge_run.runtime.decoding.driver import Step, Steps
 from edge_run.runtime.graph.cell_uses import WRITES_ROWS
 from edge_run.runtime.graph.nodes import GraphMap, Node
 from edge_run.runtime.llama import _ggml as ggml
-from edge_run.runtime.streaming.chosen_rows import ATTENTION, ChosenRows
+from edge_run.runtime.streaming.chosen_rows import ATTENTION
 from edge_run.runtime.streaming.key_bounds import Choice
 from edge_run.tiers.kv.spill import Spill, Use
 
 
-class SpilledCells:
-    """The feature that brings rows. attentions: as many as have theirs in memory at once, or on the way.
+class Chooser(Protocol):
+    """Names the rows that an attention reads, where these are not all."""
 
-    chosen: names the rows that an attention looks at, where these are not all.
-    """
+    def choose(self, address: int) -> Choice | None:
+        """Return which rows the attention at `address` is about to read; None: perhaps all."""
+        ...
+
+    def learn(self, address: int) -> None:
+        """Those that `choose` named are in memory."""
+        ...
+
+
+class SpilledCells:
+    """The feature that brings rows. attentions: as many as have theirs in memory at once, or on the way."""
 
     def __init__(self, spill: Spill, attentions: int) -> None:
         self.spill, self._attentions = spill, attentions
-        self.chosen: ChosenRows | None = None
+        self.chooser: Chooser | None = None
         self._chosen_last: dict[Use, Choice | None] = {}  # which are likely chosen again
 
     @property
@@ -44,7 +54,7 @@ class SpilledCells:
         reads = [(i, use) for i, node in enumerate(graph) if (use := self._read_by(node))]
         for number, (ordinal, use) in enumerate(reads):
             following = [reads[(number + 1 + k) % len(reads)][1] for k in range(self._attentions)]
-            if self.chosen and graph[ordinal].op == ATTENTION:
+            if self.chooser and graph[ordinal].op == ATTENTION:
                 steps.stop_before(ordinal, self._choose_step(use))
             else:
                 steps.add_before(ordinal, self._begin_step(use))
@@ -82,10 +92,10 @@ class SpilledCells:
 
     def _choose_step(self, use: Use) -> Step:
         def choose(address: int) -> None:
-            assert self.chosen
-            rows = self._chosen_last[use] = self.chosen.choose(address)
+            assert self.chooser
+            rows = self._chosen_last[use] = self.chooser.choose(address)
             self.spill.begin(use, rows)
-            self.chosen.learn(address)
+            self.chooser.learn(address)
 
         return choose
 

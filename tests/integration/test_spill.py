@@ -10,6 +10,7 @@ import errno
 import random
 import resource
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation import speculation_setup
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.planning import spill_terms
+from edge_run.runtime.streaming.visible_rows import VisibleRows
 from in_child import in_child
 from spilling import open_spilling, open_whole, spilled_of
 from talks import OPTIONS, TEXT, Talk, check_rows
-from tiny_models import make_model
+from tiny_models import ARCHITECTURES, make_model
 from witness import Witness
 
 # Attention alone: grouped heads, biases, latent, shared, looped, experts. Then windows and states beside it.
@@ -104,6 +106,35 @@ def test_windows_and_states_stay_in_memory(name: str, folder: Path) -> None:
 @in_child
 def test_other_ways(name: str, options: dict[str, Any], folder: Path) -> None:
     compare(make_model(name, folder), say_much, **options)
+
+
+@pytest.mark.parametrize("name", ["deepseek32", "glm-dsa"])
+@in_child
+def test_of_rows_that_a_model_chooses_among_those_come_that_it_chose(name: str, folder: Path) -> None:
+    recipe = ARCHITECTURES[name]
+    ARCHITECTURES["few"] = replace(recipe, metadata={**recipe.metadata, "attention.indexer.top_k": 8})
+    path, read = make_model("few", folder), list[int]()
+
+    def say(talk: Talk) -> None:
+        talk.prompt(700)
+        talk.step(6)
+        talk.verify(5, 2)
+        talk.rewind(600)
+        talk.step(2)
+
+    for chooses in (True, False):
+        engine = open_spilling(path, folder)
+        spilled = spilled_of(engine)
+        spilled.spill.room_bytes = 0
+        assert isinstance(spilled.chooser, VisibleRows)
+        if not chooses:
+            spilled.chooser.choose = lambda _: None  # type: ignore[method-assign]
+        found = Talk(engine.decoder, spilled.spill.texts[0].check)
+        say(found)
+        read.append(spilled.figures.read_bytes)
+        engine.close()
+        check_rows(path, say, OPTIONS, found)
+    assert read[0] < 0.9 * read[1]
 
 
 @in_child
