@@ -68,6 +68,7 @@ class DeviceSpec:
     second when they are in memory. window_bytes: of memory_bytes, what streaming runs ahead through; pair_bytes: what
     it holds besides where all weights stream, two tensors, the one in use and the next; in proportion where few do.
     range_bytes: what each range of units takes besides: weights come in chunks, and at its ends lie other units' too.
+    least_kept_bytes: of what is kept, what is in memory at once at least, where the rest may be in a file; 0: all is.
     hop_s: what an activation spends on its way to it or from it, both together, and in being taken and handed on.
     most_weight_bytes: of weights that it may have at all, None for any number.
     """
@@ -81,6 +82,14 @@ class DeviceSpec:
     pair_bytes: int = 0
     range_bytes: int = 0
     most_weight_bytes: int | None = None
+    least_kept_bytes: int = 0
+
+    def kept_in(self, work: UnitWork, rounds: int) -> int:
+        """Return what of `work` is kept in memory: all, or where that leaves no window, what there is room for."""
+        if not self.least_kept_bytes or self.memory_bytes - work.kept_bytes >= self.window_bytes:
+            return work.kept_bytes
+        room = self.memory_bytes - self.window_bytes - self.pair_bytes - rounds * self.range_bytes
+        return min(work.kept_bytes, max(self.least_kept_bytes, room))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +168,18 @@ class _Streaming(NamedTuple):
     stops_s: float = 0.0
 
 
-_NOTHING, _NO_ROOM = _Streaming(0.0), _Streaming(_NEVER)
+_NO_ROOM = _Streaming(_NEVER)
 
 
 def _streaming(spec: DeviceSpec, work: UnitWork, rounds: int) -> _Streaming:
     """Return how a device streams `work` in `rounds` stage visits; infinite bytes where its memory is too small."""
     if spec.most_weight_bytes is not None and work.weight_bytes > spec.most_weight_bytes:
         return _NO_ROOM
-    room = spec.memory_bytes - work.kept_bytes
+    kept_bytes = spec.kept_in(work, rounds)
+    room, away_bytes = spec.memory_bytes - kept_bytes, work.kept_bytes - kept_bytes
     lacking = work.weight_bytes + rounds * spec.range_bytes - room
     if lacking <= 0:
-        return _NOTHING
+        return _Streaming(away_bytes)
     if room < spec.window_bytes:
         return _NO_ROOM
     token_bytes, window, stops_s = work.token_bytes, float(spec.window_bytes), 0.0
@@ -180,7 +190,7 @@ def _streaming(spec: DeviceSpec, work: UnitWork, rounds: int) -> _Streaming:
         window = lacking / (rounds - 1)
     else:
         stops_s = token_bytes * STOPS_S_PER_BYTE
-    return _Streaming(token_bytes * (lacking + window) / work.weight_bytes, window, stops_s)
+    return _Streaming(token_bytes * (lacking + window) / work.weight_bytes + away_bytes, window, stops_s)
 
 
 def _read_s(spec: DeviceSpec, streamed_bytes: float) -> float:

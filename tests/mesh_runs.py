@@ -79,8 +79,9 @@ class Run:
         options: dict[str, object] | None = None,
         bytes_per_s: float = 0.0,
         before: Callable[[Hub], None] = lambda hub: None,
+        own: dict[str, object] | None = None,
     ) -> None:
-        self.hub = Hub()
+        self.hub, self.own = Hub(), {"memory": "4GiB", "chunk_bytes": CHUNK_BYTES, **(own or {})}
         before(self.hub)
         piece_exchange.IDLE_POLL_S = 0.05  # whoever closes waits for it
         if bytes_per_s:
@@ -91,7 +92,7 @@ class Run:
         self.path = path
         self.workers = {name: self.join(name) for name in workers}
         self.mesh = self.hub.join("a")
-        self.config = ModelConfig(memory="4GiB", chunk_bytes=CHUNK_BYTES, **(options or OPTIONS))
+        self.config = ModelConfig(**{**self.own, **(options or OPTIONS)})
         self.open()
 
     def open_anew(self) -> None:
@@ -109,7 +110,7 @@ class Run:
         self.on_say(text)
 
     def join(self, name: str, models: Path | None = None) -> Worker:
-        config = ModelConfig(memory="4GiB", threads=1, check_file=False, chunk_bytes=CHUNK_BYTES)
+        config = ModelConfig(**{**self.own, "threads": 1, "check_file": False})
         worker = Worker(self.hub.join(name), [models or self.path], config)
         worker.start()
         return worker
@@ -127,9 +128,10 @@ def running(
     options: dict[str, object] | None = None,
     bytes_per_s: float = 0.0,
     before: Callable[[Hub], None] = lambda hub: None,
+    own: dict[str, object] | None = None,
 ) -> Iterator[Run]:
-    """Close it at the end of the block. before: sees the hub before anybody joins."""
-    run = Run(path, workers, options, bytes_per_s, before)
+    """Close it at the end of the block. before: sees the hub before anybody joins. own: settings of each device."""
+    run = Run(path, workers, options, bytes_per_s, before, own)
     try:
         yield run
     finally:

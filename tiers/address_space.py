@@ -128,6 +128,12 @@ class AddressSpace:
             _libc.map_anonymous(span.stop - span.start, _libc.PROT_READ, at=span.start)
             _libc.prepare_for_weights(span.start, span.stop - span.start)
 
+    def renew(self) -> None:
+        """Map fresh memory over all spans, whatever is there; it is taken as it is written."""
+        for span in self.spans:
+            _libc.map_anonymous(span.stop - span.start, _libc.PROT_READ_WRITE, at=span.start)
+            _libc.prepare_for_weights(span.start, span.stop - span.start, is_sparse=self._is_sparse)
+
     def border_before(self, address: int, span: MappedSpan) -> int:
         """Return where the chunk that holds `address`, inside `span`, would begin if the mapping had no ends."""
         origin = span.base if self.chunk_bytes < CHUNK_BYTES else 0

@@ -20,6 +20,7 @@ from edge_run.runtime.engine.loading import Loaded, WeightBacking
 from edge_run.runtime.engine.spilling import open_spill, spillable_uses
 from edge_run.runtime.forecasting import routing
 from edge_run.runtime.gpu.loading import host_weights, open_upload
+from edge_run.runtime.graph.cell_uses import with_cells
 from edge_run.runtime.inspection.draft_file import GUESSED_TOKENS
 from edge_run.runtime.llama.context_shape import lends_cells
 from edge_run.runtime.llama.row_products import RowProducts
@@ -254,7 +255,8 @@ def _streamed(
         check_spill(loaded.prepared.config, terms.cells, loaded.prepared.gguf.shards[0].path)
     spilled = None
     if terms.away_bytes:
-        spilled, graph = open_spill(loaded, terms, narrow, readers, stack)
+        spilled = open_spill(loaded, terms, readers, stack)
+        graph = with_cells(graph, narrow.flow, spilled.addresses)
     driver.features += [*streams, *choosing(loaded, graph, spilled), *([spilled] if spilled else [])]
     driver.programs[ONE_TOKEN] = compile_program(graph, driver.features, cuts.splits() if cuts else ())
     lender = _lend(loaded, terms, plan, streams, products, spilled)
@@ -324,7 +326,8 @@ def _mapped(loaded: Loaded) -> tuple[NarrowPass, Terms]:
     lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
     assert loaded.backing is not None
     lent = lent.with_row_slices(loaded.backing.address_space.chunk_bytes, shape.narrow_tokens, shape.threads)
-    return narrow, with_spill(lent, spillable_uses(loaded, narrow), loaded.prepared.config)
+    uses = spillable_uses(loaded, narrow.graph, narrow.flow, narrow.flow.cells)
+    return narrow, with_spill(lent, uses, loaded.prepared.config)
 
 
 def _follow_cuts(loaded: Loaded, backing: WeightBacking) -> CopySchedule | None:

@@ -100,7 +100,7 @@ class Batch(Closing):
         self._engine, self._meter, self._clock = engine, meter, clock
         self._decoder = engine.front
         able, is_exact, has_streams = self._decoder.capabilities, engine.config.exact, engine.shape.has_streams
-        self._n_sequences = most_parallel
+        self._n_sequences, self._is_padded = most_parallel, is_exact or has_streams
         pool = SequencePool(
             self._n_sequences,
             able.context_tokens * (most_parallel if has_streams else 1),
@@ -263,11 +263,11 @@ class Batch(Closing):
         if not self._guesses or not planned.is_of_answers or self._passes.most_in_flight > 1:
             return {}
         texts, room = {}, self._scheduler.room_tokens
-        if self._engine.config.exact:  # all that run have as many tokens in a pass, padding included
+        if self._is_padded:  # all that run have as many tokens in a pass, padding included
             room -= max(map(self._scheduler.n_held, self._scheduler.running()))
         for part in planned.parts:
             tokens, request = self._scheduler.tokens(part.request), self._open[part.request]
-            most_depth = min(room - 1 if self._engine.config.exact else room - len(tokens), request.answer.n_left - 1)
+            most_depth = min(room - 1 if self._is_padded else room - len(tokens), request.answer.n_left - 1)
             texts[part.request] = OpenText(tokens, part.sequence, most_depth, request.salt)
         return self._guesses.plan(texts, planned.free_cells)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from edge_run.base.errors import NotSupported
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.context_shift import ContextShift
+from edge_run.runtime.decoding.padding import LEAST_TOKENS
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.pass_costs import pass_costs
@@ -67,7 +68,7 @@ def open_shared_guesses(engine: Engine, costs: WidthCosts) -> tuple[SharedGuesse
         SharedDrafters(engine.draft, uses_lookup=config.uses_lookup),
         config.draft_tokens,
         branches=() if config.exact else _branches(engine),  # only what lies in the order of the text is exact
-        is_exact=config.exact,
+        least_tokens=LEAST_TOKENS if config.exact else int(engine.shape.has_streams),
     )
     return guesses, ""
 

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, make_config
+from edge_run.base.config import KV_SPILL_OFF, MOST_CONTEXT_TOKENS, ModelConfig, make_config
 from edge_run.base.errors import ConfigError, ProtocolError
 from edge_run.base.fields import MOST_BYTES, MOST_RATE, Fields
 from edge_run.base.mesh import Document, JsonValue
@@ -21,6 +21,7 @@ from edge_run.runtime.forecasting.forecast import pass_work
 from edge_run.runtime.graph.units import Layout
 from edge_run.runtime.mesh.transport import MOST_WAITING_BYTES
 from edge_run.runtime.planning.memory_plan import with_page_tables
+from edge_run.runtime.planning.spill_terms import ATTENTIONS_AT_ONCE
 from edge_run.runtime.probing.probe import recall
 from edge_run.runtime.slices.engine import SliceEngine
 
@@ -68,8 +69,13 @@ def read_settings(order: Fields) -> dict[str, JsonValue]:
 
 
 def config_from(settings: Document, own: ModelConfig) -> ModelConfig:
-    """Return `own` with the coordinator's settings. Raises ConfigError for those that cannot be."""
+    """Return `own` with the coordinator's settings. Raises ConfigError for those that cannot be.
+
+    Keys and values of several texts stay in memory: where they may be in a file, each has cells of its own.
+    """
     values: dict[str, Any] = {field.name: getattr(own, field.name) for field in dataclasses.fields(own)}
+    if settings["sequences"] != 1:
+        values["kv_spill"] = KV_SPILL_OFF
     shared = {name: value for name, value in settings.items() if name != IN_FLIGHT}
     try:
         return make_config(ModelConfig, {**values, **shared})
@@ -115,12 +121,20 @@ def room_document(engine: SliceEngine) -> Document:
         "window_bytes": (LOOKAHEAD_CHUNKS + 2) * engine.config.chunk_bytes,  # as a plan gives to what runs ahead
         "pair_bytes": engine.maps.pair_chunks * engine.config.chunk_bytes,
         "range_bytes": engine.config.chunk_bytes,  # half a chunk at each end
+        "least_kept_bytes": _least_kept_bytes(engine),
         "compute_bytes_per_s": compute,
         "disk_bytes_per_s": disk,
         "is_measured": is_measured,
         "layout": layout_hash(engine.layout),
         "numerics": dataclasses.asdict(engine.loaded.numerics),
     }
+
+
+def _least_kept_bytes(engine: SliceEngine) -> int:
+    """Return what is in memory at once of keys and values, at least, where the rest may be in a file; else 0."""
+    if not engine.config.spills_kv:
+        return 0
+    return ATTENTIONS_AT_ONCE * max((unit.kept_bytes for unit in engine.layout.units), default=0)
 
 
 def device_spec(node: str, document: Document) -> DeviceSpec:
@@ -134,4 +148,5 @@ def device_spec(node: str, document: Document) -> DeviceSpec:
         window_bytes=int(fields.number("window_bytes", 0, MOST_BYTES)),
         pair_bytes=int(fields.number("pair_bytes", 0, MOST_BYTES)),
         range_bytes=int(fields.number("range_bytes", 0, MOST_BYTES)),
+        least_kept_bytes=int(fields.number("least_kept_bytes", 0, MOST_BYTES)),
     )

@@ -79,11 +79,8 @@ def prepare(
         raise NotSupported("repack on: weights that devices share are not repacked; leave out --repack or --mesh")
     if is_slice and config.embeddings:
         raise NotSupported("embeddings: devices of a mesh make text; leave out --mesh")
-    if is_slice and config.spills_kv:
-        raise NotSupported(
-            "kv spill: a device of a mesh keeps the keys and values of its layers in memory; leave out --kv-spill, and "
-            "where they have no room shorten the context (-c), or leave out --mesh"
-        )
+    if is_slice and config.spills_kv and config.sequences > 1:
+        raise NotSupported("kv spill: on a mesh that of one text only; give --parallel 1, or leave out --kv-spill")
     if is_slice and config.kv_keep:
         raise NotSupported("kv keep: devices of a mesh look at the whole context; leave out --kv-keep or --mesh")
     if is_slice and config.context_shift:

@@ -182,13 +182,15 @@ class Terms:
         return replace(self, holdings=holdings, context_tokens=tokens)
 
     def _spilled(self, spill: SpillShape, lacking_bytes: int) -> Terms | None:
-        """Return the same of keys and values that may be away; there is no draft model beside them."""
+        """Return the same of keys and values that may be away."""
         tokens, room_bytes = self.context_tokens, self._full_cell_bytes - lacking_bytes
         if spill.least_bytes(tokens) <= room_bytes:
             # A byte of weights that is read costs what one of keys and values does.
             room_bytes -= min(MOST_BESIDE_SPILL_BYTES, self.budget_bytes // 8)
-        elif tokens <= LEAST_CONTEXT_TOKENS:
+        elif tokens <= LEAST_CONTEXT_TOKENS or (self.is_shared and self.away_bytes):
             return None
+        elif self.is_shared:
+            room_bytes = 0  # all is away that can be
         else:
             tokens = max(LEAST_CONTEXT_TOKENS, spill.tokens_in(room_bytes, tokens - 1))
         shorter = replace(self, context_tokens=tokens, away_bytes=0)

@@ -21,14 +21,17 @@ from edge_run.devices.host.ledger import Ledger
 from edge_run.partition.mesh_pipeline import MOST_IN_FLIGHT
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
 from edge_run.runtime.decoding.narrow_pass import touched_bytes
+from edge_run.runtime.engine.choosing import choosing
 from edge_run.runtime.engine.engine import garbage_collection_paused, one_opening
 from edge_run.runtime.engine.loading import Loaded, WeightBacking, load
 from edge_run.runtime.engine.passes import Passes
+from edge_run.runtime.engine.spilling import open_spill, spillable_uses
 from edge_run.runtime.engine.supply import Begun, Supply
 from edge_run.runtime.graph.units import Layout
 from edge_run.runtime.llama.holdings import COORDINATOR_RESERVE_BYTES, WORKER_RESERVE_BYTES
 from edge_run.runtime.planning.memory_plan import make_plan
 from edge_run.runtime.planning.prepare import prepare
+from edge_run.runtime.planning.spill_terms import with_spill
 from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.slices.assignment import Assignment
 from edge_run.runtime.slices.lending import lender, own_cells
@@ -153,7 +156,7 @@ class SliceEngine:
 
     @property
     def kv_spill(self) -> KvSpill | None:
-        """What of keys and values went to a file: on a mesh, nothing does."""
+        """What of the keys and values of its own layers went to a file; None where all stay in memory."""
         return self._supply.kv_spill
 
     @property
@@ -177,10 +180,14 @@ class SliceEngine:
             memory = WeightMemory(backing.address_space, backing.sources, readers, driver.interrupt.check)
             grant = bound(self.loaded.enter_in_ledger, ledger=self._ledger, stack=self._assigned)
             plan, streams = open_streams(own_part(graph, layout, share), terms, memory, grant)
-            self._supply = Supply(self.loaded, Begun(plan, streams), readers)
+            terms, spilled = replace(terms, away_bytes=plan.spilled_kv_bytes), None
+            if terms.away_bytes:
+                spilled = open_spill(self.loaded, terms, readers, self._assigned)
+                choosing(self.loaded, graph, spilled)
+            self._supply = Supply(self.loaded, Begun(plan, streams, spilled=spilled), readers)
             self._assigned.callback(self._supply.close)
-            lent = lender(self.loaded, terms, plan, streams, self.decoder.count)
-            self._assignment = Assignment(share, transport, self.maps, self._supply, driver, lent)
+            lent = lender(self.loaded, terms, plan, streams, self.decoder.count, spilled)
+            self._assignment = Assignment(share, transport, self.maps, self._supply, driver, lent, spilled)
         except BaseException:
             self.release()
             raise
@@ -221,13 +228,17 @@ class SliceEngine:
     def _terms(self, share: Share) -> Terms:
         """Return the terms of a plan for `share`."""
         holdings = replace(self.holdings, kv_bytes=self._drop_foreign(share))
-        return replace(
+        cells = own_cells(self.loaded, self.layout, share)
+        terms = replace(
             self.loaded.terms(holdings),
             idle_bytes=self.lendable_bytes,
-            cells=own_cells(self.loaded, self.layout, share),
+            cells=cells,
             verified_tokens=self.shape.verified_tokens,
             is_shared=True,
         )
+        graph, layout = self.maps[ONE_TOKEN]
+        uses = spillable_uses(self.loaded, graph, layout.flow, cells.tensors) if cells else ()
+        return with_spill(terms, uses, self.config)
 
     def _drop_foreign(self, share: Share) -> int:
         """Give back the memory of what other units keep between passes; return the bytes that are left."""

@@ -5,8 +5,9 @@ the guess that is most valuable of all that are not in a tree yet, whoever's it 
 (`drafting.py`). So a text that repeats itself gets many guesses, and one that nobody can guess gets none. What is
 chosen is chosen as ever: each text by its own sampler, from its own logits.
 
-Where passes are exact, each text has cells of its own and as many tokens as every other one, at least two, padding
-included (`runtime/decoding/padding.py`): guesses are chains of one length, and the first of each costs nothing.
+Where each text has cells of its own, it has as many tokens in a pass as every other one, padding included
+(`runtime/decoding/padding.py`): guesses are chains of one length. In exact passes it has two at least, and the first
+guess of each costs nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class SharedGuesses:
     drafters: guess.
     most_guesses: of a pass.
     branches: sequences for the branches of trees; none where guesses must be chains.
-    is_exact: whether passes are exact.
+    least_tokens: of each text in a pass, where all have as many, padding included; 0: each has what it needs.
     """
 
     def __init__(
@@ -62,11 +63,11 @@ class SharedGuesses:
         most_guesses: int,
         *,
         branches: Sequence[int] = (),
-        is_exact: bool = False,
+        least_tokens: int = 0,
         clock: Clock = time.monotonic,
     ) -> None:
         self._control, self._ended, self._drafters, self._clock = control, tally, drafters, clock
-        self._most_guesses, self._branches, self._is_exact = most_guesses, branches, is_exact
+        self._most_guesses, self._branches, self._least_tokens = most_guesses, branches, least_tokens
         self._guessed: dict[int, _Guessed] = {}
         self._n_taken = most_guesses  # of the last guesses: about as many are worth making again
         self._guessed_s = 0.0
@@ -156,7 +157,7 @@ class SharedGuesses:
 
     def width_of(self, n_tokens: Sequence[int]) -> int:
         """Return how wide a pass is in which texts have so many tokens each."""
-        return padded_width(n_tokens, len(n_tokens)) if self._is_exact else sum(n_tokens)
+        return padded_width(n_tokens, len(n_tokens), self._least_tokens) if self._least_tokens else sum(n_tokens)
 
     def passed(
         self, trees: Mapping[int, SharedTree], numbers: Sequence[int], wall_s: float, *, has_prompts: bool
@@ -195,7 +196,7 @@ class SharedGuesses:
     def _offers(self, numbers: Sequence[int], ranked: Sequence[Path]) -> list[tuple[int, Sequence[Path]]]:
         """Return what the next pass may be: how wide, and with which of `ranked`; the first is without guesses."""
         n_texts = len(numbers)
-        if not self._is_exact:
+        if not self._least_tokens:
             most = min(self._control.most_tokens, n_texts + len(ranked))
             widths = [n_texts, *(width for width in WIDTHS if n_texts < width <= most)]
             return [(width, ranked[: width - n_texts]) for width in widths]

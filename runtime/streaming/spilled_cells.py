@@ -39,6 +39,11 @@ class SpilledCells:
         self._chosen_last: dict[Use, Choice | None] = {}  # which are likely chosen again
 
     @property
+    def addresses(self) -> frozenset[int]:
+        """Where the tensors are whose rows may be away."""
+        return frozenset(self.spill.numbers)
+
+    @property
     def wait_s(self) -> float:
         """How long passes waited for rows."""
         return self.spill.wait_s

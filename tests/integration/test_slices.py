@@ -17,7 +17,9 @@ from edge_run.base.protocols import BatchToken
 from edge_run.base.units import KIB, MIB
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.planning import spill_terms
 from edge_run.runtime.slices.engine import SliceEngine
+from edge_run.tiers.kv.spill import Spill
 from in_child import in_child, run_script
 from talks import OPTIONS, SEQUENCES, Talk, check_rows, say, say_in_branches
 from tiny_models import make_model
@@ -146,9 +148,71 @@ def test_a_context_takes_no_memory_before_it_is_assigned_and_must_fit_then(folde
     engine.close()
 
 
-def test_keys_and_values_of_a_slice_do_not_go_to_a_file(folder: Path) -> None:
-    with pytest.raises(NotSupported, match=r"kv spill: .* shorten the context \(-c\)") as refusal:
-        SliceEngine.open(make_model("llama", folder), ModelConfig(kv_spill="on", context_tokens=64))
+def open_spilling_slices(path: Path, options: dict[str, Any]) -> dict[str, SliceEngine]:
+    """Open two engines in the least memory in which each has room for half of the layers."""
+    memory = 60 * MIB
+    while True:
+        engines = {node: SliceEngine.open(path, ModelConfig(memory=memory, **options)) for node in "ab"}
+        owners = slices.owners_of(len(engines["a"].layout.units), [1, 1])
+        try:
+            for node, engine in engines.items():
+                engine.assign(slices.Share(tuple(owners), node), slices.QueueTransport({}, node))
+            return engines
+        except BudgetError as error:
+            memory = max(memory + MIB, error.minimum_bytes)
+            for engine in engines.values():
+                engine.close()
+
+
+def spills_of(engines: dict[str, SliceEngine]) -> list[Spill]:
+    """Return the spills of those that have one, and let all that is complete be away."""
+    assignments = (engine._assignment for engine in engines.values())
+    spills = [one._spilled.spill for one in assignments if one and one._spilled]
+    for spill in spills:
+        spill.room_bytes = 0
+    return spills
+
+
+def say_in_pieces(talk: Talk) -> None:
+    """A text of several pieces that grows, is guessed at, and is cut in what is away."""
+    talk.prompt(400)
+    talk.step(3)
+    talk.verify(5, 2)
+    talk.prompt(100)
+    talk.step(2)
+    talk.rewind(200)
+    talk.step(2)
+    talk.clear()
+    talk.prompt(150)
+    talk.step(1)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3moe", "falcon-h1"])
+@in_child
+def test_keys_and_values_of_a_slice_go_to_a_file_of_its_device(name: str, folder: Path) -> None:
+    """Of whatever layers it has in turn: what was away of those before is forgotten."""
+    spill_terms.ATTENTIONS_AT_ONCE = 1
+    path, settings = make_model(name, folder), {**OPTIONS, "context_tokens": 65_536}
+    engines = open_spilling_slices(path, {**settings, "kv_spill": folder / "spill", "chunk_bytes": 8 * KIB})
+    owners = slices.owners_of(len(engines["a"].layout.units), [1, 1])
+    for these in (owners, ["a", *reversed(owners[1:-1]), "a"]):
+        together = slices.Together(engines, these)
+        spills = spills_of(engines)
+        assert spills
+        said, _ = slices.say_known(together, say_in_pieces)
+        for spill in spills:
+            spill.texts[0].check()
+            assert spill.file.read_bytes > spill.file.written_bytes > 0
+        assert all(engine.plan.context_tokens == 65_536 for engine in engines.values())
+        check_rows(path, say_in_pieces, settings, said)
+    for engine in engines.values():
+        engine.close()
+    assert list((folder / "spill").iterdir()) == []
+
+
+def test_keys_and_values_of_several_texts_on_a_mesh_do_not_go_to_a_file(folder: Path) -> None:
+    with pytest.raises(NotSupported, match=r"kv spill: .* --parallel 1") as refusal:
+        SliceEngine.open(make_model("llama", folder), ModelConfig(kv_spill="on", context_tokens=64, sequences=2))
     assert "\n" not in str(refusal.value)
 
 

@@ -16,11 +16,13 @@ import anyio
 import numpy as np
 import pytest
 
+from eager import Eager
 from edge_run import AsyncModel, Model, Piece
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, ConfigError, NotSupported, TierReadError
 from edge_run.base.units import KIB, MIB
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation import speculation_setup
 from edge_run.runtime.llama import context_shape
 from edge_run.runtime.planning import spill_terms
 from edge_run.runtime.scheduling.widths import PassWidths
@@ -203,18 +205,18 @@ def test_a_text_that_ends_gives_back_memory_and_file(folder: Path) -> None:
 PROMPTS = [TEXT[:300], TEXT[100:200], TEXT[7:457], TEXT[50:90], TEXT[300:560], TEXT[20:33], TEXT[11:231]]
 
 
-def open_model(path: Path, folder: Path, memory: int | None) -> Model:
+def open_model(path: Path, folder: Path, memory: int | None, **more: Any) -> Model:
     """Open a model whose passes are the same however fast they are."""
     PassWidths.with_prompts = lambda self, n_answers: self.most_tokens  # type: ignore[method-assign]
     options = {**MANY, "kv_spill": folder / "spill", "chunk_bytes": 32 * KIB, "memory": memory}
-    model = Model(path, **options)
+    model = Model(path, **{**options, **more})
     if memory:
         spill_of(model._engine).room_bytes = 0
     return model
 
 
-def small_memory(path: Path, folder: Path) -> int:
-    engine = open_whole(path, folder, sequences=SEQUENCES)
+def small_memory(path: Path, folder: Path, **more: Any) -> int:
+    engine = open_whole(path, folder, sequences=SEQUENCES, **more)
     memory = engine.budget_bytes
     engine.close()
     return memory
@@ -254,6 +256,30 @@ def test_many_answers_are_those_of_a_run_without(folder: Path) -> None:
             assert [len(text) for text in said] == [len(text) for text in wanted]
 
         anyio.run(ask)
+
+
+@pytest.mark.parametrize("drafter", ["draft model", "text"])
+@in_child
+def test_guesses_of_many_texts_are_verified_and_cut(drafter: str, folder: Path) -> None:
+    """They are chains; each answer is that of a run in which nothing is away, with the same guesses."""
+    speculation_setup.WidthControl = Eager  # type: ignore[misc]
+    path = make_model("llama", folder)
+    options: dict[str, Any] = {"draft_tokens": 15, "outputs_per_pass": 16}
+    if drafter == "draft model":
+        options["draft"] = make_model("llama", folder, quantisation="Q8_0")
+    else:
+        options["speculate"] = "ngram"
+    with open_model(path, folder, None, **options) as plenty:
+        wanted = answers(plenty)
+    with open_model(path, folder, small_memory(path, folder, **options), **options) as model:
+        assert answers(model) == wanted
+        figures, guessed, memory = model.stats.kv_spill, model.speculation, model.stats.memory
+        assert figures is not None
+        assert figures.read_bytes > figures.written_bytes > 0
+        assert "a chain, not a tree" in guessed.reason
+        assert guessed.drafted > guessed.accepted >= (30 if drafter == "draft model" else 0)
+        assert memory.peak_bytes <= memory.budget_bytes
+        check_all(spill_of(model._engine))
 
 
 @pytest.mark.parametrize("call", ["write", "read_into"])

@@ -63,6 +63,27 @@ def test_the_search_finds_the_best_plan_where_nothing_streams(
     assert plan.token_s <= best * (1 + 1e-6)
 
 
+@settings(max_examples=60, deadline=None)
+@given(specs(3), st.integers(1, 6), st.integers(10, 200), st.integers(0, 400))
+def test_keys_and_values_in_a_file_make_room_and_are_read(
+    among: list[DeviceSpec], n_blocks: int, weight: int, kept: int
+) -> None:
+    units = [UnitWork(0), *[UnitWork(weight * MB, kept * MB)] * n_blocks, UnitWork(30 * MB)]
+    spilling = [replace(spec, least_kept_bytes=2 * kept * MB or 1) for spec in among]
+    assert_best(units, spilling)
+    plan, whole = plan_mesh(units, spilling), plan_mesh(units, among)
+    if plan is None:
+        assert whole is None
+        return
+    if whole is not None:
+        assert plan.token_s <= whole.token_s * (1 + 1e-6)
+    for spec in spilling:
+        own = [u for u, owner in zip(units, plan.owners, strict=True) if owner == spec.node]
+        if own:
+            weights, kept_bytes = sum(u.weight_bytes for u in own), sum(u.kept_bytes for u in own)
+            assert weights + kept_bytes - plan.read_bytes[spec.node] <= spec.memory_bytes
+
+
 @settings(max_examples=100, deadline=None)
 @given(specs(6), st.lists(st.tuples(st.integers(5, 200), st.integers(0, 5)), min_size=1, max_size=24))
 def test_every_plan_can_be_carried_out(among: list[DeviceSpec], sizes: list[tuple[int, int]]) -> None:

@@ -170,6 +170,13 @@ class Spill:
         self.end()
         self._forget_ahead()
 
+    def release(self) -> None:
+        """Nothing is away any more: what was has memory of its own again, without its rows. It is not used any more.
+
+        No reader may be at work.
+        """
+        self._space.renew()
+
     def _forget_ahead(self) -> None:
         while self._ahead:
             self._weights.release(self._ahead.popleft()[1])

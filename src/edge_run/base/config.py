@@ -234,11 +234,6 @@ class ModelConfig:
             return
         require(self.gpu_memory == 0, "kv spill: runs on the processor alone; give --gpu-memory 0")
         require(self.backend != "llama.cpp", "kv spill: llama.cpp's own loader has none; leave out --backend")
-        require(
-            self.sequences <= 1 or not (self.draft_model or self.uses_lookup),
-            "kv spill: nothing is guessed for several texts at a time; give --parallel 1, or leave out -md and "
-            "--speculate",
-        )
 
     def _check_keep(self) -> None:
         if not self.kv_keep:

@@ -9,6 +9,7 @@ import pytest
 
 from edge_run.base.errors import KernelError
 from edge_run.partition.width_costs import WidthCosts
+from edge_run.runtime.decoding.padding import LEAST_TOKENS
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, plan_tree
 from edge_run.runtime.speculation.shared_drafters import CHEAP_TRIAL_TOKENS, OpenText, SharedDrafters
 from edge_run.runtime.speculation.shared_guesses import SharedGuesses
@@ -44,7 +45,7 @@ class Fixed:
         }
 
 
-def guessing(chances: Mapping[int, float], compute_s: float = 0.0, *, is_exact: bool = False) -> SharedGuesses:
+def guessing(chances: Mapping[int, float], compute_s: float = 0.0, least_tokens: int = 0) -> SharedGuesses:
     """Guesses for texts 0, 1, ... in passes that read for a second, and compute each token for `compute_s`."""
     costs = WidthCosts()
     for width in (1, 2, 4, 8, 16, 32):
@@ -53,10 +54,10 @@ def guessing(chances: Mapping[int, float], compute_s: float = 0.0, *, is_exact: 
     control = WidthControl(costs, 32)
     found = SharedGuesses(
         control,
-        SpeculationTally("draft", is_exact=is_exact),
+        SpeculationTally("draft", is_exact=least_tokens == LEAST_TOKENS),
         SharedDrafters(cast("Any", Fixed(chances)), uses_lookup=False),
         28,
-        is_exact=is_exact,
+        least_tokens=least_tokens,
         clock=lambda: 0.0,
     )
     for number in chances:
@@ -123,15 +124,16 @@ def test_guesses_end_where_the_text_must_or_where_cells_do(most_depth: int, n_ce
     assert (sum(found) > 2) == (most_depth > 0)
 
 
-def test_exact_passes_have_chains_of_one_length() -> None:
-    guesses = guessing({0: 0.95, 1: 0.9, 2: 0.01}, is_exact=True)
+@pytest.mark.parametrize("least_tokens", [1, LEAST_TOKENS])
+def test_texts_with_cells_of_their_own_have_chains_of_one_length(least_tokens: int) -> None:
+    guesses = guessing({0: 0.95, 1: 0.9, 2: 0.01}, least_tokens=least_tokens)
     assert widths(guesses, 3) == [8, 8, 1]  # but for one whose guesses are worth nothing: it gets padding
-    assert guesses.width_of([1, 1, 1]) == 6  # padding
+    assert guesses.width_of([1, 1, 1]) == 3 * least_tokens  # padding
     assert guesses.width_of([3, 1, 2]) == 9
 
 
 def test_exact_passes_verify_the_guess_that_has_the_place_of_padding() -> None:
-    assert widths(guessing({0: 0.3, 1: 0.3}, compute_s=2.0, is_exact=True), 2) == [2, 2]
+    assert widths(guessing({0: 0.3, 1: 0.3}, compute_s=2.0, least_tokens=LEAST_TOKENS), 2) == [2, 2]
 
 
 def test_while_nothing_pays_the_draft_model_reads_no_long_texts() -> None:
