@@ -137,8 +137,9 @@ def serving(name: str, given: argparse.Namespace, cache: Path) -> Iterator[tuple
     """Have a server run in the box for a block: its port, and what the box says of it, once the block is over."""
     port, found = free_port(), dict[str, Any]()
     usual = ["-c", given.context, "-t", given.threads, "--port", port]
-    if name == "edge-run":
+    if name in ("edge-run", "packed"):
         words = [sys.executable, "-m", "edge_run", "serve", given.model, *usual, "--memory", given.memory]
+        words += ["--packed", given.packed if name == "packed" else "off"]
         words += ["--parallel", given.parallel, "--cache-dir", cache, "--max-queue", 1000, "--drain", 0]
     else:
         fits = 2 * given.model.stat().st_size < parse_size(given.memory)  # also where it repacks all weights

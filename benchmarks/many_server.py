@@ -5,17 +5,20 @@
 All requests come at once, in llama-server's own words, greedy, and none ends early. In each round each server runs
 once, in turn, cold, in a box with the memory and the drive. `steady` are the tokens a second while all are being
 answered; with `--mixed`, every second request is a long prompt with a short answer, and `tokens/s` counts all tokens,
-those of prompts too, until the last answer. `default` and `tuned` are llama-server as `goodput.py` starts it; its
-default has four slots, so that it answers four requests at a time. `--memory` beyond the model's size is for a model
-that fits.
+those of prompts too, until the last answer. `packed` is edge-run with the file that `edge-run pack` writes. `default`
+and `tuned` are llama-server as `goodput.py` starts it; its default has four slots, so that it answers four requests at
+a time. `--memory` beyond the model's size is for a model that fits.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,7 @@ from goodput import TOKENS, Request, prediction, serving
 
 from edge_run.base.units import format_size, parse_size
 
-SERVERS = ("edge-run", "default", "tuned")
+OURS, SERVERS = ("edge-run", "packed"), ("edge-run", "packed", "default", "tuned")
 LONGEST_S = 3600.0
 
 
@@ -52,7 +55,11 @@ def main() -> None:
     given.context = given.parallel * (max(given.prompt + given.tokens, given.long_prompt + given.short_answer) + 16)
     drives, rows = given.mbps, list[dict[str, Any]]()
     with contextlib.ExitStack() as ending:
-        cache = given.cache or Path(ending.enter_context(tempfile.TemporaryDirectory()))
+        folder = Path(ending.enter_context(tempfile.TemporaryDirectory()))
+        cache, given.packed = given.cache or folder, folder / "weights.packed"
+        if "packed" in given.only:
+            pack = [sys.executable, "-m", "edge_run", "pack", given.model, "-o", given.packed]
+            subprocess.run(list(map(str, pack)), check=True, capture_output=True)
         for given.mbps in drives:
             prediction(given, cache)
             for number in range(given.rounds):
@@ -111,20 +118,20 @@ def told(given: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
             cells += [f"{statistics.median(found):.2f}", f"{found[0]:.2f} to {found[-1]:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     for mbps in dict.fromkeys(row["mbps"] for row in rows):
-        for other in SERVERS[1:]:
-            ratios = compared(rows, mbps, other, "tokens_per_s" if given.mixed else "steady_tokens_per_s")
+        for ours, other in itertools.product(OURS, SERVERS[2:]):
+            ratios = compared(rows, mbps, ours, other, "tokens_per_s" if given.mixed else "steady_tokens_per_s")
             if ratios:
-                median = statistics.median(ratios)
-                where = f"{mbps} MB/s" if mbps else "no limit"
-                lines += ["", f"* {where}, against {other}: {median:.2f} times ({ratios[0]:.2f} to {ratios[-1]:.2f})."]
+                median, where = statistics.median(ratios), f"{mbps} MB/s" if mbps else "no limit"
+                spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+                lines += ["", f"* {where}, {ours} against {other}: {median:.2f} times ({spread})."]
     return "\n".join(lines)
 
 
-def compared(rows: list[dict[str, Any]], mbps: int, other: str, key: str) -> list[float]:
-    """Return edge-run's rate over another server's, of each round, in order, where the other has one."""
+def compared(rows: list[dict[str, Any]], mbps: int, ours: str, other: str, key: str) -> list[float]:
+    """Return the rate of `ours` over another server's, of each round, in order, where both ran."""
     of = {(row["server"], row["round"]): row[key] for row in rows if row["mbps"] == mbps}
-    pairs = [(of.get(("edge-run", number), 0.0), rate) for (server, number), rate in of.items() if server == other]
-    return sorted(ours / theirs for ours, theirs in pairs if theirs)
+    pairs = [(of.get((ours, number)), rate) for (server, number), rate in of.items() if server == other]
+    return sorted(rate / theirs for rate, theirs in pairs if rate is not None and theirs)
 
 
 if __name__ == "__main__":

@@ -184,16 +184,22 @@ class Model(ModelTexts):
         if known := profile or recall(self._opened.gguf, self._opened.config):
             self._opened.expect(known)
 
-    def forecast(self, prompt_tokens: int = 512) -> Forecast | None:
+    def forecast(self, prompt_tokens: int = 512, *, is_packed: bool = False) -> Forecast | None:
         """Return how fast it is expected to be, for a prompt of so many tokens; of as many answers as can share a pass.
 
         None where this device was not measured (see `edge_run.probe`), and on a mesh.
+        is_packed: as it would be if `edge-run pack` had written its weights repacked; None also where that has no use.
         """
         engine = self._opened
         profile = recall(engine.gguf, engine.config) if engine.mesh_use is None else None
         if profile is None or engine.prepared.known is None:
             return None
-        return Planner(engine.prepared).timed(engine.plan, profile, prompt_tokens).forecast
+        planner, plan = Planner(engine.prepared), engine.plan
+        if is_packed:
+            if (packed := planner.packed(plan)) is None:
+                return None
+            planner, plan = packed, packed.plan(plan.budget_bytes)
+        return planner.timed(plan, profile, prompt_tokens).forecast
 
     @property
     def _opened(self) -> Engine:

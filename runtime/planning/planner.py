@@ -30,6 +30,7 @@ from edge_run.runtime.planning.expert_plan import plan_moe
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident, plan_streamed, row_ranges
 from edge_run.runtime.planning.prepared import Prepared
+from edge_run.runtime.planning.repack_choice import choose_kinds
 from edge_run.runtime.planning.repack_terms import with_repacking
 from edge_run.runtime.planning.spill_terms import with_spill
 from edge_run.runtime.planning.terms import Terms
@@ -48,10 +49,18 @@ SWEPT_SHARES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 class Planner:
     """Plans one model under any number of budgets. Reads nothing."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        """Plan the model of `prepared`, whose file must have been inspected."""
+    def __init__(self, prepared: Prepared, *, is_packed: bool = False) -> None:
+        """Plan the model of `prepared`, whose file must have been inspected.
+
+        is_packed: as if a packed file held all weights repacked that stream.
+        """
         assert prepared.known is not None, "a plan of a file that was not looked at"
-        self._prepared, self.known, self.offload = prepared, prepared.known, prepared.offload
+        self._is_packed, self._prepared, self.known, self.offload = (
+            is_packed,
+            prepared,
+            prepared.known,
+            prepared.offload,
+        )
         self.gguf, self.config = gguf, config = prepared.gguf, prepared.config
         known, offload = self.known, self.offload
         self.threads = compute_threads(config.threads)
@@ -146,7 +155,9 @@ class Planner:
     @functools.cached_property
     def _streamed_terms(self) -> Terms:
         """The terms of a run whose weights stream."""
-        return with_repacking(self._terms, self._graph, self._prepared.repacked_streamed, self._prepared.repacked_file)
+        prepared = self._prepared
+        terms = with_repacking(self._terms, self._graph, prepared.repacked_streamed, prepared.repacked_file)
+        return replace(terms, is_read_repacked=True) if self._is_packed else terms
 
     @functools.cached_property
     def _resident_terms(self) -> Terms:
@@ -173,6 +184,17 @@ class Planner:
         tokens, buffer_bytes = self.known.micro_batch_tokens * factor, self.known.buffer_bytes * factor
         known = replace(self.known, micro_batch_tokens=tokens, buffer_bytes=buffer_bytes)
         return Planner(replace(self._prepared, known=known))
+
+    def packed(self, plan: Plan) -> Planner | None:
+        """Return the planner of a run that reads a packed file of repacked weights; None where that has no use.
+
+        plan: of the run as it is. A mixture's packed file holds its experts instead.
+        """
+        is_open = plan.mode == "streamed" and not (plan.read_repacked or plan.expert_bytes or self.offload)
+        kinds = choose_kinds(self.gguf, replace(self.config, repack="on")) if is_open else frozenset[str]()
+        if not kinds or self.config.repack == "off":
+            return None
+        return Planner(replace(self._prepared, repacked_streamed=kinds), is_packed=True)
 
     def times(self, plan: Plan, profile: DeviceProfile) -> PassTimes:
         """Return the times of `plan`'s passes on the device of `profile`, with the drive that holds the model."""

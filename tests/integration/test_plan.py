@@ -6,6 +6,7 @@ import json
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ import pytest
 import edge_run
 from bench_samples import PROFILE
 from edge_run import BudgetError, ConfigError, Model
+from edge_run.base.profile import RepackedSpeed
 from edge_run.base.results import Progress
-from edge_run.base.units import MIB
+from edge_run.base.units import GIB, MIB
 from edge_run.cli.reports import forecasts
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.terminal import Terminal
 from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL
+from edge_run.runtime.forecasting.forecast import pass_work
+from edge_run.runtime.planning import planner as planner_module
 from edge_run.runtime.planning import prepare
 from edge_run.runtime.planning.plan import planner
 from edge_run.tiers.source import SourceFile
@@ -120,6 +124,36 @@ def test_as_many_at_once_as_make_the_most_tokens(grown: Path, tmp_path: Path, mo
     assert forecasts.abreast(timed).startswith("16 answers at once make ")
     monkeypatch.setattr(prepare, "_recalled", lambda prepared: PROFILE)
     assert planner(grown, config).config.sequences == unknown.abreast(unknown.plan(), PROFILE).best
+
+
+def test_it_says_what_a_packed_file_would_gain(grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where weights stream that a packed file would have repacked, and readers take long to repack."""
+    monkeypatch.setattr(planner_module, "disk_of", lambda profile, path: profile.disks[0])
+    config = edge_run.ModelConfig(memory="100MiB", sequences=16, repack="on", cache_folder=tmp_path, **OPTIONS)
+    planned = planner(grown, config)
+    work = pass_work(planned.gguf, planned.known.graph, 0)
+    kernels = tuple(
+        RepackedSpeed(type_name, int(elements), tokens, 1, False, 2e9, 1e9)
+        for type_name, _, elements in sorted({matmul.kind.partition("/") for matmul in work.matmuls})
+        for tokens in (1, 64)
+    )
+    profile = replace(PROFILE, repacked_kernels=kernels, logical_cores=1)
+    plan = planned.timed(planned.plan(), profile, 100)
+    assert plan.repacked
+    assert not plan.read_repacked
+    packed = planned.packed(plan)
+    assert packed
+    with_file = packed.timed(packed.plan(), profile, 100)
+    assert with_file.read_repacked
+    assert packed.packed(with_file) is None, "it is packed"
+    assert plan.forecast
+    assert with_file.forecast
+    assert with_file.forecast.parallel_tokens_per_s > 1.1 * plan.forecast.parallel_tokens_per_s
+    told = figures.describe_packing("m.gguf", 3 * GIB, plan.forecast, with_file.forecast)
+    assert "`edge-run pack m.gguf` once, which writes about 3.00 GiB beside it" in told
+    assert "16 answers at once" in told
+    assert figures.describe_packing("m.gguf", 3 * GIB, plan.forecast, plan.forecast) == ""
+    assert planner(grown, replace(config, repack="off")).packed(plan) is None
 
 
 def test_a_run_says_how_far_it_is(grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

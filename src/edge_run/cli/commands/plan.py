@@ -13,7 +13,7 @@ from edge_run.base.results import Forecast, Plan, Sweep
 from edge_run.base.units import format_rate, format_size
 from edge_run.cli.reports import forecasts
 from edge_run.cli.shared.answer import NOTICE
-from edge_run.cli.shared.figures import describe_context, describe_gpu, describe_items
+from edge_run.cli.shared.figures import describe_context, describe_gpu, describe_items, describe_packing
 from edge_run.cli.shared.options import MODEL, some_settings
 from edge_run.cli.shared.settings import model_config, report
 from edge_run.cli.shared.settings_command import SettingsCommand
@@ -131,7 +131,13 @@ def _paragraphs(plan: Plan, planned: Planner, columns: int | None, profile: Devi
 
 
 def _advice(plan: Plan, forecast: Forecast, planned: Planner, profile: DeviceProfile) -> Iterator[str]:
-    """Say what a wider micro-batch would give, where it would give something."""
+    """Say what a packed file and a wider micro-batch would give, where they would give something."""
+    if packed := planned.packed(plan):
+        with_file = packed.timed(packed.plan(plan.budget_bytes), profile, forecast.prompt_tokens).forecast
+        if with_file and (
+            told := describe_packing(planned.gguf.shards[0].path.name, plan.model_bytes, forecast, with_file)
+        ):
+            yield f"{told}\n"
     for factor in (2, 4):
         wider = planned.widened(factor)
         try:

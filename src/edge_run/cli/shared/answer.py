@@ -84,7 +84,16 @@ def opened(
             terminal.say(limits)
         if backend.name == "edge-run" and terminal.shows_notices and not is_quiet:
             terminal.say(figures.describe_plan(path.name, model.plan), NOTICE)
+            if model.most_parallel > 1:
+                _advise_packing(model, terminal)
         yield model
+
+
+def _advise_packing(model: Model, terminal: Terminal) -> None:
+    """Say what `edge-run pack` would give to many answers at once, where it would give something."""
+    found, packed = model.forecast(), model.forecast(is_packed=True)
+    if found and packed and (told := figures.describe_packing(model.path.name, model.plan.model_bytes, found, packed)):
+        terminal.say(told, NOTICE)
 
 
 def open_file(path: Path, config: ModelConfig) -> Model:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from edge_run.base.results import (
     ExpertUse,
+    Forecast,
     Generation,
     GpuPlan,
     IoUse,
@@ -21,6 +22,9 @@ from edge_run.cli.shared.tables import with_reasons
 
 if TYPE_CHECKING:
     from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape
+
+
+WORTH_PACKING = 1.1  # times as fast
 
 
 def describe_plan(name: str, plan: Plan) -> str:
@@ -211,3 +215,23 @@ def describe_stats(plan: Plan, stats: Stats) -> list[str]:
         *describe_experts(stats.experts),
         *describe_spill(stats.kv_spill),
     ]
+
+
+def describe_packing(model: str, size_bytes: int, found: Forecast, packed: Forecast) -> str:
+    """Return what `edge-run pack` would gain, as a sentence; empty where that is little.
+
+    size_bytes: of the file that it would write. packed: with that file.
+    """
+    gains = [
+        ("prompts", packed.prefill_tokens_per_s, found.prefill_tokens_per_s),
+        ("an answer", packed.decode_tokens_per_s, found.decode_tokens_per_s),
+        (f"{found.parallel} answers at once", packed.parallel_tokens_per_s, found.parallel_tokens_per_s),
+    ]
+    times = [(what, after / before) for what, after, before in gains if before and after / before >= WORTH_PACKING]
+    if not times:
+        return ""
+    told = ", ".join(f"{what} {ratio:.1f} times" for what, ratio in times)
+    return (
+        f"Weights are repacked each time they are read. `edge-run pack {model}` once, which writes about "
+        f"{format_size(size_bytes)} beside it, is expected to make it faster: {told}."
+    )
