@@ -10,7 +10,7 @@ from edge_run.base.results import Piece, TokenLogprobs
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.sampling import CandidateTable, Sampler
 from edge_run.runtime.generation.text import TextStream
-from edge_run.runtime.grammars.room import GrammarRoom
+from edge_run.runtime.grammars.room import GrammarRoom, RoomedGrammar
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.model import LlamaModel
@@ -35,17 +35,18 @@ class Continuation(Closing):
         context_tokens: int,
         room: GrammarRoom | None = None,
         table: CandidateTable | None = None,
+        grammar: RoomedGrammar | None = None,
     ) -> None:
         """Prepare to continue `prompt`.
 
-        max_tokens: None is as many as the context has room for. room, table: as of `Sampler`. Raises ConfigError for a
-        bad grammar.
+        max_tokens: None is as many as the context has room for. room, table, grammar: as of `Sampler`. Raises
+        ConfigError for a bad grammar.
         """
         self.prompt = prompt
         self.dropped_messages = 0
         self._vocab = model.vocab
         self._max_tokens = context_tokens if max_tokens is None else max_tokens
-        self._sampler = Sampler(model.vocab, sampling, model.vocabulary, context_tokens, room, table)
+        self._sampler = Sampler(model.vocab, sampling, model.vocabulary, context_tokens, room, table, grammar)
         self._text = TextStream(sampling.stop)
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []

@@ -33,7 +33,8 @@ from edge_run.runtime.generation.request import Message, Prompt, Request, make_r
 from edge_run.runtime.generation.sampling import CandidateTable
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.generation.stream import Answer, Stream
-from edge_run.runtime.grammars.room import GrammarRoom
+from edge_run.runtime.grammars.grammar import grammar_text
+from edge_run.runtime.grammars.room import GrammarRoom, RoomedGrammar
 from edge_run.runtime.inspection.model_kind import check_generates
 from edge_run.runtime.keeping.keeper import ConversationRows
 from edge_run.runtime.keeping.opening import open_keeper
@@ -346,8 +347,19 @@ class Model(ModelTexts):
         self._running = weakref.ref(stream)
         return stream
 
-    def begin(self, request: Request) -> Continuation:
-        """Return the beginning of the answer to a request. Raises what is wrong with it."""
+    def open_grammar(self, sampling: SamplingConfig) -> RoomedGrammar | None:
+        """Open the grammar of an answer, which may take seconds; None where it has none. For any thread.
+
+        Close it, or hand it to `begin`. Raises ConfigError, NotSupported, KernelError.
+        """
+        name, text = grammar_text(sampling)
+        return self._grammars.open(name, text, self._opened.model.vocabulary) if name else None
+
+    def begin(self, request: Request, grammar: RoomedGrammar | None = None) -> Continuation:
+        """Return the beginning of the answer to a request. Raises what is wrong with it.
+
+        grammar: what `open_grammar` opened for it, which is closed with the answer.
+        """
         if self.embedding:
             check_generates(self._opened.gguf)
             raise NotSupported(f"{self.path}: was opened for embeddings, not for text; leave out embeddings")
@@ -370,7 +382,7 @@ class Model(ModelTexts):
         has_end = request.max_tokens is not None or not engine.config.context_shift
         most_tokens = request.max_tokens if has_end else MOST_CONTEXT_TOKENS
         answer = Continuation(
-            engine.model, tokens, most_tokens, request.sampling, room_tokens, self._grammars, self._table
+            engine.model, tokens, most_tokens, request.sampling, room_tokens, self._grammars, self._table, grammar
         )
         answer.dropped_messages = n_dropped
         answer.marks = frozenset(token for mark in request.marks for token in self._control_token(mark))

@@ -78,6 +78,7 @@ class Sampler(Closing):
     vocab: llama.cpp's vocabulary, which must outlive the sampler. n_vocab: tokens in it.
     context_tokens: what `repeat_last_n = -1` stands for; needed only then.
     room: where a grammar runs; without one it runs here, and must be one that is trusted.
+    grammar: that of `config`, where it is open already; it is closed with the sampler.
     table: shared with other samplers of the vocabulary; None makes one.
     seed: the seed in use, drawn when the configuration has none.
 
@@ -92,6 +93,7 @@ class Sampler(Closing):
         context_tokens: int | None = None,
         room: GrammarRoom | None = None,
         table: CandidateTable | None = None,
+        grammar: RoomedGrammar | None = None,
     ) -> None:
         self.seed = secrets.randbelow(_ANY_SEED) if config.seed is None else config.seed
         self._last_n_tokens = _last_n_tokens(config, context_tokens)
@@ -104,7 +106,7 @@ class Sampler(Closing):
         self._biased, self._bias = np.array([*biases], np.int64), np.array([*biases.values()], np.float32)
         has_effects = self._last_n_tokens or biases or grammar_text(config)[0]
         self._takes_best = config.temperature == 0 and not has_effects
-        self._grammar = _open_grammar(vocab, config, n_vocab, room)
+        self._grammar = grammar or _open_grammar(vocab, config, n_vocab, room)
         self._chain = _open_chain(config, n_vocab, self._last_n_tokens, self.seed)
         self._is_closed = False
 

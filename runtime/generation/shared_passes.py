@@ -6,12 +6,15 @@ from collections import deque
 from collections.abc import AsyncGenerator
 
 import anyio
+import anyio.to_thread
 
 from edge_run.base.errors import Cancelled, EdgeRunError
 from edge_run.base.results import Piece
 from edge_run.runtime.generation.batch import Batch, Event
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.request import Request
+from edge_run.runtime.grammars.grammar import grammar_text
+from edge_run.runtime.grammars.room import RoomedGrammar
 from edge_run.runtime.processes.model_thread import ModelThread
 
 
@@ -77,19 +80,28 @@ class SharedPasses:
                 await self._drop(number)
 
     async def _submit(self, request: Request, inbox: _Inbox) -> int:
-        """Take a request on, between two passes."""
-        numbers: list[int] = []
+        """Take a request on, between two passes. Its grammar is opened before, beside the passes of others."""
+        grammars, numbers = list[RoomedGrammar](), list[int]()
+
+        def open_grammar() -> None:
+            if grammar := self._model.open_grammar(request.sampling):
+                grammars.append(grammar)
 
         def submit() -> None:
             self._batch = self._batch or self._model.open_batch()
-            numbers.append(self._batch.submit(self._model.begin(request), request.turn))
+            numbers.append(self._batch.submit(self._model.begin(request, *grammars), request.turn))
             self._inboxes[numbers[0]] = inbox
 
         try:
+            if grammar_text(request.sampling)[0]:
+                await anyio.to_thread.run_sync(open_grammar)
             await self._thread.run(submit)
         except BaseException:
-            for number in numbers:
-                await self._drop(number)
+            with anyio.CancelScope(shield=True):
+                for number in numbers:
+                    await self._drop(number)
+                for grammar in grammars if not numbers else ():
+                    await anyio.to_thread.run_sync(grammar.close)
             raise
         return numbers[0]
 

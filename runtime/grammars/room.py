@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported
 from edge_run.base.protocols import Clock
-from edge_run.runtime.processes.cell import Cell, Overrun
+from edge_run.runtime.processes.cell import Cell, Lost, Overrun
 
 LOADING_S = 120.0
 MOST_S = 10.0  # that the grammar of an answer may take, and for each token as long as so many steps of a plain one:
@@ -26,13 +27,13 @@ _JOBS = "edge_run.runtime.grammars.jobs"
 
 
 class GrammarRoom(Closing):
-    """Where the grammars of one model run, in one process, which is started for the first. Not thread-safe."""
+    """Where the grammars of one model run, in one process, which is started for the first. `open` is thread-safe."""
 
     def __init__(self, path: Path, clock: Clock = time.monotonic) -> None:
         """path: the model's file, or its first shard: the vocabulary is loaded from there."""
         self._path, self._clock = path, clock
-        self._cell = Cell(_JOBS)
-        self._numbers = itertools.count()
+        self._cell, self._numbers = Cell(_JOBS), itertools.count()
+        self._opening = threading.RLock()  # the steps of one follow each other
 
     def open(self, name: str, text: str, n_vocab: int) -> RoomedGrammar:
         """Open a grammar, called `name` in errors, or a JSON schema. Close it when its answer has ended.
@@ -43,9 +44,14 @@ class GrammarRoom(Closing):
             raise ConfigError(f"{name}: {len(text):,} characters, {MOST_GRAMMAR_BYTES:,} are the most; simplify it")
 
         def load(number: int) -> float:
-            measured = self._cell.ask("load_vocabulary", LOADING_S, path=os.fspath(self._path))
-            self._cell.ask("open_grammar", is_first=False, number=number, n_vocab=n_vocab, name=name, text=text)
-            return float(measured)
+            with self._opening:
+                while True:
+                    measured = self._cell.ask("load_vocabulary", LOADING_S, path=os.fspath(self._path))
+                    with contextlib.suppress(Lost):  # another one, that was asked something meanwhile, ended it
+                        self._cell.ask(
+                            "open_grammar", is_first=False, number=number, n_vocab=n_vocab, name=name, text=text
+                        )
+                        return float(measured)
 
         grammar = RoomedGrammar(self._cell, name, n_vocab, next(self._numbers), load, self._clock)
         try:

@@ -37,6 +37,10 @@ class Overrun(EdgeRunError):
     """A job reached a limit, or ended its process; the message continues a sentence: "takes more than 64 MiB"."""
 
 
+class Lost(Overrun):
+    """The process with what an earlier job left has ended before this one."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Child:
     """A running process, and who started it: a fork of this process must not use or end it.
@@ -88,7 +92,7 @@ class Cell:
         request = json.dumps([job, fields]).encode()
         with self._lock:
             if not is_first and not self._is_alive():
-                raise Overrun("has lost its process")
+                raise Lost("has lost its process")
             child = self._started()
             try:
                 status, content = _exchange(child.process, request, time.monotonic() + limit_s)

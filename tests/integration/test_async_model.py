@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from edge_run import AsyncModel, Cancelled, ConfigError, Model, NotSupported, Piece
+from edge_run.runtime.grammars.room import GrammarRoom, RoomedGrammar
 from in_child import in_child
 from kit_models import streamed
 
@@ -215,3 +217,49 @@ def test_opening_leaves_no_threads_but_those_that_it_names(kit: Path) -> None:
             assert time.monotonic() < until_s, "OpenMP's slow down the passes of a thread that is not this one"
             time.sleep(0.01)
         model.generate(PROMPT, max_tokens=2).result()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_grammar_that_takes_long_to_open_holds_nobody_up(
+    kit: Path, is_cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer begins and ends meanwhile. Whoever waited and is gone leaves no grammar behind."""
+    opening, may_open, closed, said = threading.Event(), threading.Event(), list[RoomedGrammar](), list[str]()
+    really_open, really_close = GrammarRoom.open, RoomedGrammar.close
+
+    def open_slowly(room: GrammarRoom, name: str, text: str, n_vocab: int) -> RoomedGrammar:
+        opening.set()
+        assert may_open.wait(60)
+        return really_open(room, name, text, n_vocab)
+
+    def close(grammar: RoomedGrammar) -> None:
+        closed.append(grammar)
+        really_close(grammar)
+
+    monkeypatch.setattr(GrammarRoom, "open", open_slowly)
+    monkeypatch.setattr(RoomedGrammar, "close", close)
+    async with AsyncModel(kit, context_tokens=512, threads=1, sequences=2) as model:
+
+        async def answer(scope: anyio.CancelScope) -> None:
+            with scope:
+                grammar = 'root ::= ("a " | "b ")+'
+                said.extend(
+                    [p.text async for p in model.generate(PROMPT, max_tokens=4, temperature=0, grammar=grammar)]
+                )
+
+        async with anyio.create_task_group() as group:
+            scope = anyio.CancelScope()
+            group.start_soon(answer, scope)
+            await anyio.to_thread.run_sync(opening.wait)
+            plain = [piece async for piece in model.generate(PROMPT, max_tokens=8, temperature=0)]
+            assert plain[-1].generation is not None
+            assert not said
+            if is_cancelled:
+                scope.cancel()
+            may_open.set()
+        assert bool(said) != is_cancelled
+        assert set("".join(said)) <= set("ab ")
+        assert len(set(map(id, closed))) == 1
+        with pytest.raises(ConfigError):
+            [piece async for piece in model.generate(PROMPT, max_tokens=4, grammar="root ::= (")]
+        assert [p.text async for p in model.generate(PROMPT, max_tokens=8, temperature=0)] == [p.text for p in plain]
