@@ -48,20 +48,21 @@ def main() -> None:
     parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=SERVERS, default=SERVERS)
+    parser.add_argument("--only", nargs="+", choices=SERVERS, default=("edge-run", "default", "tuned"))
     parser.add_argument("--cache", type=Path, help="where edge-run keeps what it measured; none: measured first")
     parser.add_argument("--name", default="many-server")
     given = parser.parse_args()
     given.context = given.parallel * (max(given.prompt + given.tokens, given.long_prompt + given.short_answer) + 16)
     drives, rows = given.mbps, list[dict[str, Any]]()
     with contextlib.ExitStack() as ending:
-        folder = Path(ending.enter_context(tempfile.TemporaryDirectory()))
-        cache, given.packed = given.cache or folder, folder / "weights.packed"
-        if "packed" in given.only:
-            pack = [sys.executable, "-m", "edge_run", "pack", given.model, "-o", given.packed]
-            subprocess.run(list(map(str, pack)), check=True, capture_output=True)
+        cache = given.cache or Path(ending.enter_context(tempfile.TemporaryDirectory()))
+        given.packed = given.model.with_name(f"{given.model.stem}.many-server-packed")  # on the drive of the model
+        ending.callback(given.packed.unlink, missing_ok=True)
         for given.mbps in drives:
             prediction(given, cache)
+            if "packed" in given.only and not given.packed.exists():
+                pack = [sys.executable, "-m", "edge_run", "pack", given.model, "-o", given.packed]
+                subprocess.run(list(map(str, pack)), check=True, stdout=subprocess.DEVNULL)
             for number in range(given.rounds):
                 for server in given.only:
                     rows.append(

@@ -68,7 +68,8 @@ class DeviceSpec:
     second when they are in memory. window_bytes: of memory_bytes, what streaming runs ahead through; pair_bytes: what
     it holds besides where all weights stream, two tensors, the one in use and the next; in proportion where few do.
     range_bytes: what each range of units takes besides: weights come in chunks, and at its ends lie other units' too.
-    least_kept_bytes: of what is kept, what is in memory at once at least, where the rest may be in a file; 0: all is.
+    least_kept_bytes: where keys and values may be in a file, what of them is in memory at once at least, however many
+        units it has; 0: all that is kept is in memory. least_kept_share: besides, of all that is kept, what stays.
     hop_s: what an activation spends on its way to it or from it, both together, and in being taken and handed on.
     most_weight_bytes: of weights that it may have at all, None for any number.
     """
@@ -83,19 +84,23 @@ class DeviceSpec:
     range_bytes: int = 0
     most_weight_bytes: int | None = None
     least_kept_bytes: int = 0
+    least_kept_share: float = 0.0
 
     def kept_in(self, work: UnitWork, rounds: int) -> int:
         """Return what of `work` is kept in memory: all, or where that leaves no window, what there is room for."""
         if not self.least_kept_bytes or self.memory_bytes - work.kept_bytes >= self.window_bytes:
             return work.kept_bytes
         room = self.memory_bytes - self.window_bytes - self.pair_bytes - rounds * self.range_bytes
-        return min(work.kept_bytes, max(self.least_kept_bytes, room))
+        least = self.least_kept_bytes + math.ceil(self.least_kept_share * work.kept_bytes)
+        return min(work.kept_bytes, max(least, room))
 
 
 @dataclass(frozen=True, slots=True)
 class MeshPlan:
     """owners: of each unit, head and tail included, the node that computes it. token_s: predicted, of one answer alone.
 
+    read_bytes: the weights that each reads for a token.
+    has_away: whether keys and values are in files when the context is full, whose reading `token_s` counts.
     most_in_flight: how many groups of sequences the devices compute at the same time; 1: they take turns.
     many_s: predicted, of a token of each sequence, where several groups are in flight.
     """
@@ -106,6 +111,7 @@ class MeshPlan:
     read_bytes: dict[str, int]
     most_in_flight: int = 1
     many_s: float = 0.0
+    has_away: bool = False
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -161,11 +167,15 @@ def _visits(owners: Sequence[str]) -> Counter[str]:
 
 
 class _Streaming(NamedTuple):
-    """What a device reads for every token, through which window, and the seconds that it stops for it."""
+    """What a device reads for every token, through which window, and the seconds that it stops for it.
+
+    away_bytes: of it, keys and values of a full context.
+    """
 
     streamed_bytes: float
     window_bytes: float = 0.0
     stops_s: float = 0.0
+    away_bytes: int = 0
 
 
 _NO_ROOM = _Streaming(_NEVER)
@@ -179,7 +189,7 @@ def _streaming(spec: DeviceSpec, work: UnitWork, rounds: int) -> _Streaming:
     room, away_bytes = spec.memory_bytes - kept_bytes, work.kept_bytes - kept_bytes
     lacking = work.weight_bytes + rounds * spec.range_bytes - room
     if lacking <= 0:
-        return _Streaming(away_bytes)
+        return _Streaming(away_bytes, away_bytes=away_bytes)
     if room < spec.window_bytes:
         return _NO_ROOM
     token_bytes, window, stops_s = work.token_bytes, float(spec.window_bytes), 0.0
@@ -190,7 +200,8 @@ def _streaming(spec: DeviceSpec, work: UnitWork, rounds: int) -> _Streaming:
         window = lacking / (rounds - 1)
     else:
         stops_s = token_bytes * STOPS_S_PER_BYTE
-    return _Streaming(token_bytes * (lacking + window) / work.weight_bytes + away_bytes, window, stops_s)
+    weights_bytes = token_bytes * (lacking + window) / work.weight_bytes
+    return _Streaming(weights_bytes + away_bytes, window, stops_s, away_bytes)
 
 
 def _read_s(spec: DeviceSpec, streamed_bytes: float) -> float:
@@ -198,7 +209,7 @@ def _read_s(spec: DeviceSpec, streamed_bytes: float) -> float:
 
 
 def _at_work_s(spec: DeviceSpec, work: UnitWork, streaming: _Streaming, rounds: int) -> float:
-    streamed_bytes, window_bytes, stops_s = streaming
+    streamed_bytes, window_bytes, stops_s, _ = streaming
     compute_s = work.token_bytes / spec.compute_bytes_per_s
     if not streamed_bytes:
         return compute_s
@@ -239,14 +250,15 @@ def _all_counts(n_blocks: int, n_devices: int) -> Iterator[list[int]]:
 def _made(
     units: Sequence[UnitWork], specs: Sequence[DeviceSpec], owners: Sequence[str], token_s: float, rounds: int = 1
 ) -> MeshPlan:
-    read_bytes, visits = {}, _visits(owners)
+    read_bytes, visits, has_away = dict[str, int](), _visits(owners), False
     for spec in specs:
         own = [unit for unit, owner in zip(units, owners, strict=True) if owner == spec.node]
         if own:
             work = _together(own)
-            streamed = _streaming(spec, work, visits[spec.node]).streamed_bytes
-            read_bytes[spec.node] = math.ceil(streamed) if streamed < _NEVER else work.weight_bytes
-    return MeshPlan(tuple(owners), rounds, token_s, read_bytes)
+            streaming = _streaming(spec, work, visits[spec.node])
+            weights, has_away = streaming.streamed_bytes - streaming.away_bytes, has_away or streaming.away_bytes > 0
+            read_bytes[spec.node] = math.ceil(weights) if weights < _NEVER else work.weight_bytes
+    return MeshPlan(tuple(owners), rounds, token_s, read_bytes, has_away=has_away)
 
 
 def _best_counts(units: Sequence[UnitWork], specs: Sequence[DeviceSpec], rounds: int) -> list[int] | None:

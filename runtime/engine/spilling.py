@@ -49,7 +49,7 @@ def open_spill(loaded: Loaded, terms: Terms, readers: Readers, stack: contextlib
     stack.callback(file.close)
     with contextlib.suppress(OSError):  # where it is cannot be told
         _check_folder(config.spill_folder)
-    room_bytes = terms.cell_bytes(terms.context_tokens)
+    room_bytes = terms.held_cell_bytes(terms.context_tokens)
     spill = Spill(terms.spill, context.sparse_caches, room_bytes, file, readers, driver.interrupt.check)
     stack.callback(spill.release)
     stack.callback(readers.close)  # before what they read, and read to

@@ -34,7 +34,7 @@ from edge_run.runtime.scheduling.scheduler import PassPart, PassRules, PlannedPa
 from edge_run.runtime.scheduling.sequences import SequencePool
 from edge_run.runtime.scheduling.widths import PassWidths
 from edge_run.runtime.speculation.shared_drafters import OpenText
-from edge_run.runtime.speculation.shared_guesses import SharedTree
+from edge_run.runtime.speculation.shared_guesses import SharedTree, span_of
 from edge_run.runtime.speculation.verification import Verification
 
 _FULL_DRIVE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what only writes are refused for
@@ -277,7 +277,8 @@ class Batch(Closing):
         passed_s = self._clock() - begun.began_s if self._passes.most_in_flight > 1 else None
         trees = {one.part.request: one.tree for one in computed if one.tree}
         widths = [len(one.tree.tree) if one.tree else len(one.part.tokens) for one in computed]
-        width = self._guesses.width_of(widths) if self._guesses else sum(widths)
+        n_sequences = span_of(one.part.sequence for one in computed)
+        width = self._guesses.width_of(widths, n_sequences) if self._guesses else sum(widths)
         self._widths.observe(width, lap.wall_s, lap.wait_s, lap.reads.busy_s, lap.reads.bytes_read)
         if self._guesses:
             numbers = [

@@ -199,7 +199,7 @@ class Model(ModelTexts):
         if is_packed:
             if (packed := planner.packed(plan)) is None:
                 return None
-            planner, plan = packed, packed.plan(plan.budget_bytes)
+            planner, plan = packed
         return planner.timed(plan, profile, prompt_tokens).forecast
 
     @property

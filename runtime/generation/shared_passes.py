@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator
 
@@ -52,6 +53,7 @@ class SharedPasses:
         self._tasks: dict[_Inbox, None] = {}  # in the order in which they came
         self._is_computing = False
         self._batch: Batch | None = None
+        self._opening: anyio.CapacityLimiter | None = None  # of grammars: one at a time, and who waits can be cancelled
         self._inboxes: dict[int, _Inbox] = {}  # of the requests that have not ended
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
@@ -81,11 +83,13 @@ class SharedPasses:
 
     async def _submit(self, request: Request, inbox: _Inbox) -> int:
         """Take a request on, between two passes. Its grammar is opened before, beside the passes of others."""
-        grammars, numbers = list[RoomedGrammar](), list[int]()
+        grammars, numbers, is_gone = list[RoomedGrammar](), list[int](), threading.Event()
 
         def open_grammar() -> None:
             if grammar := self._model.open_grammar(request.sampling):
                 grammars.append(grammar)
+                if is_gone.is_set():  # asyncio cancels a task without waiting for the thread
+                    grammar.close()
 
         def submit() -> None:
             self._batch = self._batch or self._model.open_batch()
@@ -94,13 +98,15 @@ class SharedPasses:
 
         try:
             if grammar_text(request.sampling)[0]:
-                await anyio.to_thread.run_sync(open_grammar)
+                self._opening = self._opening or anyio.CapacityLimiter(1)
+                await anyio.to_thread.run_sync(open_grammar, limiter=self._opening)
             await self._thread.run(submit)
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                for number in numbers:
-                    await self._drop(number)
-                for grammar in grammars if not numbers else ():
+            is_gone.set()
+            for number in numbers:
+                await self._drop(number)
+            for grammar in grammars if not numbers else ():
+                with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(grammar.close)
             raise
         return numbers[0]

@@ -6,8 +6,8 @@ import contextlib
 import itertools
 import os
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported
-from edge_run.base.protocols import Clock
+from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, NotSupported
 from edge_run.runtime.processes.cell import Cell, Lost, Overrun
 
 LOADING_S = 120.0
@@ -29,39 +28,48 @@ _JOBS = "edge_run.runtime.grammars.jobs"
 class GrammarRoom(Closing):
     """Where the grammars of one model run, in one process, which is started for the first. `open` is thread-safe."""
 
-    def __init__(self, path: Path, clock: Clock = time.monotonic) -> None:
+    def __init__(self, path: Path) -> None:
         """path: the model's file, or its first shard: the vocabulary is loaded from there."""
-        self._path, self._clock = path, clock
+        self._path = path
         self._cell, self._numbers = Cell(_JOBS), itertools.count()
-        self._opening = threading.RLock()  # the steps of one follow each other
+        self._opening = threading.Lock()  # the steps of one follow each other
+        self._n_closed = 0
 
     def open(self, name: str, text: str, n_vocab: int) -> RoomedGrammar:
         """Open a grammar, called `name` in errors, or a JSON schema. Close it when its answer has ended.
 
-        Raises ConfigError for one that llama.cpp cannot use, or that takes too much; NotSupported, KernelError.
+        Raises ConfigError for one that llama.cpp cannot use, or that takes too much; NotSupported, KernelError; and
+        Cancelled where the room is closed meanwhile.
         """
         if len(text) > MOST_GRAMMAR_BYTES:
             raise ConfigError(f"{name}: {len(text):,} characters, {MOST_GRAMMAR_BYTES:,} are the most; simplify it")
-
-        def load(number: int) -> float:
-            with self._opening:
-                while True:
-                    measured = self._cell.ask("load_vocabulary", LOADING_S, path=os.fspath(self._path))
-                    with contextlib.suppress(Lost):  # another one, that was asked something meanwhile, ended it
-                        self._cell.ask(
-                            "open_grammar", is_first=False, number=number, n_vocab=n_vocab, name=name, text=text
-                        )
-                        return float(measured)
-
-        grammar = RoomedGrammar(self._cell, name, n_vocab, next(self._numbers), load, self._clock)
+        number, opening = next(self._numbers), {"n_vocab": n_vocab, "name": name, "text": text}
+        grammar = RoomedGrammar(self._cell, name, n_vocab, number, partial(self._load, number, opening))
         try:
             grammar.load()
         except Overrun as overrun:
             raise ConfigError(f"{name}: reading it {overrun}; simplify it") from None
         return grammar
 
+    def _load(self, number: int, opening: dict[str, Any], accepted: Sequence[int]) -> tuple[float, int]:
+        """Open a grammar under `number`, and go on by the tokens `accepted`. Raises Overrun.
+
+        Returns how long a step of a plain one takes, and in which process of the cell it is now.
+        """
+        n_closed = self._n_closed
+        with self._opening:
+            while self._n_closed == n_closed:
+                measured = self._cell.ask("load_vocabulary", LOADING_S, path=os.fspath(self._path))
+                with contextlib.suppress(Lost):  # a grammar that was asked something meanwhile ended the process
+                    self._cell.ask("open_grammar", is_first=False, number=number, **opening)
+                    if accepted:
+                        self._cell.ask("accept", is_first=False, number=number, tokens=list(accepted))
+                    return float(measured), self._cell.n_started
+        raise Cancelled("the model was closed while a grammar was opened")
+
     def close(self) -> None:
         """End the process. A later grammar starts another one."""
+        self._n_closed += 1
         self._cell.close()
 
 
@@ -73,21 +81,23 @@ class RoomedGrammar:
     """
 
     def __init__(
-        self, cell: Cell, name: str, n_vocab: int, number: int, load: Callable[[int], float], clock: Clock
+        self,
+        cell: Cell,
+        name: str,
+        n_vocab: int,
+        number: int,
+        load: Callable[[Sequence[int]], tuple[float, int]],
     ) -> None:
-        """load: opens the grammar in the cell, under a number, and returns how long a step of a plain one takes."""
+        """load: opens it in the cell, as far as it has come, and returns what `GrammarRoom._load` does."""
         self._cell, self._name, self._n_vocab, self._number, self._load = cell, name, n_vocab, number, load
-        self._clock, self._taken_s, self._plain_step_s = clock, 0.0, 0.0
+        self._taken_s = self._plain_step_s = 0.0
         self._fitting: int | None = None
         self._accepted: list[int] = []
         self._process = 0  # of the cell, in which it is open
 
     def load(self) -> None:
         """Open it in the cell, as far as it has come. Raises Overrun."""
-        self._plain_step_s = self._load(self._number)
-        self._process = self._cell.n_started
-        if self._accepted:
-            self._cell.ask("accept", is_first=False, number=self._number, tokens=self._accepted)
+        self._plain_step_s, self._process = self._load(self._accepted)
 
     def fits(self, token: int) -> bool:
         """Return whether `token` may come next."""
@@ -120,16 +130,21 @@ class RoomedGrammar:
 
     def _ask(self, job: str, **fields: Any) -> bytes:
         try:
-            if not self._is_there:
-                self.load()
-            began_s = self._clock()
-            reply = self._cell.ask(job, is_first=False, number=self._number, **fields)
-            self._taken_s += self._clock() - began_s
+            reply, taken_s = self._asked(job, fields)
         except Overrun as overrun:
             raise NotSupported(f"{self._name}: the next token of the answer {overrun}; simplify it") from None
-        n_tokens, taken_s = len(self._accepted) + 1, self._taken_s
-        if taken_s > MOST_S + MOST_PLAIN_STEPS * self._plain_step_s * n_tokens:
+        self._taken_s += taken_s
+        n_tokens = len(self._accepted) + 1
+        if self._taken_s > MOST_S + MOST_PLAIN_STEPS * self._plain_step_s * n_tokens:
             raise NotSupported(
-                f"{self._name}: has taken {taken_s:.1f} s for {n_tokens} tokens of the answer; simplify it"
+                f"{self._name}: has taken {self._taken_s:.1f} s for {n_tokens} tokens of the answer; simplify it"
             )
         return reply
+
+    def _asked(self, job: str, fields: dict[str, Any]) -> tuple[bytes, float]:
+        """Return what a job gives, and the seconds that it took, without those in which others were asked."""
+        while True:
+            if not self._is_there:
+                self.load()
+            with contextlib.suppress(Lost):  # to another grammar, while this one waited for its turn
+                return self._cell.timed(job, is_first=False, number=self._number, **fields)

@@ -275,6 +275,8 @@ def reading_s(plan: MeshPlan, works: Sequence[UnitWork], specs: Mapping[str, Dev
 
 def _corrected(known: DeviceSpec, works: Sequence[UnitWork], plan: MeshPlan, seconds: float) -> DeviceSpec:
     """Return a device as it was seen to be: at work for `seconds` a token."""
+    if plan.has_away:  # that hangs on how long the text is
+        return known
     used = sum(w.token_bytes for w, owner in zip(works, plan.owners, strict=True) if owner == known.node)
     streamed = plan.read_bytes.get(known.node, 0)
     if streamed and streamed / known.disk_bytes_per_s > used / known.compute_bytes_per_s:

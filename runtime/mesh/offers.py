@@ -21,7 +21,6 @@ from edge_run.runtime.forecasting.forecast import pass_work
 from edge_run.runtime.graph.units import Layout
 from edge_run.runtime.mesh.transport import MOST_WAITING_BYTES
 from edge_run.runtime.planning.memory_plan import with_page_tables
-from edge_run.runtime.planning.spill_terms import ATTENTIONS_AT_ONCE
 from edge_run.runtime.probing.probe import recall
 from edge_run.runtime.slices.engine import SliceEngine
 
@@ -116,25 +115,20 @@ def rates(engine: SliceEngine) -> tuple[float, float, bool]:
 def room_document(engine: SliceEngine) -> Document:
     """Return what a planner wants to know of this device and this model."""
     compute, disk, is_measured = rates(engine)
+    least_bytes, least_share = engine.least_kept()
     return {
         "room_bytes": room_bytes(engine),
         "window_bytes": (LOOKAHEAD_CHUNKS + 2) * engine.config.chunk_bytes,  # as a plan gives to what runs ahead
         "pair_bytes": engine.maps.pair_chunks * engine.config.chunk_bytes,
         "range_bytes": engine.config.chunk_bytes,  # half a chunk at each end
-        "least_kept_bytes": _least_kept_bytes(engine),
+        "least_kept_bytes": least_bytes,
+        "least_kept_share": least_share,
         "compute_bytes_per_s": compute,
         "disk_bytes_per_s": disk,
         "is_measured": is_measured,
         "layout": layout_hash(engine.layout),
         "numerics": dataclasses.asdict(engine.loaded.numerics),
     }
-
-
-def _least_kept_bytes(engine: SliceEngine) -> int:
-    """Return what is in memory at once of keys and values, at least, where the rest may be in a file; else 0."""
-    if not engine.config.spills_kv:
-        return 0
-    return ATTENTIONS_AT_ONCE * max((unit.kept_bytes for unit in engine.layout.units), default=0)
 
 
 def device_spec(node: str, document: Document) -> DeviceSpec:
@@ -149,4 +143,5 @@ def device_spec(node: str, document: Document) -> DeviceSpec:
         pair_bytes=int(fields.number("pair_bytes", 0, MOST_BYTES)),
         range_bytes=int(fields.number("range_bytes", 0, MOST_BYTES)),
         least_kept_bytes=int(fields.number("least_kept_bytes", 0, MOST_BYTES)),
+        least_kept_share=fields.number("least_kept_share", 0, 1),
     )

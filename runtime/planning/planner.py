@@ -30,7 +30,7 @@ from edge_run.runtime.planning.expert_plan import plan_moe
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident, plan_streamed, row_ranges
 from edge_run.runtime.planning.prepared import Prepared
-from edge_run.runtime.planning.repack_choice import choose_kinds
+from edge_run.runtime.planning.repack_choice import kinds_to_pack
 from edge_run.runtime.planning.repack_terms import with_repacking
 from edge_run.runtime.planning.spill_terms import with_spill
 from edge_run.runtime.planning.terms import Terms
@@ -38,6 +38,7 @@ from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
 from edge_run.tiers.drives.copied_source import buffer_bytes
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES
 from edge_run.tiers.kv.loans import idle_bytes
+from edge_run.tiers.packed_file import packed_path
 from edge_run.tiers.rows import RowRange
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches, also those that take none yet, in no time
@@ -185,16 +186,21 @@ class Planner:
         known = replace(self.known, micro_batch_tokens=tokens, buffer_bytes=buffer_bytes)
         return Planner(replace(self._prepared, known=known))
 
-    def packed(self, plan: Plan) -> Planner | None:
-        """Return the planner of a run that reads a packed file of repacked weights; None where that has no use.
+    def packed(self, plan: Plan) -> tuple[Planner, Plan] | None:
+        """Return planner and plan of a run that reads the file which `edge-run pack` would write; None without use.
 
-        plan: of the run as it is. A mixture's packed file holds its experts instead.
+        plan: of the run as it is. A mixture's packed file holds its experts instead, and one that there is, it reads.
         """
-        is_open = plan.mode == "streamed" and not (plan.read_repacked or plan.expert_bytes or self.offload)
-        kinds = choose_kinds(self.gguf, replace(self.config, repack="on")) if is_open else frozenset[str]()
-        if not kinds or self.config.repack == "off":
+        config = self.config
+        has_one = config.packed is not None or packed_path(self.gguf.shards[0].path).exists()
+        is_of_use = plan.mode == "streamed" and not (plan.expert_bytes or self.offload)
+        if has_one or not is_of_use or config.repack == "off" or not (kinds := kinds_to_pack(self.gguf, config)):
             return None
-        return Planner(replace(self._prepared, repacked_streamed=kinds), is_packed=True)
+        other = Planner(replace(self._prepared, repacked_streamed=kinds), is_packed=True)
+        try:
+            return other, other.plan(plan.budget_bytes)
+        except BudgetError:  # reading it takes some memory
+            return None
 
     def times(self, plan: Plan, profile: DeviceProfile) -> PassTimes:
         """Return the times of `plan`'s passes on the device of `profile`, with the drive that holds the model."""

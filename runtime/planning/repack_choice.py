@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from edge_run.base.config import ModelConfig
+from edge_run.base.config import PACKED_OFF, WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.files import keep_file
 from edge_run.base.profile import KernelSpeed
 from edge_run.base.strict_json import parse
@@ -64,6 +64,18 @@ def choose_kinds(
     if any(kept.get(name) != decision for name, decision in decided.items()):
         keep_file(_place(config), json.dumps({**kept, **decided}).encode(), "which weights are repacked")
     return frozenset(kind for kind, name in names.items() if decided.get(name, kind in packed))
+
+
+def kinds_to_pack(gguf: GgufModel, config: ModelConfig) -> frozenset[str]:
+    """Return the kinds of weights that a packed file of `gguf` has, where they have a kernel for it here.
+
+    They are those that measured faster repacked, or all where nothing was measured. config: says where that is kept.
+    """
+    from edge_run.runtime.probing.probe import recall_kernels
+
+    usual = ModelConfig(micro_batch_tokens=WIDEST_MICRO_BATCH, packed=PACKED_OFF, cache_folder=config.cache_folder)
+    _, repacked = recall_kernels(usual)
+    return choose_kinds(gguf, replace(usual, repack="auto" if repacked else "on"))
 
 
 def _widths(config: ModelConfig) -> list[int]:

@@ -106,10 +106,12 @@ class Terms:
 
     def cell_bytes(self, tokens: int) -> int:
         """Return what keys and values of `tokens` tokens take in memory, with those of guesses: the draft's too."""
+        return self.held_cell_bytes(tokens) + self._draft_cell_bytes(tokens)
+
+    def held_cell_bytes(self, tokens: int) -> int:
+        """Return what those of the model take in memory."""
         taken = self._own_cell_bytes(tokens)
-        if self.away_bytes:
-            taken = min(taken, self._own_cell_bytes(self.context_tokens) - self.away_bytes)
-        return taken + self._draft_cell_bytes(tokens)
+        return min(taken, self._own_cell_bytes(self.context_tokens) - self.away_bytes) if self.away_bytes else taken
 
     def _own_cell_bytes(self, tokens: int) -> int:
         """Return what those of the model take, wherever they are."""
@@ -122,7 +124,7 @@ class Terms:
         """Return what a token reads of keys and values that are away, when the context has `tokens` tokens."""
         if not self.spill or not self.away_bytes:
             return 0
-        return self.spill.read_at(tokens, self._full_cell_bytes)
+        return self.spill.read_at(tokens, self.held_cell_bytes(self.context_tokens))
 
     def loans_at(self, tokens: int, loan_bytes: int) -> int:
         """Return the loans of `loan_bytes` that weights may have while the context has `tokens` tokens.
@@ -183,7 +185,8 @@ class Terms:
 
     def _spilled(self, spill: SpillShape, lacking_bytes: int) -> Terms | None:
         """Return the same of keys and values that may be away."""
-        tokens, room_bytes = self.context_tokens, self._full_cell_bytes - lacking_bytes
+        tokens, held_bytes = self.context_tokens, self.held_cell_bytes(self.context_tokens)
+        room_bytes = held_bytes - lacking_bytes
         if spill.least_bytes(tokens) <= room_bytes:
             # A byte of weights that is read costs what one of keys and values does.
             room_bytes -= min(MOST_BESIDE_SPILL_BYTES, self.budget_bytes // 8)
@@ -194,9 +197,14 @@ class Terms:
         else:
             tokens = max(LEAST_CONTEXT_TOKENS, spill.tokens_in(room_bytes, tokens - 1))
         shorter = replace(self, context_tokens=tokens, away_bytes=0)
-        away_bytes = max(0, shorter.cell_bytes(tokens) - max(room_bytes, spill.least_bytes(tokens)))
-        freed_bytes = self._full_cell_bytes - shorter.cell_bytes(tokens) + away_bytes
-        holdings = replace(self.holdings, kv_bytes=max(0, self.holdings.kv_bytes - freed_bytes))
+        all_bytes = shorter.held_cell_bytes(tokens)
+        away_bytes = max(0, all_bytes - max(room_bytes, spill.least_bytes(tokens)))
+        of_draft_bytes = self._draft_cell_bytes(self.context_tokens) - self._draft_cell_bytes(tokens)
+        holdings = replace(
+            self.holdings,
+            kv_bytes=max(0, self.holdings.kv_bytes - (held_bytes - all_bytes + away_bytes)),
+            draft_bytes=max(0, self.holdings.draft_bytes - of_draft_bytes),
+        )
         return replace(shorter, away_bytes=away_bytes, holdings=holdings)
 
     @property

@@ -84,26 +84,38 @@ class Cell:
         """Return what the function `job` of the module returns for `fields`, which JSON must be able to write.
 
         is_first: the job needs nothing of an earlier one, so that a process that has ended is started anew.
-        Raises what the job raises of ours, Overrun for a limit reached, Cancelled for a Ctrl-C that ended the job only,
-        NotSupported where no process can be started, TypeError or ValueError for fields that JSON cannot write.
+        Raises what the job raises of ours, Overrun for a limit reached, Lost where the process of earlier jobs is gone,
+        Cancelled for a Ctrl-C that ended the job only, NotSupported where no process can be started, TypeError or
+        ValueError for fields that JSON cannot write.
         """
+        return self.timed(job, limit_s, is_first=is_first, **fields)[0]
+
+    def timed(
+        self, job: str, limit_s: float = LONGEST_S, *, is_first: bool = True, **fields: Any
+    ) -> tuple[bytes, float]:
+        """Return what `ask` does, and how long the job took, in seconds, without the wait for other threads' jobs."""
+        with self._lock:
+            began_s = time.monotonic()
+            content = self._exchanged(job, limit_s, fields, is_first=is_first)
+            return content, time.monotonic() - began_s
+
+    def _exchanged(self, job: str, limit_s: float, fields: dict[str, Any], *, is_first: bool) -> bytes:
         if _why_here():
             return run_job(importlib.import_module(self._module), job, fields)
         request = json.dumps([job, fields]).encode()
-        with self._lock:
-            if not is_first and not self._is_alive():
-                raise Lost("has lost its process")
-            child = self._started()
-            try:
-                status, content = _exchange(child.process, request, time.monotonic() + limit_s)
-            except TimeoutError:
-                self._end()
-                raise Overrun(f"takes longer than {limit_s:g} s") from None
-            except (OSError, EOFError):
-                raise self._ending(child) from None
-            except BaseException:  # Ctrl-C: what the job does meanwhile is nobody's any more
-                self._end()
-                raise
+        if not is_first and not self._is_alive():
+            raise Lost("has lost its process")
+        child = self._started()
+        try:
+            status, content = _exchange(child.process, request, time.monotonic() + limit_s)
+        except TimeoutError:
+            self._end()
+            raise Overrun(f"takes longer than {limit_s:g} s") from None
+        except (OSError, EOFError):
+            raise self._ending(child) from None
+        except BaseException:  # Ctrl-C: what the job does meanwhile is nobody's any more
+            self._end()
+            raise
         if status == DONE:
             return content
         if status == OVERRUN:

@@ -28,11 +28,11 @@ from edge_run.runtime.engine.passes import Passes
 from edge_run.runtime.engine.spilling import open_spill, spillable_uses
 from edge_run.runtime.engine.supply import Begun, Supply
 from edge_run.runtime.graph.units import Layout
-from edge_run.runtime.llama.holdings import COORDINATOR_RESERVE_BYTES, WORKER_RESERVE_BYTES
+from edge_run.runtime.llama.holdings import COORDINATOR_RESERVE_BYTES, WORKER_RESERVE_BYTES, Holdings
 from edge_run.runtime.planning.memory_plan import make_plan
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.spill_terms import with_spill
-from edge_run.runtime.planning.terms import Terms
+from edge_run.runtime.planning.terms import LEAST_CONTEXT_TOKENS, Terms
 from edge_run.runtime.slices.assignment import Assignment
 from edge_run.runtime.slices.lending import lender, own_cells
 from edge_run.runtime.slices.maps import SliceMaps
@@ -72,6 +72,7 @@ class SliceEngine:
         self._supply = self._idle
         self._assignment: Assignment | None = None
         self._past_reads, self._past_wait_s = ReadTotals(), 0.0
+        self._past_spill: KvSpill | None = None
         self._assigned = contextlib.ExitStack()
         stack.callback(self._assigned.close)
         self.passes = Passes(loaded, lambda: self._supply)
@@ -156,8 +157,11 @@ class SliceEngine:
 
     @property
     def kv_spill(self) -> KvSpill | None:
-        """What of the keys and values of its own layers went to a file; None where all stay in memory."""
-        return self._supply.kv_spill
+        """What of the keys and values of its own layers went to files so far; None where all stayed in memory."""
+        now, past = self._supply.kv_spill, self._past_spill
+        if now is None or past is None:
+            return now or past
+        return KvSpill(past.written_bytes + now.written_bytes, past.read_bytes + now.read_bytes, now.away_bytes)
 
     @property
     def interrupt(self) -> Interrupt:
@@ -194,7 +198,8 @@ class SliceEngine:
 
     def release(self) -> None:
         """Give up all weights and all that was decoded. Idempotent."""
-        self._past_reads, self._past_wait_s = self.read_totals, self.wait_s
+        self._past_reads, self._past_wait_s, spilled = self.read_totals, self.wait_s, self.kv_spill
+        self._past_spill = replace(spilled, away_bytes=0) if spilled else None
         assignment, self._assignment, self._supply = self._assignment, None, self._idle
         if assignment:
             assignment.end()
@@ -225,9 +230,27 @@ class SliceEngine:
         """Stop the readers and free everything. Idempotent."""
         self._stack.close()
 
+    def least_kept(self) -> tuple[int, float]:
+        """Return what of keys and values is in memory at once at least, and of all of them what share stays besides.
+
+        (0, 0.0) where none may be in a file.
+        """
+        kept_bytes, everything = (
+            sum(unit.kept_bytes for unit in self.layout.units),
+            Share(("",) * len(self.layout.units), ""),
+        )
+        terms, tokens = self._terms_of(everything, self.holdings), self.shape.context_tokens
+        if terms.spill is None or terms.cells is None or tokens <= LEAST_CONTEXT_TOKENS:
+            return 0, 0.0
+        at_once_bytes = terms.spill.piece_bytes * terms.spill.at_once(terms.spill.complete(tokens))
+        stays = terms.spill.least_bytes(tokens) - at_once_bytes + max(0, kept_bytes - terms.cells.bytes_for(tokens))
+        return at_once_bytes, min(1.0, stays / kept_bytes)
+
     def _terms(self, share: Share) -> Terms:
-        """Return the terms of a plan for `share`."""
-        holdings = replace(self.holdings, kv_bytes=self._drop_foreign(share))
+        """Return the terms of a plan for `share`; what others keep loses its memory."""
+        return self._terms_of(share, replace(self.holdings, kv_bytes=self._drop_foreign(share)))
+
+    def _terms_of(self, share: Share, holdings: Holdings) -> Terms:
         cells = own_cells(self.loaded, self.layout, share)
         terms = replace(
             self.loaded.terms(holdings),

@@ -13,7 +13,7 @@ guess of each costs nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -115,7 +115,7 @@ class SharedGuesses:
             guesses = self._drafted(texts, most)
             ranked = rank_guesses(guesses, n_texts + len(self._branches), [(number,) for number in texts])[:most]
             self._note_drafting(texts, self._clock() - started)
-        offers = self._offers(list(texts), ranked)
+        offers = self._offers(texts, ranked)
         worth = [n_texts + sum(guesses[path].value for path in paths) for _, paths in offers]
         choice = 0
         if ranked:
@@ -155,9 +155,13 @@ class SharedGuesses:
         with self._drafters.going_on(*alone) if alone else nullcontext():
             yield
 
-    def width_of(self, n_tokens: Sequence[int]) -> int:
-        """Return how wide a pass is in which texts have so many tokens each."""
-        return padded_width(n_tokens, len(n_tokens), self._least_tokens) if self._least_tokens else sum(n_tokens)
+    def width_of(self, n_tokens: Sequence[int], n_sequences: int = 0) -> int:
+        """Return how wide a pass is in which texts have so many tokens each.
+
+        n_sequences: from the first of theirs to the last; those between are padded too. 0: they have all of them.
+        """
+        n_sequences = n_sequences or len(n_tokens)
+        return padded_width(n_tokens, n_sequences, self._least_tokens) if self._least_tokens else sum(n_tokens)
 
     def passed(
         self, trees: Mapping[int, SharedTree], numbers: Sequence[int], wall_s: float, *, has_prompts: bool
@@ -193,17 +197,17 @@ class SharedGuesses:
     def _told(self, tally: SpeculationTally) -> Speculation:
         return replace(tally.figures(), decisions=self._drafters.decisions)
 
-    def _offers(self, numbers: Sequence[int], ranked: Sequence[Path]) -> list[tuple[int, Sequence[Path]]]:
+    def _offers(self, texts: Mapping[int, OpenText], ranked: Sequence[Path]) -> list[tuple[int, Sequence[Path]]]:
         """Return what the next pass may be: how wide, and with which of `ranked`; the first is without guesses."""
-        n_texts = len(numbers)
+        n_texts, n_sequences = len(texts), span_of(text.sequence for text in texts.values())
         if not self._least_tokens:
             most = min(self._control.most_tokens, n_texts + len(ranked))
             widths = [n_texts, *(width for width in WIDTHS if n_texts < width <= most)]
             return [(width, ranked[: width - n_texts]) for width in widths]
-        most, longest = self._control.most_tokens // n_texts, 1 + max((len(path) - 1 for path in ranked), default=0)
+        most, longest = self._control.most_tokens // n_sequences, 1 + max((len(path) - 1 for path in ranked), default=0)
         lengths = [length for length in WIDTHS if 1 < length <= min(most, longest)]
-        chains = [(n_texts * length, [path for path in ranked if len(path) <= length]) for length in lengths]
-        return [(self.width_of([1] * n_texts), ()), *chains]
+        chains = [(n_sequences * length, [path for path in ranked if len(path) <= length]) for length in lengths]
+        return [(self.width_of([1] * n_texts, n_sequences), ()), *chains]
 
     def _note_drafting(self, texts: Mapping[int, OpenText], seconds: float) -> None:
         """Note what guesses took; not where a text was read first, which it is once."""
@@ -222,6 +226,12 @@ class SharedGuesses:
                 found[number] = SharedTree(tree, (texts[number].sequence, *free[:n_more]))
                 del free[:n_more]
         return found
+
+
+def span_of(sequences: Iterable[int]) -> int:
+    """Return how many sequences there are from the first to the last of `sequences`; 0 where there are none."""
+    found = list(sequences)
+    return max(found) - min(found) + 1 if found else 0
 
 
 def _tree_of(number: int, text: OpenText, guesses: Mapping[Path, Guess], paths: Sequence[Path]) -> DraftTree:

@@ -17,8 +17,7 @@ from edge_run.runtime.graph.repackable import described, repackable
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.repacking import RepackedWeight, Repacking, groups_of, layout_of
 from edge_run.runtime.planning.prepare import prepare
-from edge_run.runtime.planning.repack_choice import choose_kinds
-from edge_run.runtime.probing.probe import recall_kernels
+from edge_run.runtime.planning.repack_choice import kinds_to_pack
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_header import TensorInfo
@@ -37,8 +36,7 @@ def worth_repacking(gguf: GgufModel) -> list[TensorInfo]:
     assert known is not None, "a plan needs the graph"
     found = repackable(known.graph, gguf)
     able = groups_of(described(tensor for tensors in found.values() for tensor in tensors))
-    _, was_measured = recall_kernels(config)
-    wanted = choose_kinds(gguf, replace(config, repack="auto" if was_measured else "on"))
+    wanted = kinds_to_pack(gguf, config)
     tensors = [
         tensor
         for kind, some in found.items()

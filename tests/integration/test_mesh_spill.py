@@ -42,7 +42,7 @@ def send_all_away(run: Run, workers: str) -> int:
 
 @in_child
 def test_tokens_are_those_of_one_device_also_when_one_dies(folder: Path) -> None:
-    spill_terms.ATTENTIONS_AT_ONCE = offers.ATTENTIONS_AT_ONCE = 1
+    spill_terms.ATTENTIONS_AT_ONCE = 1
     path = make_model("llama", folder)
     wanted, memory = alone(path), memory_for(path, SHARE)
     own = {"memory": memory, "kv_spill": folder / "spill"}
@@ -73,4 +73,4 @@ def test_without_files_it_is_refused_in_a_line(folder: Path) -> None:
     path = make_model("llama", folder)
     with pytest.raises(BudgetError, match="context of 262,144 tokens") as refusal:
         Run(path, options=LONG, own={"memory": memory_for(path, SHARE)})
-    assert "\\n" not in str(refusal.value)
+    assert "\n" not in str(refusal.value)

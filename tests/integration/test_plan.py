@@ -143,9 +143,8 @@ def test_it_says_what_a_packed_file_would_gain(grown: Path, tmp_path: Path, monk
     assert not plan.read_repacked
     packed = planned.packed(plan)
     assert packed
-    with_file = packed.timed(packed.plan(), profile, 100)
+    with_file = packed[0].timed(packed[1], profile, 100)
     assert with_file.read_repacked
-    assert packed.packed(with_file) is None, "it is packed"
     assert plan.forecast
     assert with_file.forecast
     assert with_file.forecast.parallel_tokens_per_s > 1.1 * plan.forecast.parallel_tokens_per_s
@@ -153,7 +152,10 @@ def test_it_says_what_a_packed_file_would_gain(grown: Path, tmp_path: Path, monk
     assert "`edge-run pack m.gguf` once, which writes about 3.00 GiB beside it" in told
     assert "16 answers at once" in told
     assert figures.describe_packing("m.gguf", 3 * GIB, plan.forecast, plan.forecast) == ""
-    assert planner(grown, replace(config, repack="off")).packed(plan) is None
+    for settings in ({"repack": "off"}, {"packed": "off"}):
+        assert planner(grown, replace(config, **settings)).packed(plan) is None
+    tight = replace(plan, budget_bytes=plan.minimum_bytes - MIB)
+    assert planned.packed(tight) is None, "it has no room"
 
 
 def test_a_run_says_how_far_it_is(grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,6 +232,6 @@ def describe_packing(model: str, size_bytes: int, found: Forecast, packed: Forec
         return ""
     told = ", ".join(f"{what} {ratio:.1f} times" for what, ratio in times)
     return (
-        f"Weights are repacked each time they are read. `edge-run pack {model}` once, which writes about "
-        f"{format_size(size_bytes)} beside it, is expected to make it faster: {told}."
+        f"`edge-run pack {model}` once, which writes about {format_size(size_bytes)} beside it, is expected to make it "
+        f"faster: {told}."
     )

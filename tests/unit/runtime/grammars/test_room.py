@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import Cancelled, NotSupported
 from edge_run.runtime.grammars import room as rooms
 from edge_run.runtime.grammars.room import MOST_PLAIN_STEPS, MOST_S, GrammarRoom, RoomedGrammar
+from edge_run.runtime.processes.cell import Lost
 
 PLAIN_STEP_S = 0.01
 
@@ -18,27 +20,38 @@ class Cell:
     """A process in which every job of a grammar takes as long as the number says that it was opened with."""
 
     def __init__(self, module: str) -> None:
-        self.now_s, self.n_started, self.is_alive = 0.0, 1, True
+        self.n_started, self.is_alive = 1, True
         self.step_s: dict[int, float] = {}
+        self.before: Callable[[str], None] = lambda job: None
 
     def ask(self, job: str, limit_s: float = 0, *, is_first: bool = True, **fields: Any) -> bytes:
+        return self.timed(job, is_first=is_first, **fields)[0]
+
+    def timed(self, job: str, *, is_first: bool = True, **fields: Any) -> tuple[bytes, float]:
+        self.before(job)
         if job == "load_vocabulary":
-            return str(PLAIN_STEP_S).encode()
+            self.n_started += not self.is_alive
+            self.is_alive = True
+            return str(PLAIN_STEP_S).encode(), 0.0
+        if not self.is_alive:
+            raise Lost("has lost its process")
         if job == "open_grammar":
             self.step_s[fields["number"]] = float(fields["text"])
-            return b""
-        self.now_s += self.step_s[fields["number"]]
-        return b"\1"
+            return b"", 0.0
+        return b"\1", self.step_s[fields["number"]]
 
-    def close(self) -> None:
+    def end(self) -> None:
         self.is_alive = False
+        self.step_s.clear()
+
+    close = end
 
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> GrammarRoom:
     cell = Cell("")
     monkeypatch.setattr(rooms, "Cell", lambda module: cell)
-    return GrammarRoom(Path("model.gguf"), lambda: cell.now_s)
+    return GrammarRoom(Path("model.gguf"))
 
 
 def go_on(grammar: RoomedGrammar, n_tokens: int) -> None:
@@ -61,3 +74,34 @@ def test_an_answer_whose_grammar_is_slow_ends_and_others_go_on(room: GrammarRoom
 def test_a_grammar_that_takes_long_for_some_tokens_may(room: GrammarRoom) -> None:
     go_on(room.open("grammar", str(MOST_S / 30), 8), 10)
     go_on(room.open("grammar", str(MOST_PLAIN_STEPS / 3 * PLAIN_STEP_S), 8), 10_000)
+
+
+@pytest.mark.parametrize("job", ["refused", "fits", "accept", "open_grammar"])
+def test_a_grammar_whose_process_another_ends_while_it_waits_is_opened_anew(room: GrammarRoom, job: str) -> None:
+    """Its answer goes on: the other one took too much, and not this one."""
+    cell, ends = cast("Any", room)._cell, [3]
+
+    def end(asked: str) -> None:
+        if asked == job and ends[0]:
+            ends[0] -= 1
+            cell.end()
+
+    grammar = room.open("grammar", str(PLAIN_STEP_S), 8)
+    cell.before = end
+    if job == "open_grammar":
+        cell.end()
+    go_on(grammar, 10)
+    assert ends == [0]
+
+
+def test_a_grammar_is_not_opened_for_ever_in_a_room_that_is_closed(room: GrammarRoom) -> None:
+    cell = cast("Any", room)._cell
+
+    def close(asked: str) -> None:
+        if asked == "open_grammar":
+            room.close()
+
+    cell.before = close
+    with pytest.raises(Cancelled, match="closed"):
+        room.open("grammar", "1", 8)
+    assert not cell.is_alive

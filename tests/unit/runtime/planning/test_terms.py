@@ -104,3 +104,20 @@ def test_a_draft_model_has_cells_for_guesses_beside_the_text() -> None:
     assert guesses
     assert both.cell_bytes(0) - alone.cell_bytes(0) == guesses.bytes_for(GUESSED_TOKENS)
     assert both.lent_bytes > alone.lent_bytes
+
+
+@given(n_draft=st.integers(1, 8), share=st.floats(0.001, 1))
+def test_what_a_draft_model_keeps_is_no_room_for_the_models_own(n_draft: int, share: float) -> None:
+    alone, draft = spilling(4), cells(n_draft, 256)
+    assert draft
+    holdings = replace(alone.holdings, draft_bytes=draft.bytes_for(TOKENS) + OTHERS)
+    both = replace(alone, draft_cells=draft, holdings=holdings)
+    lacking = max(1, int(share * alone.cell_bytes(TOKENS)))
+    found, without = both.shortened(lacking), alone.shortened(lacking)
+    assert found
+    assert without
+    assert (found.away_bytes, found.context_tokens) == (without.away_bytes, without.context_tokens)
+    tokens = found.context_tokens
+    assert found.held_cell_bytes(tokens) == without.cell_bytes(tokens)
+    assert found.kv_read_at(tokens - 1) == without.kv_read_at(tokens - 1)
+    assert both.holdings.total_bytes - found.holdings.total_bytes == both.pool_bytes - found.pool_bytes

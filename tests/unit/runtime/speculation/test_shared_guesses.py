@@ -130,6 +130,16 @@ def test_texts_with_cells_of_their_own_have_chains_of_one_length(least_tokens: i
     assert widths(guesses, 3) == [8, 8, 1]  # but for one whose guesses are worth nothing: it gets padding
     assert guesses.width_of([1, 1, 1]) == 3 * least_tokens  # padding
     assert guesses.width_of([3, 1, 2]) == 9
+    assert guesses.width_of([3, 1, 2], 5) == 15, "those between are padded too"
+
+
+@pytest.mark.parametrize("least_tokens", [1, LEAST_TOKENS])
+def test_chains_are_no_longer_than_a_pass_has_room_for_with_the_sequences_between(least_tokens: int) -> None:
+    guesses = guessing({0: 0.95, 1: 0.95, 7: 0.95}, least_tokens=least_tokens)
+    apart = {0: OpenText([7, 8, 0], 0, 16), 1: OpenText([7, 8, 1], 7, 16)}
+    found = guesses.plan(apart, 1000)
+    assert max(len(one.tree) for one in found.values()) == 4, "8 sequences of 4 tokens are as many as a pass has"
+    assert max(len(one.tree) for one in guesses.plan(texts(2), 1000).values()) > 4
 
 
 def test_exact_passes_verify_the_guess_that_has_the_place_of_padding() -> None:
