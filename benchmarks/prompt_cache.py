@@ -1,9 +1,13 @@
 """What the prompt cache saves: a long prompt again, and another question after the same system prompt.
 
+    prompt_cache.py --model MODEL [--prompt 3073] [--shared 2048] [-ub 512] [--rounds 3]
+
 Each prompt is read by a model that has just been opened, without the cache, with an empty one (which it fills), and
 with a full one, in turn; seconds to the first token, opening excluded, and the processor's (user and system, all
 threads). What a full cache saves is compared with the time to read its files at the drive's speed and with one pass.
-The tokens are arbitrary, and the logits' best tokens must be the same in all three.
+The tokens are arbitrary, and the logits' best tokens must be the same in all three. What comes after the last whole
+block, and the last whole pass, is computed again each time; by default there is one such token. A question after a
+system prompt looks at all of it, wherever that comes from: `in memory` is the same question where it was read before.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from _box import write_results
 
 from edge_run import Model
 
-N_ANSWER = 4
+N_ANSWER, ALONE = 4, "question alone, no cache"
 
 
 def used_s() -> float:
@@ -31,11 +35,13 @@ def used_s() -> float:
     return times.user + times.system
 
 
-def measure(path: Path, prompt: Sequence[int], cache: Path | str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what a prompt took in a model of its own."""
+def measure(
+    path: Path, prompt: Sequence[int], cache: Path | str, options: dict[str, Any], before: Sequence[int] = (1, 2)
+) -> dict[str, Any]:
+    """Return what a prompt took in a model of its own, which has read `before`."""
     with Model(path, prompt_cache=cache, **options) as model:
         # The weights are read by then: what is timed is the prompt.
-        model.generate([1, 2], max_tokens=1, temperature=0).result()
+        model.generate(before, max_tokens=1, temperature=0).result()
         used, began = used_s(), time.monotonic()
         answer = model.generate(prompt, max_tokens=N_ANSWER, temperature=0)
         next(iter(answer))
@@ -69,14 +75,15 @@ def main() -> None:
     """Measure, and write the results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--prompt", type=int, default=3000)
-    parser.add_argument("--shared", type=int, default=2000, help="tokens of the system prompt that two chats share")
+    parser.add_argument("--prompt", type=int, default=3073)
+    parser.add_argument("--shared", type=int, default=2048, help="tokens of the system prompt that two chats share")
     parser.add_argument("--question", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("-ub", type=int, default=64)
+    parser.add_argument("-ub", type=int, default=512)
     parser.add_argument("--only", choices=("prompt", "chat"))
     parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--name", default="prompt-cache")
     arguments = parser.parse_args()
     options: dict[str, Any] = {
         "context_tokens": 4096,
@@ -98,12 +105,14 @@ def main() -> None:
                 ("first chat, empty cache", [*system, *questions[0]], shared),
                 ("second chat, no cache", [*system, *questions[1]], none),
                 ("second chat, full cache", [*system, *questions[1]], shared),
-                ("question alone, no cache", questions[1], none),
+                ("second chat, in memory", [*system, *questions[1]], none),
+                (ALONE, questions[1], none),
             ]
             plan = [one for one in plan if not arguments.only or (arguments.only == "prompt") == ("prompt" in one[0])]
             answers: dict[str, tuple[int, ...]] = {}
             for what, prompt, cache in plan:
-                found = measure(arguments.model, prompt, cache, options)
+                read = system if "in memory" in what else (1, 2)
+                found = measure(arguments.model, prompt, cache, options, read)
                 kind = what.partition(",")[0]
                 assert answers.setdefault(kind, found["tokens"]) == found["tokens"], what
                 row = {"round": number, "what": what, "prompt_tokens": len(prompt), **found}
@@ -112,18 +121,33 @@ def main() -> None:
                 del row["tokens"]
                 rows.append(row)
                 print(row, flush=True)
-    names = dict.fromkeys(row["what"] for row in rows)
+    text = f"{arguments.model.name}, -ub {arguments.ub}, {arguments.threads} threads, exact {arguments.exact}; "
+    text += f"{arguments.rounds} rounds, medians.\n\n{told(rows)}"
+    write_results(arguments.name, rows, text)
+
+
+def told(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the rows for a reader, and what a full cache saves, in the worst round."""
     lines = ["| prompt | from the cache | first token | processor |", "|---|---|---|---|"]
-    for name in names:
-        own = [row for row in rows if row["what"] == name]
+    by_name = {name: [row for row in rows if row["what"] == name] for name in dict.fromkeys(r["what"] for r in rows)}
+    for name, own in by_name.items():
         seconds, cpu = ([row[key] for row in own] for key in ("ttft_s", "cpu_s"))
         lines.append(
             f"| {name} | {own[0]['cached_tokens']} of {own[0]['prompt_tokens']} | {statistics.median(seconds):.2f} s "
             f"({min(seconds):.2f} to {max(seconds):.2f}) | {statistics.median(cpu):.2f} s |"
         )
-    text = f"{arguments.model.name}, -ub {arguments.ub}, {arguments.threads} threads, exact {arguments.exact}; "
-    text += f"{arguments.rounds} rounds, medians.\n\n" + "\n".join(lines)
-    write_results("prompt-cache", rows, text)
+    if resumed := by_name.get("prompt, full cache"):
+        without = by_name["prompt, no cache"]
+        gains = [a["ttft_s"] / b["ttft_s"] for a, b in zip(without, resumed, strict=True)]
+        limits = [row["ttft_s"] / (1.1 * row["read_s"] + row["token_s"] + 0.05) for row in resumed]
+        lines += ["", f"* A prompt that is kept: at least {min(gains):.0f} times sooner (reach 20), and at most"]
+        lines += [f"  {max(limits):.2f} of 1.1 times the reading, one pass and 50 ms (reach 1)."]
+    if second := by_name.get("second chat, full cache"):
+        lines.append("")
+        for what, name in (("in memory, as if the chat went on", "second chat, in memory"), ("left out", ALONE)):
+            ratios = [a["ttft_s"] / b["ttft_s"] for a, b in zip(second, by_name[name], strict=True)]
+            lines.append(f"* A second chat: at most {max(ratios):.2f} times as long as with the system prompt {what}.")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
