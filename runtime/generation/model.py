@@ -39,7 +39,7 @@ from edge_run.runtime.inspection.model_kind import check_generates
 from edge_run.runtime.keeping.keeper import ConversationRows
 from edge_run.runtime.keeping.opening import open_keeper
 from edge_run.runtime.llama._ggml import L
-from edge_run.runtime.planning.planner import Planner
+from edge_run.runtime.planning.planner import Planner, packed
 from edge_run.runtime.probing.probe import recall
 from edge_run.runtime.processes.forks import OwnerProcess
 
@@ -195,12 +195,9 @@ class Model(ModelTexts):
         profile = recall(engine.gguf, engine.config) if engine.mesh_use is None else None
         if profile is None or engine.prepared.known is None:
             return None
-        planner, plan = Planner(engine.prepared), engine.plan
-        if is_packed:
-            if (packed := planner.packed(plan)) is None:
-                return None
-            planner, plan = packed
-        return planner.timed(plan, profile, prompt_tokens).forecast
+        planner = Planner(engine.prepared)
+        found = packed(planner, engine.plan) if is_packed else (planner, engine.plan)
+        return found[0].timed(found[1], profile, prompt_tokens).forecast if found else None
 
     @property
     def _opened(self) -> Engine:
@@ -348,18 +345,12 @@ class Model(ModelTexts):
         return stream
 
     def open_grammar(self, sampling: SamplingConfig) -> RoomedGrammar | None:
-        """Open the grammar of an answer, which may take seconds; None where it has none. For any thread.
-
-        Close it, or hand it to `begin`. Raises ConfigError, NotSupported, KernelError.
-        """
+        """Open the grammar of an answer, for `begin`, from any thread: it may take seconds. None where it has none."""
         name, text = grammar_text(sampling)
         return self._grammars.open(name, text, self._opened.model.vocabulary) if name else None
 
     def begin(self, request: Request, grammar: RoomedGrammar | None = None) -> Continuation:
-        """Return the beginning of the answer to a request. Raises what is wrong with it.
-
-        grammar: what `open_grammar` opened for it, which is closed with the answer.
-        """
+        """Return the beginning of the answer to a request, which closes its `grammar`. Raises what is wrong with it."""
         if self.embedding:
             check_generates(self._opened.gguf)
             raise NotSupported(f"{self.path}: was opened for embeddings, not for text; leave out embeddings")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edge_run.base.closing import Closing
 from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, NotSupported
-from edge_run.runtime.processes.cell import Cell, Lost, Overrun
+from edge_run.runtime.processes.cell import Cell, LostProcess, Overrun
 
 LOADING_S = 120.0
 MOST_S = 10.0  # that the grammar of an answer may take, and for each token as long as so many steps of a plain one:
@@ -60,7 +60,7 @@ class GrammarRoom(Closing):
         with self._opening:
             while self._n_closed == n_closed:
                 measured = self._cell.ask("load_vocabulary", LOADING_S, path=os.fspath(self._path))
-                with contextlib.suppress(Lost):  # a grammar that was asked something meanwhile ended the process
+                with contextlib.suppress(LostProcess):  # a grammar that was asked something meanwhile ended the process
                     self._cell.ask("open_grammar", is_first=False, number=number, **opening)
                     if accepted:
                         self._cell.ask("accept", is_first=False, number=number, tokens=list(accepted))
@@ -146,5 +146,5 @@ class RoomedGrammar:
         while True:
             if not self._is_there:
                 self.load()
-            with contextlib.suppress(Lost):  # to another grammar, while this one waited for its turn
+            with contextlib.suppress(LostProcess):  # to another grammar, while this one waited for its turn
                 return self._cell.timed(job, is_first=False, number=self._number, **fields)

@@ -23,6 +23,8 @@ from edge_run.runtime.mesh.transport import MOST_WAITING_BYTES
 from edge_run.runtime.planning.memory_plan import with_page_tables
 from edge_run.runtime.probing.probe import recall
 from edge_run.runtime.slices.engine import SliceEngine
+from edge_run.runtime.slices.lending import least_kept, slice_terms
+from edge_run.runtime.slices.slice import Share
 
 _WHOLE = ("context_tokens", "threads", "micro_batch_tokens", "sequences", "outputs_per_pass")
 # What decides the logits, and the size of what is sent: the coordinator's settings hold on all devices of a run.
@@ -115,7 +117,8 @@ def rates(engine: SliceEngine) -> tuple[float, float, bool]:
 def room_document(engine: SliceEngine) -> Document:
     """Return what a planner wants to know of this device and this model."""
     compute, disk, is_measured = rates(engine)
-    least_bytes, least_share = engine.least_kept()
+    everything = slice_terms(engine.loaded, engine.maps, Share(("",) * len(engine.layout.units), ""), engine.holdings)
+    least_bytes, least_share = least_kept(everything, sum(unit.kept_bytes for unit in engine.layout.units))
     return {
         "room_bytes": room_bytes(engine),
         "window_bytes": (LOOKAHEAD_CHUNKS + 2) * engine.config.chunk_bytes,  # as a plan gives to what runs ahead

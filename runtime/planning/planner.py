@@ -56,7 +56,7 @@ class Planner:
         is_packed: as if a packed file held all weights repacked that stream.
         """
         assert prepared.known is not None, "a plan of a file that was not looked at"
-        self._is_packed, self._prepared, self.known, self.offload = (
+        self._is_packed, self.prepared, self.known, self.offload = (
             is_packed,
             prepared,
             prepared.known,
@@ -105,14 +105,14 @@ class Planner:
         """The memory that the model takes while it is opened."""
         holdings, terms = self._holdings, self._terms
         kv_bytes = max(0, holdings.kv_bytes - self.known.cell_bytes) if terms.cells else holdings.kv_bytes
-        draft = self._prepared.draft
+        draft = self.prepared.draft
         draft_bytes = draft.least_bytes if draft and terms.draft_cells else holdings.draft_bytes
         return self.known.program_bytes + kv_bytes + holdings.buffer_bytes + draft_bytes
 
     @functools.cached_property
     def _terms(self) -> Terms:
         known = self.known
-        terms = self._prepared.terms(self._holdings, known.context_tokens, known.micro_batch_tokens)
+        terms = self.prepared.terms(self._holdings, known.context_tokens, known.micro_batch_tokens)
         if self.offload:  # which moves cells and buffers to a GPU
             return terms
         shape = context_shape(self.config, known.trained_context_tokens, self.threads)
@@ -120,7 +120,7 @@ class Planner:
         idle = 0 if shape.pooling else idle_bytes(known.buffer_bytes - output_bytes, known.narrow_bytes)
         is_by_cell = known.cell_bytes >= LEAST_SPARSE_BYTES and lends_cells(self.config)
         cells = replace(known.cells, n_streams=shape.n_streams) if is_by_cell else None
-        draft_cells = self._prepared.draft.cells if self._prepared.draft else None
+        draft_cells = self.prepared.draft.cells if self.prepared.draft else None
         lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle)
         lent = replace(lent, verified_tokens=shape.verified_tokens)
         lent = lent.with_row_slices(self._address_space.chunk_bytes, shape.narrow_tokens, self.threads)
@@ -138,9 +138,9 @@ class Planner:
 
     def plan(self, budget_bytes: int | None = None) -> Plan:
         """Return the plan under a budget, by default the configured one. Raises BudgetError when it is too small."""
-        budget_bytes = budget_bytes or self._prepared.budget_bytes
+        budget_bytes = budget_bytes or self.prepared.budget_bytes
         terms = replace(self._streamed_terms, budget_bytes=budget_bytes)
-        if self._prepared.why_plain:
+        if self.prepared.why_plain:
             return plan_plain(
                 replace(terms, holdings=Holdings(0, self._holdings.reserve_bytes, self._holdings.kv_bytes))
             )
@@ -156,7 +156,7 @@ class Planner:
     @functools.cached_property
     def _streamed_terms(self) -> Terms:
         """The terms of a run whose weights stream."""
-        prepared = self._prepared
+        prepared = self.prepared
         terms = with_repacking(self._terms, self._graph, prepared.repacked_streamed, prepared.repacked_file)
         return replace(terms, is_read_repacked=True) if self._is_packed else terms
 
@@ -164,7 +164,7 @@ class Planner:
     def _resident_terms(self) -> Terms:
         """The terms of a run whose weights all fit."""
         terms = replace(self._terms, holdings=self._holdings)
-        return with_repacking(terms, self._graph, self._prepared.repacked)
+        return with_repacking(terms, self._graph, self.prepared.repacked)
 
     @property
     def _whole_bytes(self) -> int:
@@ -184,23 +184,7 @@ class Planner:
         """Return the planner of a micro-batch `factor` times as large; buffers are taken to grow in proportion."""
         tokens, buffer_bytes = self.known.micro_batch_tokens * factor, self.known.buffer_bytes * factor
         known = replace(self.known, micro_batch_tokens=tokens, buffer_bytes=buffer_bytes)
-        return Planner(replace(self._prepared, known=known))
-
-    def packed(self, plan: Plan) -> tuple[Planner, Plan] | None:
-        """Return planner and plan of a run that reads the file which `edge-run pack` would write; None without use.
-
-        plan: of the run as it is. A mixture's packed file holds its experts instead, and one that there is, it reads.
-        """
-        config = self.config
-        has_one = config.packed is not None or packed_path(self.gguf.shards[0].path).exists()
-        is_of_use = plan.mode == "streamed" and not (plan.expert_bytes or self.offload)
-        if has_one or not is_of_use or config.repack == "off" or not (kinds := kinds_to_pack(self.gguf, config)):
-            return None
-        other = Planner(replace(self._prepared, repacked_streamed=kinds), is_packed=True)
-        try:
-            return other, other.plan(plan.budget_bytes)
-        except BudgetError:  # reading it takes some memory
-            return None
+        return Planner(replace(self.prepared, known=known))
 
     def times(self, plan: Plan, profile: DeviceProfile) -> PassTimes:
         """Return the times of `plan`'s passes on the device of `profile`, with the drive that holds the model."""
@@ -222,7 +206,7 @@ class Planner:
 
     def can_time(self, profile: DeviceProfile) -> bool:
         """Return whether `profile` has the speed of all that computes, and our loader runs the model."""
-        return not self._prepared.why_plain and (self.offload is None or self._gpu_of(profile) is not None)
+        return not self.prepared.why_plain and (self.offload is None or self._gpu_of(profile) is not None)
 
     def _timed_point(self, plan: Plan, point: ContextPoint, profile: DeviceProfile) -> ContextPoint:
         """Return `point` with the speed of decoding there."""
@@ -257,3 +241,20 @@ class Planner:
     def abreast(self, plan: Plan, profile: DeviceProfile) -> Abreast:
         """Return what many answers at once would make under `plan`, on the device of `profile`."""
         return Abreast(plan, lambda one: self.times(one, profile), self.known.vocabulary, self.config.sequences)
+
+
+def packed(planner: Planner, plan: Plan) -> tuple[Planner, Plan] | None:
+    """Return planner and plan of a run that reads the file which `edge-run pack` would write; None without use.
+
+    plan: of the run as it is. A mixture's packed file holds its experts instead, and one that there is, it reads.
+    """
+    config, gguf = planner.config, planner.gguf
+    has_one = config.packed is not None or packed_path(gguf.shards[0].path).exists()
+    is_of_use = plan.mode == "streamed" and not (plan.expert_bytes or planner.offload)
+    if has_one or not is_of_use or config.repack == "off" or not (kinds := kinds_to_pack(gguf, config)):
+        return None
+    other = Planner(replace(planner.prepared, repacked_streamed=kinds), is_packed=True)
+    try:
+        return other, other.plan(plan.budget_bytes)
+    except BudgetError:  # reading it takes some memory
+        return None

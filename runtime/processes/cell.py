@@ -37,7 +37,7 @@ class Overrun(EdgeRunError):
     """A job reached a limit, or ended its process; the message continues a sentence: "takes more than 64 MiB"."""
 
 
-class Lost(Overrun):
+class LostProcess(Overrun):
     """The process with what an earlier job left has ended before this one."""
 
 
@@ -84,7 +84,7 @@ class Cell:
         """Return what the function `job` of the module returns for `fields`, which JSON must be able to write.
 
         is_first: the job needs nothing of an earlier one, so that a process that has ended is started anew.
-        Raises what the job raises of ours, Overrun for a limit reached, Lost where the process of earlier jobs is gone,
+        Raises what the job raises of ours, Overrun for a limit reached, LostProcess where that of earlier jobs is gone,
         Cancelled for a Ctrl-C that ended the job only, NotSupported where no process can be started, TypeError or
         ValueError for fields that JSON cannot write.
         """
@@ -104,7 +104,7 @@ class Cell:
             return run_job(importlib.import_module(self._module), job, fields)
         request = json.dumps([job, fields]).encode()
         if not is_first and not self._is_alive():
-            raise Lost("has lost its process")
+            raise LostProcess("has lost its process")
         child = self._started()
         try:
             status, content = _exchange(child.process, request, time.monotonic() + limit_s)

@@ -25,16 +25,14 @@ from edge_run.runtime.engine.choosing import choosing
 from edge_run.runtime.engine.engine import garbage_collection_paused, one_opening
 from edge_run.runtime.engine.loading import Loaded, WeightBacking, load
 from edge_run.runtime.engine.passes import Passes
-from edge_run.runtime.engine.spilling import open_spill, spillable_uses
+from edge_run.runtime.engine.spilling import open_spill
 from edge_run.runtime.engine.supply import Begun, Supply
 from edge_run.runtime.graph.units import Layout
-from edge_run.runtime.llama.holdings import COORDINATOR_RESERVE_BYTES, WORKER_RESERVE_BYTES, Holdings
+from edge_run.runtime.llama.holdings import COORDINATOR_RESERVE_BYTES, WORKER_RESERVE_BYTES
 from edge_run.runtime.planning.memory_plan import make_plan
 from edge_run.runtime.planning.prepare import prepare
-from edge_run.runtime.planning.spill_terms import with_spill
-from edge_run.runtime.planning.terms import LEAST_CONTEXT_TOKENS, Terms
 from edge_run.runtime.slices.assignment import Assignment
-from edge_run.runtime.slices.lending import lender, own_cells
+from edge_run.runtime.slices.lending import lender, slice_terms
 from edge_run.runtime.slices.maps import SliceMaps
 from edge_run.runtime.slices.slice import Share, Transport, own_part
 from edge_run.runtime.streaming.assemble import WeightMemory, open_streams
@@ -177,7 +175,8 @@ class SliceEngine:
         self.release()
         graph, layout = self.maps[ONE_TOKEN]
         backing, driver = self._backing, self.loaded.driver
-        terms = self._terms(share)
+        holdings = replace(self.holdings, kv_bytes=self._drop_foreign(share))
+        terms = slice_terms(self.loaded, self.maps, share, holdings, self.lendable_bytes)
         readers = Readers(self.config.readers)
         self._assigned.callback(readers.close)
         try:
@@ -229,39 +228,6 @@ class SliceEngine:
     def close(self) -> None:
         """Stop the readers and free everything. Idempotent."""
         self._stack.close()
-
-    def least_kept(self) -> tuple[int, float]:
-        """Return what of keys and values is in memory at once at least, and of all of them what share stays besides.
-
-        (0, 0.0) where none may be in a file.
-        """
-        kept_bytes, everything = (
-            sum(unit.kept_bytes for unit in self.layout.units),
-            Share(("",) * len(self.layout.units), ""),
-        )
-        terms, tokens = self._terms_of(everything, self.holdings), self.shape.context_tokens
-        if terms.spill is None or terms.cells is None or tokens <= LEAST_CONTEXT_TOKENS:
-            return 0, 0.0
-        at_once_bytes = terms.spill.piece_bytes * terms.spill.at_once(terms.spill.complete(tokens))
-        stays = terms.spill.least_bytes(tokens) - at_once_bytes + max(0, kept_bytes - terms.cells.bytes_for(tokens))
-        return at_once_bytes, min(1.0, stays / kept_bytes)
-
-    def _terms(self, share: Share) -> Terms:
-        """Return the terms of a plan for `share`; what others keep loses its memory."""
-        return self._terms_of(share, replace(self.holdings, kv_bytes=self._drop_foreign(share)))
-
-    def _terms_of(self, share: Share, holdings: Holdings) -> Terms:
-        cells = own_cells(self.loaded, self.layout, share)
-        terms = replace(
-            self.loaded.terms(holdings),
-            idle_bytes=self.lendable_bytes,
-            cells=cells,
-            verified_tokens=self.shape.verified_tokens,
-            is_shared=True,
-        )
-        graph, layout = self.maps[ONE_TOKEN]
-        uses = spillable_uses(self.loaded, graph, layout.flow, cells.tensors) if cells else ()
-        return with_spill(terms, uses, self.config)
 
     def _drop_foreign(self, share: Share) -> int:
         """Give back the memory of what other units keep between passes; return the bytes that are left."""

@@ -18,7 +18,7 @@ from edge_run.runtime.streaming.key_bounds import Choice
 from edge_run.tiers.kv.spill import Spill, Use
 
 
-class Chooser(Protocol):
+class RowChooser(Protocol):
     """Names the rows that an attention reads, where these are not all."""
 
     def choose(self, address: int) -> Choice | None:
@@ -35,7 +35,7 @@ class SpilledCells:
 
     def __init__(self, spill: Spill, attentions: int) -> None:
         self.spill, self._attentions = spill, attentions
-        self.chooser: Chooser | None = None
+        self.chooser: RowChooser | None = None
         self._chosen_last: dict[Use, Choice | None] = {}  # which are likely chosen again
 
     @property

@@ -26,6 +26,7 @@ from edge_run.runtime.forecasting.forecast import pass_work
 from edge_run.runtime.planning import planner as planner_module
 from edge_run.runtime.planning import prepare
 from edge_run.runtime.planning.plan import planner
+from edge_run.runtime.planning.planner import packed
 from edge_run.tiers.source import SourceFile
 from kit_models import streamed
 from program import fresh_environment, run_program
@@ -141,9 +142,9 @@ def test_it_says_what_a_packed_file_would_gain(grown: Path, tmp_path: Path, monk
     plan = planned.timed(planned.plan(), profile, 100)
     assert plan.repacked
     assert not plan.read_repacked
-    packed = planned.packed(plan)
-    assert packed
-    with_file = packed[0].timed(packed[1], profile, 100)
+    found = packed(planned, plan)
+    assert found
+    with_file = found[0].timed(found[1], profile, 100)
     assert with_file.read_repacked
     assert plan.forecast
     assert with_file.forecast
@@ -153,9 +154,9 @@ def test_it_says_what_a_packed_file_would_gain(grown: Path, tmp_path: Path, monk
     assert "16 answers at once" in told
     assert figures.describe_packing("m.gguf", 3 * GIB, plan.forecast, plan.forecast) == ""
     for settings in ({"repack": "off"}, {"packed": "off"}):
-        assert planner(grown, replace(config, **settings)).packed(plan) is None
+        assert packed(planner(grown, replace(config, **settings)), plan) is None
     tight = replace(plan, budget_bytes=plan.minimum_bytes - MIB)
-    assert planned.packed(tight) is None, "it has no room"
+    assert packed(planned, tight) is None, "it has no room"
 
 
 def test_a_run_says_how_far_it_is(grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

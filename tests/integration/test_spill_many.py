@@ -19,7 +19,7 @@ import pytest
 from eager import Eager
 from edge_run import AsyncModel, Model, Piece
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError, ConfigError, NotSupported, TierReadError
+from edge_run.base.errors import BudgetError, NotSupported, TierReadError
 from edge_run.base.units import KIB, MIB
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation import speculation_setup
@@ -393,8 +393,3 @@ def test_texts_with_recurrent_state_take_turns(folder: Path) -> None:
     engine = open_spilling(make_model("falcon-h1", folder), folder, sequences=SEQUENCES)
     assert engine.config.sequences == 1
     engine.close()
-
-
-def test_several_texts_are_not_guessed_at() -> None:
-    with pytest.raises(ConfigError, match="nothing is guessed"):
-        ModelConfig(kv_spill="on", sequences=2, speculate="ngram")

@@ -22,7 +22,7 @@ WILD: list[Any] = [HUGE, -HUGE, -1, 2**63, 1e300, float("nan"), float("inf"), -f
 
 def room(**fields: Any) -> dict[str, Any]:
     names = ("room_bytes", "compute_bytes_per_s", "disk_bytes_per_s", "window_bytes", "pair_bytes", "range_bytes")
-    return {**dict.fromkeys(names, 1000), **fields}
+    return {**dict.fromkeys((*names, "least_kept_bytes"), 1000), "least_kept_share": 0.5, **fields}
 
 
 def asked(**fields: Any) -> dict[str, Any]:

@@ -132,9 +132,10 @@ def _paragraphs(plan: Plan, planned: Planner, columns: int | None, profile: Devi
 
 def _advice(plan: Plan, forecast: Forecast, planned: Planner, profile: DeviceProfile) -> Iterator[str]:
     """Say what a packed file and a wider micro-batch would give, where they would give something."""
-    if packed := planned.packed(plan):
-        other_planner, other_plan = packed
-        with_file = other_planner.timed(other_plan, profile, forecast.prompt_tokens).forecast
+    from edge_run.runtime.planning.planner import packed
+
+    if found := packed(planned, plan):
+        with_file = found[0].timed(found[1], profile, forecast.prompt_tokens).forecast
         if with_file and (
             told := describe_packing(planned.gguf.shards[0].path.name, plan.model_bytes, forecast, with_file)
         ):

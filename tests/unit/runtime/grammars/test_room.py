@@ -11,7 +11,7 @@ import pytest
 from edge_run.base.errors import Cancelled, NotSupported
 from edge_run.runtime.grammars import room as rooms
 from edge_run.runtime.grammars.room import MOST_PLAIN_STEPS, MOST_S, GrammarRoom, RoomedGrammar
-from edge_run.runtime.processes.cell import Lost
+from edge_run.runtime.processes.cell import LostProcess
 
 PLAIN_STEP_S = 0.01
 
@@ -34,7 +34,7 @@ class Cell:
             self.is_alive = True
             return str(PLAIN_STEP_S).encode(), 0.0
         if not self.is_alive:
-            raise Lost("has lost its process")
+            raise LostProcess("has lost its process")
         if job == "open_grammar":
             self.step_s[fields["number"]] = float(fields["text"])
             return b"", 0.0
