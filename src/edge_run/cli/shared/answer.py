@@ -91,7 +91,8 @@ def opened(
 
 def _advise_packing(model: Model, terminal: Terminal) -> None:
     """Say what `edge-run pack` would give to many answers at once, where it would give something."""
-    found, packed = model.forecast(), model.forecast(is_packed=True)
+    packed = model.forecast(is_packed=True)
+    found = model.forecast() if packed else None
     if found and packed and (told := figures.describe_packing(model.path.name, model.plan.model_bytes, found, packed)):
         terminal.say(told, NOTICE)
 
