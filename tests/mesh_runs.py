@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +29,7 @@ from mesh_processes import round_robin
 OPTIONS = {"context_tokens": 256, "micro_batch_tokens": 32, "threads": 1, "check_file": False}
 PROMPT = np.random.default_rng(1).integers(1, 380, 70).tolist()
 CHUNK_BYTES = 16384
+OWN: Mapping[str, object] = {"memory": "4GiB", "chunk_bytes": CHUNK_BYTES}
 
 
 def greedy(engine: Engine, tokens: int = 16, at: Callable[[int], None] = lambda i: None) -> list[int]:
@@ -70,7 +71,9 @@ def alone(path: Path, tokens: int = 16) -> list[int]:
 
 
 class Run:
-    """A coordinator `a` and workers over a hub."""
+    """A coordinator `a` and workers over a hub. own: settings of each."""
+
+    own: Mapping[str, object] = OWN
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class Run:
         before: Callable[[Hub], None] = lambda hub: None,
         own: dict[str, object] | None = None,
     ) -> None:
-        self.hub, self.own = Hub(), {"memory": "4GiB", "chunk_bytes": CHUNK_BYTES, **(own or {})}
+        self.hub, self.own = Hub(), {**OWN, **(own or {})}
         before(self.hub)
         piece_exchange.IDLE_POLL_S = 0.05  # whoever closes waits for it
         if bytes_per_s:

@@ -48,7 +48,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 def quick() -> Iterator[None]:
     """Limits of one second in this block; the processes that it asks are started before, and may take longer."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cell.Cell.ask, "__defaults__", (1.0,))
+        for job in (cell.Cell.ask, cell.Cell.timed):
+            patch.setattr(job, "__defaults__", (1.0,))
         yield
 
 
