@@ -131,15 +131,15 @@ def until_idle(process: int) -> None:
 def write_results(name: str, rows: Sequence[Mapping[str, object]], finding: str) -> None:
     """Write `rows` as CSV and `finding` as Markdown under results/, both named by `name` and today's date."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    stem = RESULTS / f"{datetime.date.today():%Y-%m-%d}-{name}"
-    with stem.with_suffix(".csv").open("w", newline="") as file:
+    stem = f"{datetime.date.today():%Y-%m-%d}-{name}"
+    with (RESULTS / f"{stem}.csv").open("w", newline="") as file:
         writer = csv.DictWriter(
             file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n"
         )
         writer.writeheader()
         writer.writerows(rows)
-    stem.with_suffix(".md").write_text(f"# {name}\n\n{machine()}\n\n{finding.strip()}\n", encoding="utf-8")
-    print(f"{stem}.csv and .md written", file=sys.stderr)
+    (RESULTS / f"{stem}.md").write_text(f"# {name}\n\n{machine()}\n\n{finding.strip()}\n", encoding="utf-8")
+    print(f"{RESULTS / stem}.csv and .md written", file=sys.stderr)
 
 
 def table(fields: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
