@@ -56,12 +56,8 @@ class Planner:
         is_packed: as if a packed file held all weights repacked that stream.
         """
         assert prepared.known is not None, "a plan of a file that was not looked at"
-        self._is_packed, self.prepared, self.known, self.offload = (
-            is_packed,
-            prepared,
-            prepared.known,
-            prepared.offload,
-        )
+        self._is_packed, self.prepared = is_packed, prepared
+        self.known, self.offload = prepared.known, prepared.offload
         self.gguf, self.config = gguf, config = prepared.gguf, prepared.config
         known, offload = self.known, self.offload
         self.threads = compute_threads(config.threads)

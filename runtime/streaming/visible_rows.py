@@ -24,7 +24,10 @@ class VisibleRows:
 
     def choose(self, address: int) -> Choice | None:
         """Return which rows the attention at `address` reads, whose mask is computed; None: perhaps all."""
-        mask = ggml.tensor_at(ggml.tensor_at(address).src[3])
+        place = ggml.tensor_at(address).src[3]
+        if not place:
+            return None
+        mask = ggml.tensor_at(place)
         n_rows, n_tokens, _, n_streams = mask.ne[:4]
         if mask.type != _HALF or n_tokens * n_streams > _MOST_TOKENS:
             return None
