@@ -31,6 +31,7 @@ _ABOUT_TO_ALLOCATE = b": dev = "  # said of each layer, right before
 _ALLOCATED = re.compile(rb"KV buffer size =\s*([\d.]+) MiB")
 _ANONYMOUS = re.compile(r"^(\w+)-(\w+) rw-p \S+ \S+ \S+ *$", re.MULTILINE)
 _HEADER_BYTES = 64  # of the allocator, and what ggml keeps before a buffer's own bytes
+_FLAGS, _IS_MAPPED = 7, 2  # glibc keeps flags beside a size; of them, that the allocation is a mapping of its own
 
 
 class CacheMemory:
@@ -71,7 +72,8 @@ class CacheMemory:
 
     def _take(self, size_bytes: int) -> None:
         """Lay a small piece of memory under the cache of about `size_bytes` bytes that has just been allocated."""
-        place = next((place for place in _new(_anonymous(), self._before) if _holds(place, size_bytes)), None)
+        new = _new(_anonymous(), self._before)
+        place = next(filter(None, (_allocation_in(place, size_bytes) for place in new)), None)
         if place is None:
             return
         if not self.ranges:
@@ -111,16 +113,25 @@ def _new(now: list[tuple[int, int]], before: list[tuple[int, int]]) -> Iterator[
             yield at, stop
 
 
-def _holds(place: tuple[int, int], size_bytes: int) -> bool:
-    """Return whether `place` is one allocation of about `size_bytes`, as the allocator's own header in it says.
+def _allocation_in(place: tuple[int, int], size_bytes: int) -> tuple[int, int] | None:
+    """Return where in `place` one allocation of about `size_bytes` lies, as the allocator's own header in it says.
 
-    llama.cpp says sizes in hundredths of a MiB.
+    Other memory that was mapped meanwhile, as Python's, lies beside it in the same place. llama.cpp says sizes in
+    hundredths of a MiB.
     """
     start, stop = place
     error_bytes = MIB // 100 + 2 * _libc.PAGE
-    if not size_bytes - error_bytes <= stop - start <= size_bytes + error_bytes:
-        return False
-    header = bytes(_libc.view(start, _HEADER_BYTES))
-    words = (int.from_bytes(header[i : i + 8], sys.byteorder) for i in range(0, _HEADER_BYTES, 8))
-    sizes = (word & ~7 for word in words)  # glibc keeps flags in the lowest three bits
-    return any(stop - start - 2 * _libc.PAGE <= size <= stop - start for size in sizes)
+    if stop - start < size_bytes - error_bytes:
+        return None
+    with open("/proc/self/mem", "rb", buffering=0) as memory:  # so that what is unmapped meanwhile is an error
+        for at in range(start, stop - size_bytes + error_bytes, _libc.PAGE):
+            try:
+                header = os.pread(memory.fileno(), _HEADER_BYTES, at)
+            except OSError:
+                continue
+            words = (int.from_bytes(header[i : i + 8], sys.byteorder) for i in range(0, _HEADER_BYTES, 8))
+            for size in (word & ~_FLAGS for word in words if word & _FLAGS == _IS_MAPPED):
+                end = round_up(at + size, _libc.PAGE)
+                if abs(size - size_bytes) <= error_bytes and end <= stop:
+                    return at, end
+    return None

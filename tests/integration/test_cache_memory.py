@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from edge_run.base.units import GIB, MIB, round_up
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import Driver
+from edge_run.runtime.llama import cache_memory
 from edge_run.runtime.llama.cache_memory import HUGE_PAGE
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
@@ -103,6 +105,23 @@ def test_and_so_they_are_of_other_caches(llama: Path) -> None:
     ]
     for options in several:
         assert compare(llama, **options) > 12 * MIB, options
+
+
+@pytest.mark.parametrize("is_mapped_first", [False, True])
+@in_child
+def test_a_cache_is_found_beside_memory_that_is_mapped_meanwhile(is_mapped_first: bool, llama: Path) -> None:
+    """The kernel joins the two: as Python's own memory, which also grows while mappings are listed."""
+    listed = cache_memory._anonymous
+    mapped = []
+
+    def growing() -> list[tuple[int, int]]:
+        found = [] if is_mapped_first else listed()
+        mapped.append(mmap.mmap(-1, 48 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        return listed() if is_mapped_first else found
+
+    cache_memory._anonymous = growing
+    assert compare(llama) > 12 * MIB
+    assert len(mapped) > 1
 
 
 @in_child
