@@ -140,7 +140,8 @@ class SourceFile:
         """Fill the `pieces` of memory, (address, length) each, one after the other, as `read_into` does."""
         length, got = sum(length for _, length in pieces), 0
         expected = min(length, self.size_bytes - offset)
-        descriptor, is_kept = self._choose(offset, expected)
+        is_cached = self.is_cached(offset, expected)
+        descriptor, is_kept = self._choose(offset, expected, is_cached=is_cached)
         targets = [_libc.view(*piece) for piece in pieces]
         try:
             while got < expected:
@@ -159,22 +160,21 @@ class SourceFile:
                 position_bytes=offset,
                 needed_bytes=length,
             ) from error
+        if is_cached:
+            with self._lock:
+                self.cached_bytes += got
         if not (self.is_direct or is_kept) and hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):  # advice only
                 os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
         return got
 
-    def _choose(self, offset: int, length: int) -> tuple[int, bool]:
+    def _choose(self, offset: int, length: int, *, is_cached: bool) -> tuple[int, bool]:
         """Return the descriptor for a read, and whether what it leaves in the page cache is to stay there."""
-        if self.is_cached(offset, length):
-            assert self._cache is not None
-            with self._lock:
-                self.cached_bytes += length
-            return self._cache.descriptor, True
-        if self._cache and self._keeps:
+        if not self._cache or not (is_cached or self._keeps):
+            return self._fd, False
+        if not is_cached:
             self._cache.bring(offset, length)
-            return self._cache.descriptor, True
-        return self._fd, False
+        return self._cache.descriptor, True
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -106,7 +106,8 @@ class Supply:
             return totals
         if cached_bytes := sum(source.cached_bytes for source in backing.sources):
             copied_bytes = self._cached.copied_bytes if self._cached else 0
-            totals += ReadTotals(copied_bytes, cached_bytes=cached_bytes)
+            arrived_bytes = min(cached_bytes, totals.bytes_read + copied_bytes)  # a copy that is under way is no part
+            totals += ReadTotals(copied_bytes, cached_bytes=arrived_bytes)
         return totals + (backing.drives.totals if backing.drives else NOTHING_READ)
 
     @property

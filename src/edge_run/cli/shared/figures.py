@@ -140,7 +140,9 @@ def describe_use(plan: Plan, memory: MemoryUse, io: IoUse, load_s: float) -> str
     """Return what was read and held."""
     parts = []
     if io.bytes_read:
-        reading = f"read {format_size(io.bytes_read)} at {format_size(io.bandwidth_bytes_per_s)}/s"
+        reading = f"read {format_size(io.bytes_read)}"
+        if io.bandwidth_bytes_per_s:  # none where all came from the page cache, beside the passes
+            reading += f" at {format_size(io.bandwidth_bytes_per_s)}/s"
         if io.bytes_per_token:
             reading += f", {format_size(io.bytes_per_token)} per token, {io.efficiency:.0%} of the physical limit"
         parts.append(reading)
