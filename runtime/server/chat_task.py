@@ -113,7 +113,7 @@ class ChatTask:
         has_thoughts = self.has_thoughts and (form.is_always or THINK in served.model.chat_template)
         if has_thoughts and prompt.rstrip().endswith(THINK):
             begins = THINK
-        tools = frozenset(tool.name for tool in self.toolbox.callable)
+        tools = self.toolbox.schemas
         if not (tools or has_thoughts or form.is_always):
             return PlainOutput
         most = 1_000 if self.toolbox.is_parallel else 1

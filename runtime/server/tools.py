@@ -35,10 +35,14 @@ class FunctionTool(msgspec.Struct):
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of the arguments."""
+        return self.parameters or {"type": "object", "properties": {}}
+
     def document(self) -> dict[str, Any]:
         """Return the function as templates know it."""
-        parameters = self.parameters or {"type": "object", "properties": {}}
-        function = {"name": self.name, "description": self.description or "", "parameters": parameters}
+        function = {"name": self.name, "description": self.description or "", "parameters": self.schema}
         return {"type": "function", "function": function}
 
 
@@ -77,10 +81,14 @@ class Toolbox:
         """Whether the answer must be a call."""
         return bool(self.tools) and self.choice not in (NONE, AUTO)
 
+    @property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """The JSON schemas of the arguments of the tools that this answer may call, by their names."""
+        return {tool.name: tool.schema for tool in self.callable}
+
     def forced_schema(self, form: ToolFormat) -> str:
         """Return the JSON schema, as text, of a call of one of the tools in a format. Raises Refusal for a long one."""
-        none = {"type": "object", "properties": {}}
-        return schema_text(form.schema([(tool.name, tool.parameters or none) for tool in self.callable]), "tools")
+        return schema_text(form.schema([*self.schemas.items()]), "tools")
 
     def told(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return a conversation for a template that knows no tools: what it would say of them is in the texts."""

@@ -1,4 +1,7 @@
-"""Calls of functions as the makers of models have them written: JSON, lists of it, or a name before its arguments."""
+"""Calls of functions as the makers of models have them written: JSON, lists of it, or a name before its arguments.
+
+The arguments after a name are JSON, or each of them is between tags.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,12 @@ from edge_run.base import strict_json
 
 CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _NAMED = re.compile(rf"([\w.-]{{1,128}})\s*(?:{re.escape(CALL_ID)}\w{{1,64}}\s*)?(?:{re.escape(ARGS)})?\s*(?=\{{)")
+_TAGGED = re.compile(r"<function=([\w.-]{1,128})>(.*)</function>|([\w.-]{1,128})(?![\w.-])(.*)", re.DOTALL)
+_ARGUMENT = re.compile(
+    r"<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*|<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*",
+    re.DOTALL,
+)
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}  # which some templates write instead of JSON's
 _DECODER = json.JSONDecoder()
 _BETWEEN = " \t\r\n;,"
 
@@ -59,3 +68,50 @@ def read_calls(text: str, tools: Collection[str]) -> list[tuple[str, str]] | Non
         found += [call for call in calls if call]
         rest = rest[end:].lstrip(_BETWEEN)
     return found or None
+
+
+def tagged_call(text: str, tools: Mapping[str, Mapping[str, Any]]) -> tuple[str, str] | None:
+    """Return the name and the arguments, as JSON, of a call whose arguments are between tags; None where it is none.
+
+    <function=add> <parameter=a> 1 </parameter> <parameter=b> 2 </parameter> </function>
+    add <arg_key>a</arg_key> <arg_value>1</arg_value> <arg_key>b</arg_key> <arg_value>2</arg_value>
+
+    The first is Qwen3-Coder's, with line breaks where spaces are here, the second GLM's. tools: the JSON schemas of the
+    arguments, by names.
+    """
+    if (found := _TAGGED.fullmatch(text.strip())) is None or (name := found[1] or found[3]) not in tools:
+        return None
+    properties, arguments = tools[name].get("properties"), dict[str, Any]()
+    rest = (found[2] or found[4] or "").strip()
+    at = 0
+    while at < len(rest):
+        if (argument := _ARGUMENT.match(rest, at)) is None:
+            return None
+        key, value = (argument[1], argument[2]) if argument[1] else (argument[3], argument[4])
+        schema = properties.get(key) if isinstance(properties, Mapping) else None
+        arguments[key] = _argument(value, _kinds(schema))
+        at = argument.end()
+    return name, dumped(arguments)
+
+
+def _argument(text: str, kinds: Collection[str]) -> Any:
+    """Return what an argument is that was written without quotes, where its schema allows values of these kinds."""
+    is_text = "string" in kinds and not {*kinds} - {"string", "null"}
+    if is_text and (text != "null" or "null" not in kinds):
+        return text
+    try:
+        return strict_json.parse(_PYTHON_WORDS.get(text, text))
+    except ValueError:
+        return text
+
+
+def _kinds(schema: Any) -> set[str]:
+    """Return what JSON schema calls the kinds of values that a schema names; none where it names none."""
+    if not isinstance(schema, Mapping):
+        return set()
+    named = schema.get("type")
+    kinds = {kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str)}
+    for key in ("anyOf", "oneOf"):
+        if isinstance(ways := schema.get(key), list):
+            kinds.update(*map(_kinds, ways))
+    return kinds

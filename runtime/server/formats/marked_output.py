@@ -2,22 +2,24 @@
 
     <think> reasoning </think> content <tool_call> {"name": ..., "arguments": {...}} </tool_call>
 
+Qwen3-Coder's and GLM's have each argument between tags there instead of JSON (`call_texts.tagged_call`).
 Llama's and Mistral's mark the beginning of calls only, of which there is nothing else until the end of the answer:
 
     content <|python_tag|>{"name": ..., "parameters": {...}}
     content [TOOL_CALLS][{"name": ..., "arguments": {...}}]
 
-What may still become a mark is held back. A call that is not JSON as it should be is content: nothing is lost. Small
+What may still become a mark is held back. A call that is not written as it should be is content: nothing is lost. Small
 models often forget the marks, so an answer that begins with the JSON of a call, in a code block or not, is one too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from edge_run.base import strict_json
-from edge_run.runtime.server.formats.call_texts import called, new_call_identity, read_calls
+from edge_run.runtime.server.formats.call_texts import called, new_call_identity, read_calls, tagged_call
 from edge_run.runtime.server.formats.held_output import HeldOutput
 from edge_run.runtime.server.generating import Delta, ToolCall
 
@@ -32,16 +34,17 @@ class MarkedOutput(HeldOutput):
     """Parses one answer.
 
     begins: a mark that the prompt ended with, so that the answer begins after it; empty for none.
-    has_thoughts: whether `<think>` at the beginning is a mark. tools: names that may be called; none: calls are text.
-    most_calls: further calls are left out. marks: what calls begin with, and end with; all of the rest is calls where
-    that is empty.
+    has_thoughts: whether `<think>` at the beginning is a mark.
+    tools: the JSON schemas of the arguments of what may be called, by names; none: calls are text.
+    most_calls: further calls are left out.
+    marks: what calls begin with, and end with; all of the rest is calls where that is empty.
     """
 
     def __init__(
         self,
         begins: str = "",
         has_thoughts: bool = True,
-        tools: Collection[str] = (),
+        tools: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
         most_calls: int = 1_000,
         identity: Callable[[], str] = new_call_identity,
         marks: tuple[str, str] = (CALL, CALLED),
@@ -153,7 +156,7 @@ class MarkedOutput(HeldOutput):
         return []
 
     def _call(self, text: str) -> ToolCall | None:
-        found = called(_object(text.strip()), self._tools)
+        found = called(_object(text.strip()), self._tools) or tagged_call(text, self._tools)
         return ToolCall(self._identity(), *found) if found else None
 
     def _go_on(self, state: str, text: str) -> None:

@@ -58,7 +58,7 @@ def chunks_of(data: bytes) -> list[dict[str, Any]]:
     ("texts", "parser"),
     [
         (("a", "", "b", "", ""), PlainOutput),  # as those of a stop string, which come to nothing
-        (("a", CALL, " ", "\n"), lambda: MarkedOutput(tools=["f"])),
+        (("a", CALL, " ", "\n"), lambda: MarkedOutput(tools={"f": {}})),
     ],
 )
 async def test_a_stream_says_of_all_tokens_how_likely_they_were(

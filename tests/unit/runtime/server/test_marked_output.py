@@ -10,12 +10,22 @@ import model_output
 from edge_run.runtime.server.formats.marked_output import MarkedOutput
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "</tool_call"}}\n</tool_call>'
+TOOLS = {
+    "add": {
+        "properties": {
+            "a": {"type": "integer"},
+            "b": {"type": "string"},
+            "c": {"anyOf": [{"type": "null"}, {"type": "string"}]},
+        }
+    },
+    "sub": {},
+}
 SUB = '<tool_call>{"name": "sub", "arguments": {}}</tool_call>'
 
 
 def parsed(text: str, cuts: list[int] | None = None, **options: object) -> tuple[str, str, list[tuple[str, object]]]:
     """Return content, reasoning and calls of a text that comes in pieces."""
-    parser = MarkedOutput(**{"tools": frozenset({"add", "sub"}), **options})  # type: ignore[arg-type]
+    parser = MarkedOutput(**{"tools": TOOLS, **options})  # type: ignore[arg-type]
     return model_output.parsed(parser, text, cuts or ())
 
 
@@ -49,6 +59,40 @@ TEXTS = {
     "<tool_call>{broken</tool_call> on": ("<tool_call>{broken</tool_call> on", "", []),
     '<tool_call>{"name": ["add"]}</tool_call>': ('<tool_call>{"name": ["add"]}</tool_call>', "", []),
     '<tool_call>["add"]</tool_call>': ('<tool_call>["add"]</tool_call>', "", []),
+    "Sum.\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n\n2 < 3\n\n</parameter>\n"
+    "<parameter=c>\n4\n</parameter>\n</function>\n</tool_call>": (
+        "Sum.",
+        "",
+        [("add", {"a": 1, "b": "\n2 < 3\n", "c": "4"})],
+    ),
+    "<tool_call>add\n<arg_key>b</arg_key>\n<arg_value>1</arg_value>\n<arg_key>c</arg_key><arg_value>null</arg_value>"
+    "</tool_call>\n<tool_call>sub<arg_key>x</arg_key>\n<arg_value>[1, {}]</arg_value></tool_call>": (
+        "",
+        "",
+        [("add", {"b": "1", "c": None}), ("sub", {"x": [1, {}]})],
+    ),
+    "<tool_call>\n<function=sub>\n<parameter=x>\nTrue\n</parameter><parameter=y>\n</parameter>\n</function>": (
+        "",
+        "",
+        [("sub", {"x": True, "y": ""})],
+    ),
+    "<tool_call>sub\n</tool_call><tool_call>\n<function=sub>\n</function>\n</tool_call>": (
+        "",
+        "",
+        [("sub", {}), ("sub", {})],
+    ),
+    **{
+        f"<tool_call>{text}</tool_call>": (f"<tool_call>{text}</tool_call>", "", [])
+        for text in (
+            "rm<arg_key>x</arg_key><arg_value>1</arg_value>",
+            "sub<arg_key>x</arg_key>",
+            "sub, with no argument",
+            "subtract",
+            "<function=sub><parameter=x>\n1\n</function>",
+            "<function=sub><parameter=x>\n1\n</parameter>",
+            "<function=rm>\n</function>",
+        )
+    },
     '<tool_call>{"name": "add", "arguments": "{}"}': ('<tool_call>{"name": "add", "arguments": "{}"}', "", []),
 }
 
@@ -69,7 +113,7 @@ def test_letter_by_letter(text: str) -> None:
 
 
 def test_content_comes_as_soon_as_it_is_certain() -> None:
-    parser = MarkedOutput(has_thoughts=False, tools=("add",))
+    parser = MarkedOutput(has_thoughts=False, tools={"add": {}})
     assert [d.content for d in parser.push("Well, <to")] == ["Well,"]
     assert [d.content for d in parser.push("morrow>")] == [" <tomorrow>"]
 
@@ -81,7 +125,7 @@ def test_an_answer_that_begins_after_a_mark() -> None:
 
 def test_marks_that_are_not_asked_for_are_text() -> None:
     for text in (ADD, f"<think>a</think>{SUB}"):
-        assert parsed(text, tools=(), has_thoughts=False) == (text, "", [])
+        assert parsed(text, tools={}, has_thoughts=False) == (text, "", [])
 
 
 def test_only_so_many_calls() -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,7 +99,7 @@ WRITTEN: list[tuple[ToolFormat, str, tuple[str, str, list[Any]]]] = [
 
 
 def meaning(form: ToolFormat, text: str, cuts: list[int], begins: str = "") -> tuple[str, str, list[Any]]:
-    parser = form.parser(begins, form is HARMONY, frozenset({SKY, ADD}), 1000)
+    parser = form.parser(begins, form is HARMONY, Toolbox(TOOLS).schemas, 1000)
     return parsed(parser, text, cuts)
 
 
@@ -120,6 +121,28 @@ def test_content_of_gpt_oss_comes_as_it_is_made() -> None:
     assert [delta.content for delta in parser.push("age|>Blue")] == ["Blue"]
     assert [delta.content for delta in parser.push(" sky <|en")] == [" sky "]
     assert [delta.content for delta in parser.push("ergy|>")] == ["<|energy|>"]
+
+
+CODER_TEMPLATE = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}<tool_call>\n<function={{ c.function.name }}>\n"
+    "{% for key, value in c.function.arguments.items() %}<parameter={{ key }}>\n{{ value }}\n</parameter>\n{% endfor %}"
+    "</function>\n</tool_call>{% endfor %}{% endfor %}"
+)
+GLM_TEMPLATE = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}\n"
+    "{% for key, value in c.function.arguments.items() %}<arg_key>{{ key }}</arg_key>\n"
+    "<arg_value>{{ value }}</arg_value>\n{% endfor %}</tool_call>{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [CODER_TEMPLATE, GLM_TEMPLATE])
+@pytest.mark.parametrize("n_letters", [1, 2, 3, 7, 1000])
+def test_a_call_as_the_template_writes_it(template: str, n_letters: int) -> None:
+    call = {"function": {"name": SKY, "arguments": PARIS}}
+    text = jinja2.Template(template).render(messages=[{"role": "assistant", "tool_calls": [call]}])
+    form = format_of(template)
+    assert form is HERMES
+    assert meaning(form, text, [*range(0, len(text), n_letters)]) == ("", "", [(SKY, PARIS)])
 
 
 @pytest.mark.parametrize(
