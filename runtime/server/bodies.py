@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import anyio.to_thread
 import msgspec
+from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
 from edge_run.base import strict_json
@@ -58,7 +59,14 @@ def decode(body: bytes | bytearray, kind: type[_Kind]) -> _Kind:
 
 
 def convert(value: Any, kind: type[_Kind], where: str = "") -> _Kind:
-    """Return a value of JSON as a `kind`; where: what it is part of. Raises Refusal that names what is wrong."""
+    """Return a value of JSON as a `kind`; where: what it is part of. Raises Refusal that names what is wrong.
+
+    Null is taken for a field that is not there, and 10.0 for 10: some clients write so.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        value = _plain(value, inspect.type_info(kind))
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -68,6 +76,26 @@ def convert(value: Any, kind: type[_Kind], where: str = "") -> _Kind:
             param = message.split("`")[1] if param is None else f"{param}.{message.split('`')[1]}"
             message = "is missing"
         raise Refusal(400, f"{param}: {message}" if param else message, param=param) from None
+
+
+def _plain(value: Any, kind: inspect.Type) -> Any:
+    """Return a value of JSON without null for optional fields of a `kind`, and with whole numbers for its integers."""
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    if isinstance(value, float) and value.is_integer():
+        is_number = any(isinstance(one, inspect.FloatType) for one in kinds)
+        return int(value) if not is_number and any(isinstance(one, inspect.IntType) for one in kinds) else value
+    if isinstance(value, list):
+        item = next((one.item_type for one in kinds if isinstance(one, inspect.ListType)), inspect.AnyType())
+        return [_plain(one, item) if isinstance(one, float | list | dict) else one for one in value]
+    if isinstance(value, dict):
+        structs = [one for one in kinds if isinstance(one, inspect.StructType)]
+        fields = {field.encode_name: field for struct in structs for field in struct.fields}
+        return {
+            name: _plain(inner, fields[name].type) if name in fields else inner
+            for name, inner in value.items()
+            if inner is not None or name not in fields or fields[name].required
+        }
+    return value
 
 
 def _check_encoding(headers: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from edge_run.base.results import Progress
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, joined
+from edge_run.runtime.server.bodies import convert
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
@@ -197,15 +198,12 @@ def _template_messages(message: AnthropicMessage, where: str) -> list[dict[str, 
 def _plain_text(content: str | list[Any], where: str) -> str:
     if isinstance(content, str):
         return content
-    blocks = [block if isinstance(block, Block) else _block(block, f"{where}[{n}]") for n, block in enumerate(content)]
-    return joined([_text(block, f"{where}[{index}]") for index, block in enumerate(blocks)])
-
-
-def _block(value: Any, where: str) -> Block:
-    try:
-        return msgspec.convert(value, Block)
-    except msgspec.ValidationError:
-        raise Refusal(400, f"{where}: must be a block of text", param=where) from None
+    places = [f"{where}[{index}]" for index in range(len(content))]
+    blocks = [
+        block if isinstance(block, Block) else convert(block, Block, place)
+        for block, place in zip(content, places, strict=True)
+    ]
+    return joined([_text(block, place) for block, place in zip(blocks, places, strict=True)])
 
 
 def _text(block: Block, where: str) -> str:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.runtime.server.apis.anthropic_messages import CountRequest
+from edge_run.runtime.server.apis.anthropic_messages import CountRequest, MessagesRequest
+from edge_run.runtime.server.apis.embeddings import (
+    EmbeddingRequest,
+    NativeEmbeddingRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+)
 from edge_run.runtime.server.apis.keep_alive import rest_s
-from edge_run.runtime.server.apis.ollama import OllamaChatRequest, OllamaGenerateRequest
+from edge_run.runtime.server.apis.llama_server import DetokenizeRequest, NativeCompletionRequest, TokenizeRequest
+from edge_run.runtime.server.apis.ollama import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.apis.openai_completions import CompletionRequest
 from edge_run.runtime.server.apis.openai_messages import template_messages
@@ -184,6 +192,100 @@ def test_null_is_what_a_client_in_go_writes_for_what_is_not_set() -> None:
     asked = decode(json.dumps({**null, "messages": None, "tools": None}).encode(), OllamaChatRequest)
     assert (asked.is_stream, asked.said.num_predict, asked.messages) == (True, None, None)
     assert decode(json.dumps({**null, "prompt": None, "raw": None}).encode(), OllamaGenerateRequest).is_stream
+
+
+FUNCTION = {"function": {"name": "f"}}
+REQUESTS: list[tuple[type[msgspec.Struct], dict[str, Any]]] = [
+    (
+        ChatRequest,
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text"}]},
+                {"role": "assistant", "tool_calls": [FUNCTION]},
+            ],
+            "stream_options": {},
+            "tools": [FUNCTION],
+            "tool_choice": FUNCTION,
+            "response_format": {"type": "json_schema", "json_schema": {}},
+        },
+    ),
+    (CompletionRequest, {"prompt": "x", "stream_options": {}, "response_format": {"type": "text"}}),
+    (
+        MessagesRequest,
+        {
+            "messages": [{"role": "user", "content": [{"type": "tool_result"}]}],
+            "max_tokens": 1,
+            "system": [{"type": "text"}],
+            "tools": [{"name": "f"}],
+            "tool_choice": {},
+            "thinking": {},
+            "output_config": {},
+        },
+    ),
+    (CountRequest, {"messages": [HELLO]}),
+    (
+        ResponsesRequest,
+        {
+            "input": [{"type": "message", "content": [{"type": "text"}]}, {"role": "user"}],
+            "tools": [{"type": "function"}],
+            "text": {},
+            "reasoning": {},
+        },
+    ),
+    (NativeCompletionRequest, {"prompt": {"prompt_string": "x"}}),
+    (TokenizeRequest, {"content": "x"}),
+    (DetokenizeRequest, {"tokens": [1]}),
+    (OllamaChatRequest, {"messages": [{"role": "user", "tool_calls": [FUNCTION]}], "tools": [FUNCTION], "options": {}}),
+    (OllamaGenerateRequest, {"options": {}}),
+    (ShowRequest, {}),
+    (EmbeddingRequest, {"input": "x"}),
+    (NativeEmbeddingRequest, {}),
+    (OllamaEmbedRequest, {}),
+    (OllamaEmbeddingsRequest, {}),
+]
+
+
+def with_nulls(document: Any, asked: Any) -> Any:
+    """Return a document with null for each field that it could have, and has not."""
+    if isinstance(asked, list):
+        return [with_nulls(one, part) for one, part in zip(document, asked, strict=True)]
+    if not isinstance(asked, msgspec.Struct):
+        return document
+    fields = [field.encode_name for field in msgspec.structs.fields(asked)]
+    return {name: with_nulls(document[name], getattr(asked, name)) if name in document else None for name in fields}
+
+
+@pytest.mark.parametrize(("kind", "document"), REQUESTS)
+def test_null_is_a_field_that_is_not_there(kind: type[msgspec.Struct], document: dict[str, Any]) -> None:
+    asked = convert(document, kind)
+    assert convert(with_nulls(document, asked), kind) == asked
+
+
+def test_null_stays_where_it_is_no_field_of_ours() -> None:
+    schema = {"properties": {"x": {"enum": [1.0, None], "default": None}}}
+    function = {"name": "f", "parameters": schema}
+    asked = chat(stream_options={"include_usage": None}, tools=[{"type": None, "function": function}])
+    assert asked.tools
+    assert asked.tools[0].function.parameters == schema
+    assert refused(messages=None) == (400, "messages")
+
+
+def test_a_whole_number_may_have_a_point() -> None:
+    asked = chat(max_tokens=10.0, seed=3.0, temperature=1.0, logit_bias=[[5, 1.0]])
+    assert (asked.max_tokens, asked.seed, asked.temperature, asked.logit_bias) == (10, 3, 1.0, [(5, 1.0)])
+    assert isinstance(asked.max_tokens, int)
+    assert convert({"input": [1.0, 2]}, EmbeddingRequest).input == [1, 2]
+
+
+def test_what_is_wrong_with_the_result_of_a_tool_is_named() -> None:
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "4", "id": None}]}
+    body = {"messages": [{"role": "user", "content": [result]}]}
+    (made,) = convert(body, CountRequest).task().messages
+    assert made["content"] == "4"
+    result["content"] = [{"text": "4"}]
+    with pytest.raises(Refusal) as caught:
+        convert(body, CountRequest).task()
+    assert caught.value.param == "messages[0].content[0].content[0].type"
 
 
 def test_results_answer_ollamas_calls_in_their_order() -> None:
