@@ -52,6 +52,12 @@ class ChatTask:
             if has_form:
                 raise Refusal(400, "tool_choice: a call that must be made has a form already", param="tool_choice")
             sampling = sampling_of(sampling, json_schema=toolbox.forced_schema(form))
+        elif toolbox.callable and sampling.grammar:
+            raise Refusal(
+                400,
+                "grammar: the answer could call no tool; leave out one of the two, or say tool_choice none",
+                param="grammar",
+            )
         limit, task = served.limit(max_tokens), self
         if self.drops_oldest and served.model.has_chat_template:
             task = await served.prepare(self._shortened, served, known, limit)
@@ -59,7 +65,10 @@ class ChatTask:
         if has_form and not begins:
             if sampling.json_schema:  # which no thought can be part of; a client's own grammar may have one
                 text = _after_thought(text)
-            text, begins = f"{text}{form.answer_begins}", form.answer_begins
+            if sampling.json_schema and toolbox.callable:
+                sampling = sampling_of(sampling, json_schema=toolbox.call_or_schema(form, sampling.json_schema))
+            else:
+                text, begins = f"{text}{form.answer_begins}", form.answer_begins
         tokens = await served.prompt_tokens(text)
         parser = self._parser(served, form, text, begins)
         marks = () if parser is PlainOutput else form.marks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -89,6 +90,10 @@ class Toolbox:
     def forced_schema(self, form: ToolFormat) -> str:
         """Return the JSON schema, as text, of a call of one of the tools in a format. Raises Refusal for a long one."""
         return schema_text(form.schema([*self.schemas.items()]), "tools")
+
+    def call_or_schema(self, form: ToolFormat, schema: str) -> str:
+        """Return what, as text, lets an answer be a call or follow a schema. Raises Refusal for a long one."""
+        return schema_text(form.call_or_schema([*self.schemas.items()], json.loads(schema)), "tools")
 
     def told(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return a conversation for a template that knows no tools: what it would say of them is in the texts."""

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_run.base.errors import ConfigError
-from edge_run.runtime.grammars.grammar import JSON_SCHEMA, LocalGrammar, schema_grammar
+from edge_run.runtime.grammars.grammar import ALTERNATIVES, JSON_SCHEMA, LocalGrammar, schema_grammar
 from edge_run.runtime.llama import _ggml as ggml
-from edge_run.runtime.server.formats.tool_format import FORMATS, HERMES
+from edge_run.runtime.server.formats.tool_format import FORMATS, HERMES, PYTHON_TAG, ToolFormat
 from edge_run.runtime.server.tools import FunctionTool, Toolbox
 
 MODEL = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
@@ -228,6 +228,21 @@ def test_each_tool_has_its_own_definitions(takes: Takes) -> None:
     assert not takes(listed, written([call_of("one", "b")]))
     single = json.loads(Toolbox(tools.tools, "one").forced_schema(HERMES))
     assert takes(single, written(call_of("one", "a")))
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=[form.sign for form in FORMATS])
+def test_an_answer_to_a_schema_may_be_a_call_instead(form: ToolFormat, takes: Takes) -> None:
+    add, now = object_of(a={"enum": [1]}), object_of()
+    tools = Toolbox([FunctionTool("add", None, add), FunctionTool("now", None, now)])
+    schema = json.loads(tools.call_or_schema(form, written(POINT)))
+    (forced, *_) = forms = json.loads(tools.forced_schema(form)).get(ALTERNATIVES, [{"text": "", "schema": None}])
+    call = {"name": "add", "arguments": {"a": 1}, "parameters": {"a": 1}}
+    del call["arguments" if form.sign == PYTHON_TAG else "parameters"]
+    made = call["arguments"] if len(forms) > 1 else [call] if form is MISTRAL else call
+    assert takes(schema, f'{form.answer_begins}{{"x": 1}}')
+    assert takes(schema, f"{form.begins}{forced['text']}{written(made)}")
+    assert not takes(schema, f"{form.answer_begins}{{}}")
+    assert not takes(schema, f"{form.begins}{forced['text']}{{}}")
 
 
 @pytest.mark.parametrize(

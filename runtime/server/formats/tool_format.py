@@ -48,6 +48,13 @@ class ToolFormat:
             return [_with_thinking(message) for message in messages]
         return list(messages)
 
+    def call_or_schema(self, tools: Sequence[Tool], schema: Any) -> dict[str, Any]:
+        """Return what `schema_grammar` takes for an answer that is a call of one of the tools, or follows a schema."""
+        call = self.schema(tools)
+        calls = call.get(ALTERNATIVES, [{"text": "", "schema": call}])
+        answers = [{"text": self.answer_begins, "schema": schema}]
+        return {ALTERNATIVES: [*answers, *({**way, "text": f"{self.begins}{way['text']}"} for way in calls)]}
+
 
 def format_of(template: str) -> ToolFormat | None:
     """Return the format of a chat template that knows tools; None where it knows none."""

@@ -18,6 +18,7 @@ from edge_run.runtime.grammars.grammar import ALTERNATIVES, schema_grammar
 from edge_run.runtime.server.chat_task import ChatTask
 from edge_run.runtime.server.formats.tool_format import FORMATS, HERMES, ToolFormat, format_of
 from edge_run.runtime.server.generating import Job
+from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.tools import FunctionTool, Toolbox
 from model_output import parsed
 
@@ -27,6 +28,7 @@ TOOLS = [
     FunctionTool(SKY, "The sky over a town.", {"type": "object", "properties": {"town": {"type": "string"}}}),
     FunctionTool(ADD, None, {"type": "object", "properties": {"a": {"type": "integer"}}}),
 ]
+SKY_SCHEMA = {"type": "object", "properties": {"sky": {}}}
 PARIS, ROME = {"town": "Paris"}, {"town": "Rome"}
 
 # Each is a format, what the model writes, and what it means: content, reasoning, calls.
@@ -204,6 +206,28 @@ def test_a_call_that_must_be_made(form: ToolFormat, end: str, written: str) -> N
     (delta,) = [*parser.push(written), *parser.finish()]
     assert delta.call
     assert (delta.call.name, delta.call.arguments) == ("add", '{"a": 1}')
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=[form.sign for form in FORMATS])
+def test_a_schema_leaves_a_call_possible(form: ToolFormat) -> None:
+    sampling = SamplingConfig(json_schema=json.dumps(SKY_SCHEMA))
+    job, prompt, _ = job_of(form.sign, toolbox=Toolbox(TOOLS), sampling=sampling)
+    answer, *calls = json.loads(job.sampling.json_schema or "")[ALTERNATIVES]
+    assert (prompt, answer) == ("user: hi", {"text": form.answer_begins, "schema": SKY_SCHEMA})
+    assert all(call["text"].startswith(form.begins) for call in calls)
+    assert parsed(job.parser(), f'{form.answer_begins}{{"sky": 1}}', []) == ('{"sky": 1}', "", [])
+    for callable_none in (Toolbox(), Toolbox(TOOLS, "none")):
+        job, prompt, _ = job_of(form.sign, toolbox=callable_none, sampling=sampling)
+        assert (prompt, job.sampling) == (f"user: hi{form.answer_begins}", sampling)
+
+
+def test_a_grammar_that_leaves_no_call_possible_is_refused() -> None:
+    sampling = SamplingConfig(grammar='root ::= "a"')
+    with pytest.raises(Refusal, match="could call no tool") as caught:
+        job_of(HERMES.sign, toolbox=Toolbox(TOOLS), sampling=sampling)
+    assert (caught.value.status, caught.value.param) == (400, "grammar")
+    job, _, _ = job_of(HERMES.sign, toolbox=Toolbox(TOOLS, "none"), sampling=sampling)
+    assert job.sampling == sampling
 
 
 def test_gpt_oss_without_tools_is_parsed_and_a_form_is_of_the_final_message() -> None:
