@@ -186,10 +186,11 @@ def without_oldest(
     if len(begins) < 2:
         return messages
     first, *others = begins
-    shorter = [
-        [*messages[:first], *(one for one in messages[first:begin] if one.get("role") in _SYSTEM), *messages[begin:]]
-        for begin in others
-    ]
+
+    def beginning_at(begin: int) -> Sequence[Message]:
+        system = (message for message in messages[first:begin] if message.get("role") in _SYSTEM)
+        return [*messages[:first], *system, *messages[begin:]]
+
     most = context_tokens // KEPT_SHARE
-    fits = bisect_left(shorter, True, key=lambda one: count_tokens(one) <= most)
-    return shorter[min(fits, len(shorter) - 1)]
+    fits = bisect_left(others, True, key=lambda begin: count_tokens(beginning_at(begin)) <= most)
+    return beginning_at(others[min(fits, len(others) - 1)])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_run.base.units import MIB
 from edge_run.runtime.generation.chat import leave_out_oldest, without_oldest
 
 CONTEXT = 100
@@ -42,6 +44,18 @@ def test_the_last_turn_stays_however_long() -> None:
     assert without_oldest(talk(400), CONTEXT, count) == talk(400)
     assert without_oldest(talk(3, 4), CONTEXT, count) == talk(4)
     assert without_oldest([], CONTEXT, count) == []
+
+
+def test_one_shortened_conversation_is_made_at_a_time() -> None:
+    messages = [said("user", 1) for _ in range(5_000)]
+    tracemalloc.start()
+    try:
+        kept = without_oldest(messages, CONTEXT, count)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(kept) == CONTEXT // 2
+    assert peak_bytes < MIB, "all of them are 100 MB"
 
 
 @given(
