@@ -110,7 +110,8 @@ class PlacesHere:
         except (Cancelled, TierReadError, BudgetError, MeshError, KernelError):
             raise  # which others would meet too
         except EdgeRunError as error:  # such as the model's chat template, which takes too long for this one
-            raise refusal_of(error) from error
+            kind = ChatForm if request.url == CHAT else CompletionForm
+            raise refusal_of(error, kind.prompt_param) from error
         return job, form
 
     async def _generated(self, job: Job) -> list[FinishedAnswer]:

@@ -56,11 +56,14 @@ logger = logging.getLogger(__name__)
 class AnswerForm(Protocol):
     """How an API writes answers. One request each; every method returns what goes on the wire, maybe nothing.
 
+    wants_progress: whether the client wants to know how far the prompt is.
+    prompt_param: which part of a request is answered.
     `failed` may be called at any time, the others after `begin`.
     """
 
     media_type: str
     wants_progress: bool
+    prompt_param: str
 
     def begin(self, served: ServedModel, job: Job) -> bytes:
         """Take note of what is answered, and by what. What a stream begins with."""
@@ -174,7 +177,7 @@ class AnswerResponse:
                     sender.send_nowait(shutting_down())
             except (EdgeRunError, Refusal) as error:
                 reason = "error"
-                sender.send_nowait(error if isinstance(error, Refusal) else refusal_of(error))
+                sender.send_nowait(error if isinstance(error, Refusal) else refusal_of(error, self._form.prompt_param))
             except anyio.WouldBlock:
                 logger.info("a client is dropped that is %d pieces behind", MOST_FRAMES)
                 leave()

@@ -93,14 +93,14 @@ def shutting_down(*, closes: bool = False) -> Refusal:
     return Refusal(503, message, code="shutting_down", retry_after_s=5 if closes else None, closes=closes)
 
 
-def refusal_of(error: EdgeRunError) -> Refusal:
-    """Return what an error of ours means to a client."""
+def refusal_of(error: EdgeRunError, prompt_param: str | None = None) -> Refusal:
+    """Return what an error of ours means to a client. prompt_param: which part of its request is to be answered."""
     message = str(error)
     if isinstance(error, ContextFull):
         return Refusal(
             400,
             message,
-            param="messages",
+            param=prompt_param,
             code="context_length_exceeded",
             kind="exceed_context_size_error",
             figures={"n_prompt_tokens": error.prompt_tokens, "n_ctx": error.context_tokens},

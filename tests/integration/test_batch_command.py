@@ -87,7 +87,8 @@ def test_every_request_has_a_result(tmp_path: Path, in_order: bool) -> None:
     assert found["chat"]["body"]["object"] == "chat.completion"
     assert len(found["two"]["body"]["choices"]) == 2
     assert found["n1"]["body"]["usage"]["completion_tokens"] == 12
-    assert found["long"]["body"]["error"]["code"] == "context_length_exceeded"
+    error = found["long"]["body"]["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
 
 
 def test_more_at_once_than_a_server_would_prepare(tmp_path: Path) -> None:

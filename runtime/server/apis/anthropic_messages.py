@@ -218,6 +218,7 @@ class MessageForm:
     """Messages and the events of their streams: one block after the other, each begun and ended."""
 
     media_type = EVENT_STREAM
+    prompt_param = "messages"
     wants_progress = False
 
     def __init__(self, name: str) -> None:

@@ -184,6 +184,7 @@ class NativeCompletionForm:
     """Completions as llama-server writes them."""
 
     media_type = EVENT_STREAM
+    prompt_param = "prompt"
 
     def __init__(self, name: str, has_tokens: bool, wants_progress: bool) -> None:
         self._name, self._has_tokens, self.wants_progress = name, has_tokens, wants_progress

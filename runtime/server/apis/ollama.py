@@ -252,6 +252,7 @@ class OllamaForm:
     """Answers as a line of JSON each."""
 
     media_type = JSON_LINES
+    prompt_param = "prompt"
     wants_progress = False
 
     def __init__(self, name: str, is_chat: bool) -> None:

@@ -170,6 +170,7 @@ class ChatForm:
     """Chat completions and their chunks."""
 
     media_type = EVENT_STREAM
+    prompt_param = "messages"
 
     def __init__(self, name: str, asked: ChatRequest) -> None:
         self._choices, self.wants_progress = asked.n or 1, asked.return_progress

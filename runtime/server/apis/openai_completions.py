@@ -108,6 +108,7 @@ class CompletionForm:
     """Text completions and their chunks."""
 
     media_type = EVENT_STREAM
+    prompt_param = "prompt"
     wants_progress = False
 
     def __init__(self, name: str, asked: CompletionRequest) -> None:

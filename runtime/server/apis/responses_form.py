@@ -24,6 +24,7 @@ class ResponseForm:
     """A response. told: what it repeats of the request."""
 
     media_type = EVENT_STREAM
+    prompt_param = "input"
     wants_progress = False
 
     def __init__(self, name: str, told: Mapping[str, Any]) -> None:

@@ -153,7 +153,10 @@ class Catalogue:
 
     @contextlib.asynccontextmanager
     async def hold(self, entry: ModelEntry) -> AsyncIterator[OpenModel]:
-        """Keep a model open in this block, once it is its turn. Raises Refusal, and what `Model` raises."""
+        """Keep a model open in this block, once it is its turn. Raises Refusal, and what `Model` raises.
+
+        What is raised in the block too comes without the folder of the model's file.
+        """
         if (error := self.known.failure(entry.name)) is not None:
             raise dataclasses.replace(error)  # a new one, or it would keep all that raising it left in its traceback
         turn = self._turns.ask(entry.name)
@@ -169,6 +172,8 @@ class Catalogue:
                 raise Refusal(503, message, code="model_busy", retry_after_s=30)
             self.open.wake()
             yield self.open
+        except EdgeRunError as raised:
+            raise _without_folder(raised, entry) from raised
         finally:
             del self._waiting[turn]
             self._turns.leave(turn)
@@ -234,7 +239,7 @@ class Catalogue:
             except Exception as error:
                 known = error if isinstance(error, EdgeRunError) else KernelError(f"{entry.name}: {error!r}")
                 self._say(f"{entry.name} cannot be opened: {known}")
-                known = dataclasses.replace(known, message=without_folder(known.message, entry.path))
+                known = _without_folder(known, entry)
                 self.known.note_failure(entry.name, known)
                 self._turns.failed(entry.name, known)
         self._settle()
@@ -262,3 +267,7 @@ class Catalogue:
                 await closing.answering.__aexit__()
             gc.unfreeze()
             logger.info("%s is closed", closing.entry.name)
+
+
+def _without_folder(error: EdgeRunError, entry: ModelEntry) -> EdgeRunError:
+    return dataclasses.replace(error, message=without_folder(error.message, entry.path))

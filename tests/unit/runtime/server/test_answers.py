@@ -18,8 +18,12 @@ from edge_run.base.results import Piece, Speculation
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server import answers
 from edge_run.runtime.server.admission import Admission
-from edge_run.runtime.server.answers import COMMENT, AnswerResponse
+from edge_run.runtime.server.answers import COMMENT, AnswerForm, AnswerResponse
+from edge_run.runtime.server.apis.anthropic_messages import MessageForm
+from edge_run.runtime.server.apis.llama_server import NativeCompletionForm
+from edge_run.runtime.server.apis.openai_chat import ChatForm, ChatRequest
 from edge_run.runtime.server.apis.openai_completions import CompletionForm, CompletionRequest
+from edge_run.runtime.server.apis.responses_form import ResponseForm
 from edge_run.runtime.server.catalogue.catalogue import Catalogue
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import Job
@@ -96,15 +100,17 @@ class Client:
 
 
 @asynccontextmanager
-async def answering(model: FakeModel, client: Client, is_stream: bool = True) -> AsyncIterator[Service]:
-    """Answer a request in this block, and wait for the end of it."""
+async def answering(
+    model: FakeModel, client: Client, is_stream: bool = True, form: AnswerForm | None = None
+) -> AsyncIterator[Service]:
+    """Answer a request in this block, and wait for the end of it. form: that of text completions where it is None."""
     catalogue = Catalogue.of(model, model)  # type: ignore[arg-type]
     service = Service(catalogue, Admission(0))
 
     async def make_job(served: ServedModel) -> Job:
         return Job([1], SamplingConfig())
 
-    form = CompletionForm("model", CompletionRequest(prompt=""))
+    form = form or CompletionForm("model", CompletionRequest(prompt=""))
     response = AnswerResponse(service, catalogue.asked("any"), make_job, form, is_stream)
     async with anyio.create_task_group() as group:
         group.start_soon(response, {"type": "http"}, client.receive, client.send)
@@ -141,6 +147,27 @@ async def test_what_is_wrong_at_once_has_a_status(monkeypatch: pytest.MonkeyPatc
     assert isinstance(refusal, Refusal)
     assert (refusal.status, client.status) == (400, 0)
     assert service.counts.finished == {"error": 1}
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        (ChatForm("model", ChatRequest(messages=[])), "messages"),
+        (CompletionForm("model", CompletionRequest(prompt="")), "prompt"),
+        (NativeCompletionForm("model", False, False), "prompt"),
+        (ResponseForm("model", {}), "input"),
+        (MessageForm("model"), "messages"),
+    ],
+)
+async def test_a_prompt_that_is_too_long_is_called_what_its_api_calls_it(form: AnswerForm, param: str) -> None:
+    model = FakeModel()
+    model.context_tokens = 1
+    with pytest.raises(ExceptionGroup) as caught:
+        async with answering(model, Client(), is_stream=False, form=form):
+            pass
+    (refusal,) = caught.value.exceptions
+    assert isinstance(refusal, Refusal)
+    assert (refusal.code, refusal.param) == ("context_length_exceeded", param)
 
 
 async def test_what_is_wrong_later_ends_the_stream_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

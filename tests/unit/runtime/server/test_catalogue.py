@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from edge_run.base.errors import BudgetError, ConfigError, ModelFileError
+from edge_run.base.errors import BudgetError, ConfigError, ModelFileError, TierReadError
 from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.catalogue.catalogue import Catalogue, spare_collections
 from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, read_folder
@@ -163,6 +163,16 @@ async def test_clients_are_not_told_where_models_lie() -> None:
     async with catalogue_of(opens_with(opens), ModelFolder((entry,))) as catalogue:
         with pytest.raises(ModelFileError, match=r"^a\.gguf: it is broken$"):
             await use(catalogue, "a")
+
+
+async def test_clients_are_not_told_where_the_model_lies_that_answers() -> None:
+    entry = ModelEntry("a", Path("/home/me/models/a.gguf"))
+    async with catalogue_of(Files(), ModelFolder((entry,))) as catalogue:
+        for error in (ModelFileError(f"{entry.path}: changed"), TierReadError(f"{entry.path}: no", errno=5)):
+            with pytest.raises(type(error), match=r"^a\.gguf: (changed|no)$") as caught:
+                async with catalogue.hold(entry):
+                    raise error
+            assert vars(caught.value) == {**vars(error), "message": str(caught.value)}
 
 
 async def test_a_task_that_is_cancelled_while_it_waits_leaves_nothing_behind() -> None:
