@@ -86,6 +86,17 @@ def test_conversations_have_names_and_are_erased(environment: dict[str, str], tm
     assert run(environment, "chat", "--continue").returncode == 2
 
 
+def test_what_is_kept_is_found_and_erased_where_nothing_more_is_to_be_kept(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    chat(environment, str(KIT), messages=[FIRST, "/save fox"])
+    environment = {**environment, "EDGE_RUN_PROMPT_CACHE": "off"}
+    assert names(environment) == ["fox"]
+    assert run(environment, "sessions", "rm", "--all").stdout.startswith("removed: 1 conversations, ")
+    folder = tmp_path / "home" / ".cache" / "edge-run" / "prompts"
+    assert not [*folder.rglob("*.rows"), *folder.rglob("conversations/*")]
+
+
 def test_nothing_is_kept_where_nothing_is_to_be_kept(environment: dict[str, str], tmp_path: Path) -> None:
     chat(environment, str(KIT), "--prompt-cache", "off", messages=[FIRST, "/save fox"])
     assert names(environment) == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edge_run.base.config import PROMPT_CACHE_ON
+from edge_run.base.config import PROMPT_CACHE_OFF, PROMPT_CACHE_ON
 from edge_run.base.errors import ConfigError
 from edge_run.base.units import format_size
 from edge_run.cli.shared.options import some_settings
@@ -85,7 +85,10 @@ def remove(context: click.Context, /, name: str | None, is_all: bool, **given: A
 
 
 def _folder(context: click.Context, given: dict[str, Any]) -> Path:
-    return model_config(context, given, prompt_cache=PROMPT_CACHE_ON).prompt_folder
+    """Return where conversations are; `off` only means that no more are to be kept there."""
+    place = given["prompt_cache"]
+    values = {**given, "prompt_cache": None if place == PROMPT_CACHE_OFF else place}
+    return model_config(context, values, prompt_cache=PROMPT_CACHE_ON).prompt_folder
 
 
 sessions = CommandGroup(
