@@ -15,7 +15,7 @@ from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.server_options import SERVER_OPTIONS, asked_server
 from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings import given_sampling, model_config, report, resolve
-from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.settings_command import SettingsCommand, origin
 from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ def chat(context: click.Context, /, **given: Any) -> None:
     if values.pop("goes_on"):
         from edge_run.runtime.keeping.conversations import Conversations
 
+        if origin(context, "system_prompt") == "flag":
+            raise ConfigError("--continue and --system-prompt: exclude each other, as the chat has one; leave one out")
         continued = Conversations(prompt_folder(context, values)).latest()
         values["model_file"] = continued_model(continued, values["model_file"] or values["model"])
     settings = resolve(context, values)
