@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.config import ModelConfig
+from edge_run.cli.app import _run
 from edge_run.cli.commands.run import run
 from edge_run.cli.shared.settings import resolve
+from edge_run.cli.shared.terminal import Terminal
 
 
 def config_of(*words: str) -> ModelConfig:
@@ -34,3 +36,25 @@ def test_words_and_other_places_stay_as_they_are() -> None:
     config = config_of("--kv-spill", "off", "--prompt-cache", "./off", "--packed", "off", "--also", "copy")
     assert (config.spills_kv, config.packed_file, str(config.also)) == (False, None, "copy")
     assert config.prompt_folder == Path("off")
+
+
+@pytest.mark.parametrize("command", [["run"], ["trace", "-o", "t.csv"]], ids=["run", "trace"])
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["-p", "a prompt"], 3, "none.gguf"),
+        (["-p", "a prompt", "-f", "file"], 2, "--prompt and --file: exclude each other"),
+        ([], 2, "--file nowhere: cannot be read"),
+    ],
+)
+def test_of_prompt_and_file_the_one_that_is_set_nearer_to_the_user_counts(
+    command: list[str],
+    words: list[str],
+    code: int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("EDGE_RUN_FILE", "nowhere")
+    assert _run([*command, "none.gguf", *words], Terminal()) == code
+    assert told in capsys.readouterr().err
