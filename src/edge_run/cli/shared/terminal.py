@@ -125,9 +125,7 @@ class Terminal:
         if not self.shows_notices or self._is_plain:
             return
         self.erase()
-        import shutil  # which takes long to load
-
-        width = shutil.get_terminal_size().columns - 1
+        width = _columns() - 1
         with contextlib.suppress(OSError):
             sys.stderr.write(one_line(text)[:width])
             sys.stderr.flush()
@@ -200,6 +198,16 @@ class Terminal:
 def _raw(stream: TextIO) -> TextIO:
     """Return what takes escape codes of ours."""
     return stream.raw if isinstance(stream, PrintableStream) else stream
+
+
+def _columns() -> int:
+    """Return the width of the terminal that standard error is, as far as the system knows it."""
+    with contextlib.suppress(OSError, ValueError):
+        if columns := os.get_terminal_size(sys.stderr.fileno()).columns:
+            return columns
+    import shutil  # which takes long to load
+
+    return shutil.get_terminal_size().columns
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
