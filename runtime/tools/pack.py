@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from edge_run.base.errors import ConfigError, NotSupported, system_errors
+from edge_run.base.errors import NotSupported, system_errors
 from edge_run.base.extras import PACK, need
 from edge_run.base.files import check_room
 from edge_run.base.units import format_size
@@ -77,10 +77,8 @@ def pack(
     no file behind.
     """
     gguf = read_gguf(Path(model))
-    target = Path(target) if target else packed_path(gguf.shards[0].path)
-    check_target(target, [shard.path for shard in gguf.shards], "the model itself")
-    if target.exists() and not is_replacing:
-        raise ConfigError(f"{target}: exists; choose another name, or replace it with --force")
+    wanted = Path(target) if target else packed_path(gguf.shards[0].path)
+    target = check_target(wanted, [shard.path for shard in gguf.shards], "the model itself", is_replacing)
     tensors = _expert_tensors(gguf)
     if not tensors:
         return _pack_repacked(gguf, target, progress)
