@@ -71,11 +71,11 @@ def pack(
 ) -> Packed:
     """Write the packed file of the model at `model` to `target`, by default beside it, where runs look for it.
 
-    target: appears whole or not at all. is_replacing: also where it exists. cache_folder: as in `ModelConfig`. progress:
-    called with the bytes packed and the bytes in all. Raises NotSupported for a model whose experts do not become smaller, for one without experts and
-    without weights that are worth repacking here, and for experts without zstandard; ConfigError, ModelFileError;
-    TierReadError when the disk is too small or fails. Any exception, also one that `progress` raises and Ctrl-C, leaves
-    no file behind.
+    target: appears whole or not at all. is_replacing: also where it exists. cache_folder: as in `ModelConfig`.
+    progress: called with the bytes packed and the bytes in all. Raises NotSupported for a model whose experts do not
+    become smaller, for one without experts and without weights that are worth repacking here, and for experts without
+    zstandard; ConfigError, ModelFileError; TierReadError when the disk is too small or fails. Any exception, also one
+    that `progress` raises and Ctrl-C, leaves no file behind.
     """
     gguf = read_gguf(Path(model))
     wanted = Path(target) if target else packed_path(gguf.shards[0].path)
