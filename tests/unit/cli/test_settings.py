@@ -58,3 +58,18 @@ def test_of_prompt_and_file_the_one_that_is_set_nearer_to_the_user_counts(
     monkeypatch.setenv("EDGE_RUN_FILE", "nowhere")
     assert _run([*command, "none.gguf", *words], Terminal()) == code
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["-p", "--help"], ["-sys", "-h"], ["--stop", "-h", "-p", "x"]])
+def test_a_text_that_is_like_help_asks_for_none(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "edge-run").mkdir()
+    (tmp_path / "edge-run" / "config.toml").write_text("threads = -1\n")
+    assert _run(["none.gguf", *words], Terminal()) == 2
+    assert "-1" in capsys.readouterr().err
+    monkeypatch.setenv("EDGE_RUN_THREDS", "1")
+    assert _run(["none.gguf", *words], Terminal()) == 2
+    assert "EDGE_RUN_THREDS: no such setting" in capsys.readouterr().err
+    assert _run(["run", "--help"], Terminal()) == 0
