@@ -42,7 +42,7 @@ def chat(context: click.Context, /, **given: Any) -> None:
     """
     terminal: Terminal = context.obj
     values = {**given, "json": False}
-    if (address := asked_server(values)) is not None:
+    if (address := asked_server(context, values)) is not None:
         _chat_with_server(context, address, values, terminal)
         return
     continued = None
@@ -68,9 +68,8 @@ def _chat_with_server(
     from edge_run.runtime.client.connection import ServerClient
 
     name = values["model_file"] or values["model"]
-    if values["goes_on"]:
-        raise ConfigError("--continue and --server: exclude each other, as a server keeps no conversation")
     settings = resolve(context, {**values, "model_file": name or Path()})
+    report(context, terminal, settings.sampling)
     body = {**given_sampling(values), "reasoning_format": "none"}
     if settings.max_tokens is not None:
         body["max_tokens"] = settings.max_tokens
