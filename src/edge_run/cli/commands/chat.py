@@ -69,7 +69,7 @@ def _chat_with_server(
 
     name = values["model_file"] or values["model"]
     settings = resolve(context, {**values, "model_file": name or Path()})
-    report(context, terminal, settings.sampling)
+    report(context, terminal)
     body = {**given_sampling(values), "reasoning_format": "none"}
     if settings.max_tokens is not None:
         body["max_tokens"] = settings.max_tokens
