@@ -16,6 +16,7 @@ from edge_run.cli.shared.printable import one_line
 from edge_run.cli.shared.settings import model_config
 from edge_run.cli.shared.settings_command import CommandGroup, SettingsCommand
 from edge_run.cli.shared.tables import align
+from edge_run.cli.shared.talks import TEXT
 from edge_run.cli.shared.terminal import Terminal
 
 _WHERE = some_settings("prompt_cache", "cache_dir")
@@ -58,7 +59,7 @@ def show(context: click.Context, /, name: str, **given: Any) -> None:
 
     terminal: Terminal = context.obj
     for role, text in Conversations(_folder(context, given)).load(name).parts:
-        terminal.write_answer(text if role == "text" else f"{role}: {text}")
+        terminal.write_answer(text if role == TEXT else f"{role}: {text}")
         terminal.end_line()
 
 
