@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import pytest
 
 from edge_run.base.config import ModelConfig
@@ -11,6 +12,7 @@ from edge_run.cli.app import _run
 from edge_run.cli.commands.run import run
 from edge_run.cli.shared.settings import resolve
 from edge_run.cli.shared.terminal import Terminal
+from edge_run.cli.split.train import train
 
 
 def config_of(*words: str) -> ModelConfig:
@@ -73,3 +75,11 @@ def test_a_text_that_is_like_help_asks_for_none(
     assert _run(["none.gguf", *words], Terminal()) == 2
     assert "EDGE_RUN_THREDS: no such setting" in capsys.readouterr().err
     assert _run(["run", "--help"], Terminal()) == 0
+
+
+def test_a_training_draws_alike_unless_another_seed_is_given() -> None:
+    words = ["network.onnx", "--data", "images", "--cut", "stem"]
+    with train.make_context("train", words) as context:
+        assert context.params["seed"] == 0
+    with pytest.raises(click.BadParameter, match="-1 is not in the range"):
+        train.make_context("train", [*words, "--seed", "-1"])
