@@ -140,6 +140,9 @@ class Conversations:
         """
         for draft in self._folder.glob(".*.part"):
             _remove(draft)
+        with locked(self._folder / _LOCK):
+            list(read_living(self._folder, _HELD))  # which removes those of processes that are gone
+            _remove(self._folder / _LOCK)
         return sum(_remove(path) for path in list(self._folder.glob(f"*{_ENDING}")))
 
     def _path(self, name: str) -> Path:

@@ -131,11 +131,12 @@ def test_what_is_kept_is_found_and_erased_where_nothing_more_is_to_be_kept(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     chat(environment, str(KIT), messages=[FIRST, "/save fox"])
+    (tmp_path / "home" / ".cache" / "edge-run" / "prompts" / "conversations" / ".held-killed").write_text("fox")
     environment = {**environment, "EDGE_RUN_PROMPT_CACHE": "off"}
     assert names(environment) == ["fox"]
     assert run(environment, "sessions", "rm", "--all").stdout.startswith("removed: 1 conversations, ")
     folder = tmp_path / "home" / ".cache" / "edge-run" / "prompts"
-    assert not [*folder.rglob("*.rows"), *folder.rglob("conversations/*.json")]
+    assert not [*folder.rglob("*.rows"), *folder.rglob("conversations/*fox*"), *folder.rglob(".held-*")]
 
 
 def test_nothing_is_kept_where_nothing_is_to_be_kept(environment: dict[str, str], tmp_path: Path) -> None:

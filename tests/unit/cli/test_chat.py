@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from edge_run.base.errors import Cancelled, ConfigError, ContextFull, EdgeRunError
+from edge_run.base.errors import Cancelled, ConfigError, ContextFull, EdgeRunError, ProtocolError
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.cli.shared.chat import Chat
 from edge_run.cli.shared.chat_loop import ChatLoop
+from edge_run.cli.shared.server_chat import ServerChat
 from edge_run.cli.shared.talks import TemplateTalk
 from edge_run.cli.shared.terminal import OutputError
 from edge_run.runtime.keeping.conversations import Conversation
@@ -152,3 +153,19 @@ def test_a_conversation_that_goes_on_has_its_own_system_prompt_and_no_message_fr
     full.error = None
     chat.command("/drop", "")
     assert full.asked == ["has no room"]
+
+
+@pytest.mark.parametrize("error", [ProtocolError("the server is full"), OutputError("standard output: is full")])
+def test_a_chat_with_a_server_from_a_pipe_ends_with_its_error(
+    monkeypatch: pytest.MonkeyPatch, error: EdgeRunError
+) -> None:
+    def answer(*given: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n"))
+    terminal = quiet_terminal(can_ask=False)
+    terminal.end_line = lambda: None
+    client: Any = SimpleNamespace(answer=answer)
+    with pytest.raises(type(error)) as raised:
+        ServerChat(client, {}, "", terminal).run()
+    assert raised.value is error
