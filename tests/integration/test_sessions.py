@@ -104,7 +104,7 @@ def test_no_conversation_is_written_over_by_another(environment: dict[str, str])
             assert other.poll() is None
         done = run(environment, "chat", "--continue", *SETTINGS, text="Of another\n/save fox\n")
         assert "Going on with fox" in done.stderr
-        kept = re.search(r"Another chat has fox: this one is kept as (\S+)\.", done.stderr)
+        kept = re.search(r"Another chat went on with fox: this one is kept as (\S+)\.", done.stderr)
         assert kept, done.stderr
         other.stdin.close()
         assert other.wait(60) == 0

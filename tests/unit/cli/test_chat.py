@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from edge_run.base.errors import Cancelled, ConfigError, ContextFull, EdgeRunErr
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.cli.shared.chat import Chat
 from edge_run.cli.shared.chat_loop import ChatLoop
+from edge_run.cli.shared.conversation_book import ConversationBook
 from edge_run.cli.shared.server_chat import ServerChat
 from edge_run.cli.shared.talks import TemplateTalk
 from edge_run.cli.shared.terminal import OutputError
@@ -169,3 +172,20 @@ def test_a_chat_with_a_server_from_a_pipe_ends_with_its_error(
     with pytest.raises(type(error)) as raised:
         ServerChat(client, {}, "", terminal).run()
     assert raised.value is error
+
+
+@pytest.mark.parametrize("added", [(), (("user", "Bye"), ("assistant", "Bye"))])
+def test_what_another_chat_added_since_a_conversation_was_read_stays(
+    added: tuple[tuple[str, str], ...], tmp_path: Path
+) -> None:
+    model: Any = SimpleNamespace(keep_answers=lambda *_: None, conversation_rows=None)
+    first = (("user", "Hello"), ("assistant", "Yes?"))
+    other = ConversationBook(tmp_path, tmp_path / "model.gguf", model)
+    other.name_it("fox", first)
+    read = other.conversations.load("fox")
+    other.write((*first, *added))
+    other.close()
+    with contextlib.closing(ConversationBook(tmp_path, tmp_path / "model.gguf", model)) as book:
+        book.resume(read)
+        assert (book.name == "fox") is not bool(added)
+        assert tuple(book.conversations.load("fox").parts) == (*first, *added)

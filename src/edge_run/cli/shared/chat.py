@@ -46,7 +46,9 @@ class Chat(ChatLoop):
         if self._book:
             self._book.resume(conversation)
             if self._book.name != conversation.name:
-                self._terminal.say(f"Another chat has {conversation.name}: this one is kept as {self._book.name}.")
+                self._terminal.say(
+                    f"Another chat went on with {conversation.name}: this one is kept as {self._book.name}."
+                )
 
     def clear(self) -> None:
         """Forget the conversation; what was kept of it stays."""

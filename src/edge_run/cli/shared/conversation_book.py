@@ -44,10 +44,13 @@ class ConversationBook:
         self._take(_new_name())
 
     def resume(self, conversation: Conversation) -> None:
-        """Go on with `conversation`, under a new name where another chat does so too."""
+        """Go on with `conversation`, under a new name where another chat does so too, or did since it was read."""
         try:
             self._take(conversation.name)
+            is_as_it_was = self.conversations.load(conversation.name) == conversation
         except ConfigError:
+            is_as_it_was = False
+        if not is_as_it_was:
             self._take(_new_name())
         self._model.keep_answers(conversation.rows)
 
