@@ -104,11 +104,6 @@ class ClusterPlaces:
             with anyio.CancelScope(shield=True), anyio.move_on_after(CONNECT_S):
                 await client.close()  # pyright: ignore[reportGeneralTypeIssues] (an awaitable where the loop runs)
 
-    @property
-    def n_workers(self) -> int:
-        """The workers that answer."""
-        return len(self._workers)
-
     async def take(self, n_unfinished: int) -> Place:
         """Wait for a place, and return it."""
         self._n_unfinished = n_unfinished

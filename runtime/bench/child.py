@@ -1,4 +1,4 @@
-"""The process of one measurement: `python -m edge_run.runtime.bench.child`.
+"""The process of one measurement, which `cold_run.py` starts.
 
 Its answer is a `Measurement`, or an error.
 """
@@ -86,7 +86,3 @@ def stored_bytes() -> int | None:
 
     lines = system_text(Path("/proc/self/io")).splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes")), None)
-
-
-if __name__ == "__main__":
-    main()

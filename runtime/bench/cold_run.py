@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from edge_run.base.units import KIB, format_size
 from edge_run.devices.host.system_files import system_text
 from edge_run.runtime.bench.memory_group import OwnMemoryGroup
 from edge_run.runtime.processes.child_answer import read_answer
+from edge_run.runtime.processes.child_process import start_command
 
 TICK_S = 0.5
 ENDING_S = 10.0
@@ -97,7 +97,7 @@ class ColdRuns:
         """Return how a child ended, its standard output and its standard error. It ends when its input does."""
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as notices:
             self._child = child = subprocess.Popen(
-                [sys.executable, "-m", "edge_run.runtime.bench.child"],
+                start_command("from edge_run.runtime.bench.child import main; main()"),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=notices,

@@ -16,7 +16,7 @@ from typing import Any
 
 from edge_run.base.findings import NOTE, OK, PROBLEM, Finding
 from edge_run.devices.host.system_files import system_text
-from edge_run.runtime.processes.child_process import how_ended
+from edge_run.runtime.processes.child_process import how_ended, start_command
 
 LONGEST_S = 20
 LIBRARY = "llama-cpp-python"
@@ -34,7 +34,8 @@ def ask_library(model: Path | None = None) -> dict[str, Any]:
 
     Keys: those of `library_child.py` as far as it came, and `ending`, empty when it came to the end.
     """
-    command = [sys.executable, "-m", "edge_run.runtime.doctor.library_child", *([os.fspath(model)] if model else [])]
+    name = os.fspath(model) if model else ""
+    command = start_command(f"from edge_run.runtime.doctor.library_child import main; main({name!r})")
     try:
         done = subprocess.run(command, capture_output=True, timeout=LONGEST_S, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired as error:

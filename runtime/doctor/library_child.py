@@ -1,6 +1,4 @@
-"""Asks the installed llama.cpp about itself, as a child process that it may end; `library_check.py` reads it.
-
-    python -m edge_run.runtime.doctor.library_child [MODEL]
+"""Asks the installed llama.cpp about itself, as a child process that it may end; `library_check.py` starts it.
 
 Prints a line of JSON for each fact as soon as it is known, `[name, value]`, so that what came before an end is known.
 """
@@ -8,11 +6,10 @@ Prints a line of JSON for each fact as soon as it is known, `[name, value]`, so 
 from __future__ import annotations
 
 import json
-import sys
 
 
-def main() -> None:
-    """Import the library, then ask it one thing after the other."""
+def main(model: str) -> None:
+    """Import the library, then ask it one thing after the other, and about the file `model` where one is named."""
     try:
         from edge_run.runtime.llama import _ggml as ggml
         from edge_run.runtime.llama._ggml import L
@@ -24,8 +21,8 @@ def main() -> None:
     _tell("has_gpu_support", bool(L.llama_supports_gpu_offload()))
     _tell("gpus", [(gpu.description, gpu.name) for gpu in ggml.gpu_devices()])
     _tell("repacked", _repacked_kernels())
-    if sys.argv[1:]:
-        _tell("model_error", _load_vocabulary(sys.argv[1]))
+    if model:
+        _tell("model_error", _load_vocabulary(model))
     return None
 
 
@@ -57,7 +54,3 @@ def _load_vocabulary(path: str) -> str:
 
 def _tell(name: str, value: object) -> None:
     print(json.dumps([name, value]), flush=True)
-
-
-if __name__ == "__main__":
-    main()

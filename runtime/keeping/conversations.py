@@ -7,6 +7,7 @@ whatever happens. What its rows are not kept for is computed again from the text
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from typing import Any
 from edge_run.base.errors import ConfigError, TierReadError
 from edge_run.base.files import read_text_file, whole_file
 from edge_run.base.units import MIB
+from edge_run.devices.host.locks import HAS_LOCKS, LivingFile, locked, read_living
 from edge_run.runtime.keeping.keeper import ConversationRows
 from edge_run.tiers.kv.record import RowPass
 
@@ -25,6 +27,8 @@ FORMAT = 1
 MOST_BYTES = 64 * MIB
 _NAME = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 _ENDING = ".json"
+_HELD, _LOCK = ".held-", ".lock"
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems
 _MOST = 2**31
 
 
@@ -53,6 +57,26 @@ class Conversations:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "conversations"
 
+    def hold(self, name: str) -> LivingFile | None:
+        """Have the conversation `name` for this process alone, until what is returned is removed or the process ends.
+
+        None is returned where the system has no locks. Raises ConfigError where another process has it, or for a bad
+        name, and TierReadError.
+        """
+        self._path(name)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with locked(self._folder / _LOCK):
+                if name.encode() in read_living(self._folder, _HELD):
+                    raise ConfigError(f"{name}: another chat goes on with it; give another name, or end that chat")
+                return LivingFile(self._folder, _HELD, name.encode()) if HAS_LOCKS else None
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return None
+            raise TierReadError(
+                f"{self._folder}: conversations cannot be kept ({error.strerror or error})", errno=error.errno
+            ) from error
+
     def save(self, conversation: Conversation) -> None:
         """Keep a conversation in place of what has its name. Raises ConfigError for a bad name, TierReadError."""
         path = self._path(conversation.name)
@@ -75,13 +99,17 @@ class Conversations:
     def load(self, name: str) -> Conversation:
         """Return a conversation. Raises ConfigError where there is none of this name, or its file is damaged."""
         path = self._path(name)
-        if not path.exists():
+        if not self.has(name):
             raise ConfigError(f"{name}: no such conversation; edge-run sessions list names all")
         text = read_text_file(path, str(path), MOST_BYTES)
         try:
             return _conversation(name, json.loads(text))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{path}: is damaged, or of another version of edge-run; remove it") from error
+
+    def has(self, name: str) -> bool:
+        """Return whether a conversation of this name is kept. Raises ConfigError for a bad name."""
+        return self._path(name).exists()
 
     def names(self) -> list[tuple[str, float]]:
         """Return the names, and when each was last changed (seconds since the epoch), the latest first."""
@@ -112,6 +140,9 @@ class Conversations:
         """
         for draft in self._folder.glob(".*.part"):
             _remove(draft)
+        with locked(self._folder / _LOCK):
+            list(read_living(self._folder, _HELD))  # which removes those of processes that are gone
+            _remove(self._folder / _LOCK)
         return sum(_remove(path) for path in list(self._folder.glob(f"*{_ENDING}")))
 
     def _path(self, name: str) -> Path:

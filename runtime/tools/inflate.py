@@ -52,7 +52,7 @@ def inflate(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Write `source`, grown to the largest size that is not above `size_bytes`, to `target`; return `target`.
+    """Write `source`, grown to the largest size that is not above `size_bytes`, to `target`; return where that is.
 
     Args:
         source: a GGUF that `read_source` takes.
@@ -71,7 +71,7 @@ def inflate(
         raise ConfigError(f"seed {seed}: must be 0 or more")
     model = read_source(source)
     growth = plan_growth(model, size_bytes, layers)
-    check_target(target, [source], "the model to grow itself")
+    target = check_target(target, [source], "the model to grow itself")
     check_room(target, growth.size_bytes, "a smaller size or another folder")
     with written(target, growth.size_bytes, format_size(growth.size_bytes)) as draft:
         _write(growth, model, draft, seed, progress)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from edge_run.base.errors import ConfigError, NotSupported, system_errors
+from edge_run.base.errors import NotSupported, system_errors
 from edge_run.base.extras import PACK, need
 from edge_run.base.files import check_room
 from edge_run.base.units import format_size
@@ -66,24 +66,23 @@ def pack(
     target: str | Path | None = None,
     *,
     is_replacing: bool = False,
+    cache_folder: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Packed:
     """Write the packed file of the model at `model` to `target`, by default beside it, where runs look for it.
 
-    target: appears whole or not at all. is_replacing: also where it exists. progress: called with the bytes packed and
-    the bytes in all. Raises NotSupported for a model whose experts do not become smaller, for one without experts and
-    without weights that are worth repacking here, and for experts without zstandard; ConfigError, ModelFileError;
-    TierReadError when the disk is too small or fails. Any exception, also one that `progress` raises and Ctrl-C, leaves
-    no file behind.
+    target: appears whole or not at all. is_replacing: also where it exists. cache_folder: as in `ModelConfig`.
+    progress: called with the bytes packed and the bytes in all. Raises NotSupported for a model whose experts do not
+    become smaller, for one without experts and without weights that are worth repacking here, and for experts without
+    zstandard; ConfigError, ModelFileError; TierReadError when the disk is too small or fails. Any exception, also one
+    that `progress` raises and Ctrl-C, leaves no file behind.
     """
     gguf = read_gguf(Path(model))
-    target = Path(target) if target else packed_path(gguf.shards[0].path)
-    check_target(target, [shard.path for shard in gguf.shards], "the model itself")
-    if target.exists() and not is_replacing:
-        raise ConfigError(f"{target}: exists; choose another name, or replace it with --force")
+    wanted = Path(target) if target else packed_path(gguf.shards[0].path)
+    target = check_target(wanted, [shard.path for shard in gguf.shards], "the model itself", is_replacing)
     tensors = _expert_tensors(gguf)
     if not tensors:
-        return _pack_repacked(gguf, target, progress)
+        return _pack_repacked(gguf, target, cache_folder, progress)
     compress = _compressor()
     block_bytes = _block_bytes(tensors)
     shares = {tensor: _sampled_share(gguf, tensor, block_bytes, compress) for tensor in tensors}
@@ -103,8 +102,10 @@ def pack(
     return Packed(target, size_bytes, raw_bytes, packed_bytes, len(chosen), left_out)
 
 
-def _pack_repacked(gguf: GgufModel, target: Path, progress: Callable[[int, int], None] | None) -> Packed:
-    tensors = worth_repacking(gguf)
+def _pack_repacked(
+    gguf: GgufModel, target: Path, cache_folder: Path | None, progress: Callable[[int, int], None] | None
+) -> Packed:
+    tensors = worth_repacking(gguf, cache_folder)
     needed_bytes = sum(tensor.size_bytes + 2 * LARGEST_BLOCK_BYTES for tensor in tensors)
     check_room(target, needed_bytes, "another folder with -o")
     with written(target, needed_bytes, f"some {format_size(needed_bytes)}") as draft:

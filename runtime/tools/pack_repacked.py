@@ -26,12 +26,14 @@ from edge_run.tiers.packed_index import LARGEST_BLOCK_BYTES, Facts
 from edge_run.tiers.source import SourceFile
 
 
-def worth_repacking(gguf: GgufModel) -> list[TensorInfo]:
+def worth_repacking(gguf: GgufModel, cache_folder: Path | None) -> list[TensorInfo]:
     """Return the weights of a model that have repacked kernels here, and are faster so where that was measured.
 
-    Raises NotSupported where there are none.
+    cache_folder: where measurements are kept. Raises NotSupported where there are none.
     """
-    config = ModelConfig(packed=PACKED_OFF, repack="off", micro_batch_tokens=WIDEST_MICRO_BATCH)
+    config = ModelConfig(
+        packed=PACKED_OFF, repack="off", micro_batch_tokens=WIDEST_MICRO_BATCH, cache_folder=cache_folder
+    )
     known = prepare(gguf, config, is_opened=False).known
     assert known is not None, "a plan needs the graph"
     found = repackable(known.graph, gguf)

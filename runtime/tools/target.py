@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, TierReadError
-from edge_run.base.files import whole_file
+from edge_run.base.files import file_to_write, whole_file
 
 
 def read_at(file: BinaryIO, offset: int, length: int) -> bytes:
@@ -31,12 +31,17 @@ def read_at(file: BinaryIO, offset: int, length: int) -> bytes:
     return found
 
 
-def check_target(target: Path, models: Iterable[Path], what: str) -> None:
-    """Raise ConfigError where `target` can be no file, or is one of `models`, which are `what`."""
-    if not target.parent.is_dir() or target.is_dir():
-        raise ConfigError(f"{target}: cannot be written: a file name in an existing folder is needed; choose another")
+def check_target(target: Path, models: Iterable[Path], what: str, is_replacing: bool = True) -> Path:
+    """Return the file that `target` is or will be, for `written`.
+
+    Raises ConfigError where it can be no file, is one of `models`, which are `what`, or is not to be replaced.
+    """
     if target.exists() and any(target.samefile(model) for model in models):
         raise ConfigError(f"{target}: is {what}; choose another name")
+    place = file_to_write(target, str(target), is_replacing)
+    if not place.parent.is_dir():
+        raise ConfigError(f"{target}: cannot be written: its folder is not there; make it, or choose another")
+    return place
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 from edge_run.base.config import ModelConfig, make_config
 from edge_run.base.errors import ConfigError, NotSupported, system_errors
-from edge_run.base.files import whole_file, writing
+from edge_run.base.files import file_to_write, whole_file, writing
 from edge_run.base.replay import Recording
 from edge_run.prefetch.routes import DECODE, RouteWriter
 from edge_run.runtime.decoding.session import Session
@@ -43,9 +43,7 @@ def trace(
     """
     if config is not None and options:
         raise ConfigError("config and single options: give one of the two")
-    output = Path(output)
-    if output.exists() and not is_overwritten:
-        raise ConfigError(f"{output}: exists; give another name, or --force to replace it")
+    output = file_to_write(Path(output), str(output), is_overwritten)
     gguf = read_gguf(Path(path))
     header = route_header(gguf)
     if not header.expert_bytes:

@@ -175,12 +175,22 @@ def wait_for_child(pid: int) -> psutil.Process:
     while time.monotonic() < deadline:
         for child in psutil.Process(pid).children():
             try:
-                if "edge_run.runtime.bench.child" in child.cmdline():
+                if any("edge_run.runtime.bench.child" in word for word in child.cmdline()):
                     return child
             except psutil.Error:
                 pass
         time.sleep(0.05)
     raise AssertionError("nothing was measured")
+
+
+def test_a_measurement_runs_no_code_from_the_folder_that_it_is_started_in(
+    kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('foreign')\n")
+    monkeypatch.chdir(tmp_path)
+    config = ModelConfig(context_tokens=256, threads=1, cache_folder=tmp_path / "cache")
+    found = ColdRuns([kit], BUDGET_BYTES).run(config, [1, 2, 3], 2, lambda passed_s: None)
+    assert len(found.token_ids) == 2
 
 
 @pytest.mark.root

@@ -177,10 +177,10 @@ def test_a_misspelled_variable_stops_every_command_but_help(run) -> None:
     [
         ("thread = 1", "'thread': unknown; known are .*threads"),
         ("threads = ", "not a TOML file"),
-        ("threads = true", "threads = True: must be one text or number"),
+        ("threads = true", "threads = True: must be one text or whole number"),
         ("model = 5", r"config\.toml: model = 5: must be one text"),
         ("also = 1.5", r"config\.toml: also = 1\.5: must be one text"),
-        ("ctx-size = inf", "ctx-size = inf: must be one text or number"),
+        ("ctx-size = inf", "ctx-size = inf: must be one text or whole number"),
         ('threads = "all"', r"'all' is not a valid integer \(from .*config\.toml\)"),
     ],
 )

@@ -159,3 +159,18 @@ def test_a_model_of_ones_own_runs_beside_mmap(kit: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "2 tokens at" in done.stderr
     assert ("edge-run made" in done.stderr) or ("mmap does not run beside it" in done.stderr)
+
+
+@pytest.mark.parametrize("failing", ["grow", "_stream"])
+def test_a_demo_that_fails_leaves_a_model_only_where_it_says_so(
+    failing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*given: object, **named: object) -> None:
+        raise ConfigError("it fails")
+
+    monkeypatch.setattr(module, failing, fail)
+    assert app._run(["demo", "--size", "9MiB", "--keep", "--cache-dir", str(tmp_path)], Terminal()) == 2
+    left = list(tmp_path.iterdir())
+    assert bool(left) is (failing != "grow")
+    for folder in left:
+        assert f"Kept: edge-run {folder / 'demo.gguf'} --memory" in capsys.readouterr().err

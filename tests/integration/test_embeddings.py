@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import anyio
 import numpy as np
 import pytest
 
-from edge_run import AsyncModel, Model, plan
+from edge_run import AsyncModel, Model, plan, to_json
 from edge_run.base.errors import ConfigError, ContextFull, NotSupported
+from edge_run.cli.shared import figures
 from edge_run.runtime.embedding.embedding import normalized, shared
 from edge_run.runtime.embedding.results import EmbeddingShape
 from edge_run.runtime.engine.engine import Engine
@@ -118,6 +120,10 @@ def test_a_model_gives_vectors_with_what_they_cost(opened: Model) -> None:
     assert np.array_equal(found.of(1), found.vectors[1:])
     assert np.array_equal(opened.embed(TEXTS[1]).vectors, found.of(1))
     assert opened.stats.prompt_tokens == sum(found.tokens) + 40
+    assert opened.embedding is not None
+    document = json.loads(to_json(found))
+    assert np.array_equal(np.array(document["vectors"], np.float32), found.vectors)
+    assert figures.describe_embedding("a model", found.plan, opened.embedding).count("pooling cls") == 1
 
 
 def test_texts_that_are_too_long(opened: Model) -> None:

@@ -352,12 +352,23 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["big.gguf"]
 
 
-@pytest.mark.parametrize("target", ["missing/big.gguf", ".", "small.gguf"])
+def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
+    (tmp_path / "drive").mkdir()
+    target, link = tmp_path / "drive" / "big.gguf", tmp_path / "big.gguf"
+    link.symlink_to(target)
+    assert inflate(KIT, link, KIT.stat().st_size) == target
+    assert link.is_symlink()
+    assert target.is_file()
+
+
+@pytest.mark.parametrize("target", ["missing/big.gguf", ".", "small.gguf", "pipe"])
 def test_impossible_targets_are_refused(tmp_path: Path, target: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
     small = Path(shutil.copy(KIT, tmp_path / "small.gguf"))
     with pytest.raises(ConfigError):
         inflate(small, tmp_path / target, 20_000_000)
     assert small.read_bytes() == KIT.read_bytes()
+    assert (tmp_path / "pipe").is_fifo()
 
 
 INTERRUPTED_IMPORT = """

@@ -242,9 +242,16 @@ def test_an_access_list_for_mosquitto_is_written(tmp_path: Path) -> None:
     assert "user edge" in lines
     assert f"pattern write edge/v1/{made['cluster']}/node/%c/status" in lines
     assert f"topic write edge/v1/{made['cluster']}/members" in lines
-    assert (
-        "cannot be written" in device.run("init", "--broker", "h", "--acl", str(tmp_path), "--replace", code=2).stderr
-    )
+    for place, code, told in (
+        (path, 2, "exists, and is no empty file"),
+        (tmp_path, 2, "exists, and is no empty file"),
+        (tmp_path / "nowhere" / "acl", 5, "cannot be written"),
+    ):
+        assert told in device.run("init", "--broker", "h", "--acl", str(place), "--replace", code=code).stderr
+    assert path.read_text().splitlines() == lines
+    known = read_cluster(device.mesh_folder)
+    assert known
+    assert known.id == made["cluster"]
 
 
 def test_a_cluster_over_a_broker_with_that_access_list(tmp_path: Path) -> None:

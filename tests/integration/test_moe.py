@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -225,6 +226,13 @@ def test_from_the_command_line(moe: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
     assert run("-p", "", "--force").returncode == ConfigError.exit_code
     assert rows_of(path), "what was there is there still"
+    path = tmp_path / "link"
+    path.symlink_to(tmp_path / "trace.csv")
+    assert run("--force").returncode == 0
+    assert path.is_symlink()
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert "is no file" in run("--force").stderr
 
 
 def test_a_trace_that_is_interrupted_leaves_nothing(moe: Path, tmp_path: Path) -> None:

@@ -21,13 +21,15 @@ COMMAND = [sys.executable, "-m", "edge_run"]
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_full_standard_output_is_one_line(environment: dict[str, str]) -> None:
-    for words in ([KIT, "-p", "x", "-n", "3"], [KIT, "-p", "x", "-n", "3", "--json"], ["--help"]):
+    chat = ["chat", KIT, "-n", "3", "--prompt-cache", "off"]
+    for words in ([KIT, "-p", "x", "-n", "3"], [KIT, "-p", "x", "-n", "3", "--json"], ["--help"], chat):
         with open("/dev/full", "w") as full:
             result = subprocess.run(
-                [*COMMAND, *words], stdin=DEVNULL, stdout=full, stderr=PIPE, text=True, env=environment, check=False
+                [*COMMAND, *words], input="hi\n", stdout=full, stderr=PIPE, text=True, env=environment, check=False
             )
         assert result.returncode == 5
-        assert re.fullmatch(r"edge-run: standard output.*No space left.*\n", result.stderr)
+        hint = r".*\n> " if words is chat else ""
+        assert re.fullmatch(rf"{hint}edge-run: standard output.*No space left.*\n", result.stderr)
 
 
 def test_output_that_nobody_reads_ends_quietly(environment: dict[str, str]) -> None:

@@ -27,6 +27,7 @@ from edge_run.runtime.graph.segments import ROW_GROUP
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.llama.repacking import MOST_ROWS_TOGETHER, groups_of, types_with_kernels
+from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.repack_choice import choose_kinds
 from edge_run.runtime.probing.kernels import measure_repacked
@@ -40,6 +41,7 @@ from edge_run.tiers.packed_file import packed_path
 from exactness import open_at
 from in_child import in_child, run_script
 from kit_models import KIT
+from program import run_program
 from talks import OPTIONS, SEQUENCES, Talk, check_rows, say, say_in_branches
 from tiny_models import make_model
 
@@ -260,6 +262,16 @@ def test_auto_counts_what_repacking_costs_where_weights_stream(folder: Path, tmp
         made.path.unlink()
         assert prepared.repacked == both
         assert prepared.repacked_streamed == chosen
+
+
+def test_pack_leaves_out_what_measured_slower_repacked(
+    folder: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    path = make_model("llama", folder, quantisation="Q4_0")
+    _note_speeds(tmp_path, compute_threads(None), {256: 1.5, 1536: 0.8})
+    done = run_program("pack", path, "-o", tmp_path / "packed", "--cache-dir", tmp_path, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert "repacked: Q4_0/256, " in done.stderr
 
 
 def test_a_plan_says_what_a_run_repacks(folder: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from edge_run import Model
 from edge_run.base.errors import ContextFull
 from edge_run.runtime.server.apis.embeddings import MOST_TEXTS
 from llama_tensors import silence_llama_logs
-from program import run_program
+from program import assert_refused, run_program
 from served import Served, served
 from tiny_models import make_model
 
@@ -177,6 +177,10 @@ def test_texts_at_the_command_line(encoder: Path, model: Model, tmp_path: Path) 
     assert found.returncode == 0, found.stderr
     assert equal([line.split() for line in found.stdout.splitlines()], wanted)
     assert "1 text cut to 64 tokens" in found.stderr
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    assert run_program(*words, empty, lines, "--truncate", "--cache-dir", tmp_path).stdout == found.stdout
+    assert_refused(run_program(*words, empty, "--cache-dir", tmp_path), 2, "none in .*empty.txt")
     prompts = ("-p", TEXTS[0], "-p", TEXTS[1], "--json", "--no-normalize")
     found = run_program(*words, *prompts, "--cache-dir", tmp_path)
     documents = [json.loads(line) for line in found.stdout.splitlines()]

@@ -87,7 +87,10 @@ def test_a_load_in_json(server: Served, keys: Path) -> None:
     [
         (("chat", "--server", "{url}"), "give a key with --api-key-file or EDGE_RUN_API_KEY"),
         (("chat", "--server", "1"), "nobody listens"),
-        (("chat", "--server", "{url}", "--continue"), "exclude each other"),
+        (("chat", "--server", "1", "--continue"), "--continue: is for a model that is opened here"),
+        (("chat", "--server", "1", "--memory", "1GiB"), "--memory: is for a model that is opened here"),
+        (("bench", "--server", "1", "-c", "256"), "--ctx-size: is for a model that is opened here"),
+        (("bench", "--server", "1", "--rounds", "3"), "--rounds: is for a model that is opened here"),
         (("bench", "--server", "1", "--seconds", "0.1", "--clients", "1"), "not a token came"),
         (("bench", "--server", "http://a..b", "--seconds", "0.1", "--clients", "1"), "not a token came"),
         (("bench", "--server", "1", "--plot", "x.png"), "leave it out with --server"),
@@ -95,6 +98,7 @@ def test_a_load_in_json(server: Served, keys: Path) -> None:
         (("chat", "--server", "http://a..b"), "a..b"),
         (("bench",), "none given"),
         (("bench", "model.gguf", "--api-key-file", "keys"), "name it with --server"),
+        (("bench", "model.gguf", "--clients", "2"), "--clients: is for a server; name it with --server"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(server: Served, words: tuple[str, ...], why: str) -> None:
@@ -102,6 +106,12 @@ def test_what_cannot_be_is_said_in_a_line(server: Served, words: tuple[str, ...]
     assert done.returncode in (2, 9)
     assert why in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_settings_of_a_model_that_nobody_gave_as_flags_are_left_alone() -> None:
+    done = run_program("chat", "--server", "1", "-v", environment={**os.environ, "EDGE_RUN_MEMORY": "1GiB"})
+    assert "(EDGE_RUN_MEMORY)" in done.stderr
+    assert "nobody listens" in done.stderr
 
 
 def test_stopped_answers_leave_nothing_running(server: Served) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit_models import KIT
-from program import Program, begin, run_program
+from program import Program, assert_refused, begin, run_program
 
 SETTINGS = ["-c", "1024", "-ub", "32", "-t", "1", "-n", "24", "--temp", "0"]
 FIRST = "Once upon a time there was a fox who lived in a small house at the end of the wood. " * 14
@@ -84,6 +84,59 @@ def test_conversations_have_names_and_are_erased(environment: dict[str, str], tm
     assert re.match(r"removed: 1 conversations, [\d.]+ [KM]iB of prompts", erased.stdout), erased.stdout
     assert not list(folder.rglob("*.rows"))
     assert run(environment, "chat", "--continue").returncode == 2
+
+
+def test_no_conversation_is_written_over_by_another(environment: dict[str, str]) -> None:
+    chat(environment, str(KIT), messages=["The first", "/save fox"])
+    told = run(environment, "chat", str(KIT), *SETTINGS, text="The second\n/save fox\n").stderr
+    assert "/save: fox: another conversation has this name" in told
+    assert len(names(environment)) == 2
+    assert run(environment, "sessions", "show", "fox").stdout.startswith("The first")
+
+    command = Program(["chat", str(KIT), *SETTINGS])
+    with begin(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin
+        assert other.stderr
+        print("/load fox\nOf one chat", file=other.stdin, flush=True)
+        while "tokens/s" not in other.stderr.readline():
+            assert other.poll() is None
+        done = run(environment, "chat", "--continue", *SETTINGS, text="Of another\n/save fox\n")
+        assert "Going on with fox" in done.stderr
+        kept = re.search(r"Another chat went on with fox: this one is kept as (\S+)\.", done.stderr)
+        assert kept, done.stderr
+        other.stdin.close()
+        assert other.wait(60) == 0
+    assert len(names(environment)) == 3
+    for name, last in (("fox", "Of one chat"), (kept[1], "Of another")):
+        shown = run(environment, "sessions", "show", name).stdout
+        assert shown.startswith("The first")
+        assert [text for text in ("Of one chat", "Of another") if text in shown][-1] == last
+    assert "Another chat" not in run(environment, "chat", "--continue", *SETTINGS).stderr
+
+
+def test_a_chat_that_goes_on_has_its_own_system_prompt(environment: dict[str, str]) -> None:
+    assert_refused(run(environment, "chat", "--continue", "-sys", "Be kind."), 2, "exclude each other")
+
+
+def test_a_chat_that_cannot_be_kept_says_so_once(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run(environment, "chat", str(KIT), *SETTINGS, "--cache-dir", str(tmp_path / "file"), text="One\nTwo\n")
+    assert done.stderr.count("cannot be kept") == 1, done.stderr
+    assert "Chats are kept in" not in done.stderr
+
+
+def test_what_is_kept_is_found_and_erased_where_nothing_more_is_to_be_kept(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    chat(environment, str(KIT), messages=[FIRST, "/save fox"])
+    (tmp_path / "home" / ".cache" / "edge-run" / "prompts" / "conversations" / ".held-killed").write_text("fox")
+    environment = {**environment, "EDGE_RUN_PROMPT_CACHE": "off"}
+    assert names(environment) == ["fox"]
+    assert run(environment, "sessions", "rm", "--all").stdout.startswith("removed: 1 conversations, ")
+    folder = tmp_path / "home" / ".cache" / "edge-run" / "prompts"
+    assert not [*folder.rglob("*.rows"), *folder.rglob("conversations/*fox*"), *folder.rglob(".held-*")]
 
 
 def test_nothing_is_kept_where_nothing_is_to_be_kept(environment: dict[str, str], tmp_path: Path) -> None:

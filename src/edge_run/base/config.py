@@ -322,7 +322,8 @@ class ModelConfig:
 
     @property
     def prompt_folder(self) -> Path:
-        """Where prompts are kept. Raises ConfigError where the user has no home folder."""
+        """Where prompts are kept, which must be (`keeps_prompts`). Raises ConfigError without a home folder."""
+        assert self.keeps_prompts, "no prompts are kept"
         return self.cache / "prompts" if str(self.prompt_cache) == PROMPT_CACHE_ON else Path(self.prompt_cache)
 
     @property

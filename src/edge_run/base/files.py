@@ -57,6 +57,20 @@ def read_text(file: BinaryIO, what: str, most_bytes: int) -> str:
         raise ConfigError(f"{what}: not UTF-8 text ({error})") from error
 
 
+def file_to_write(path: Path, what: str, is_replacing: bool = True) -> Path:
+    """Return `path`, or where it leads as a link: the file for `whole_file`, which would replace the link.
+
+    what: the beginning of an error. Raises ConfigError where something is there that is no file, or a file that is not
+    to be replaced.
+    """
+    place = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if place.exists() and not place.is_file():
+        raise ConfigError(f"{what}: is there, and is no file; choose another name")
+    if place.exists() and not is_replacing:
+        raise ConfigError(f"{what}: exists; choose another name, or replace it with --force")
+    return place
+
+
 @contextlib.contextmanager
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """Yield the path of an empty draft beside `path`, which takes its place unless the block fails; else it is removed.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from edge_run.base.mesh_status import MeshUse
 
@@ -385,7 +385,14 @@ class Piece:
 
 
 def to_json(result: object) -> str:
-    """Return a result dataclass as one line of JSON with its field names as keys."""
+    """Return a result dataclass as one line of JSON with its field names as keys; arrays become lists."""
     if not dataclasses.is_dataclass(result) or isinstance(result, type):
         raise TypeError(f"{type(result).__name__} is not a result dataclass")
-    return json.dumps(dataclasses.asdict(result), ensure_ascii=False)
+    return json.dumps(dataclasses.asdict(result), ensure_ascii=False, default=_numbers)
+
+
+def _numbers(array: Any) -> Any:
+    """Return a NumPy array, which `json` does not know, as lists. Raises TypeError for anything else."""
+    if not hasattr(array, "tolist"):
+        raise TypeError(f"{type(array).__name__} has no form in JSON")
+    return array.tolist()

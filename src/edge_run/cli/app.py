@@ -12,7 +12,6 @@ import click
 
 import edge_run
 from edge_run.base.errors import Cancelled, EdgeRunError, TierReadError
-from edge_run.cli.shared.config_file import refuse_unknown_variables
 from edge_run.cli.shared.process import end_on_termination, prepare_streams, printable_notices, release_streams
 from edge_run.cli.shared.settings_command import HELP_NAMES, CommandGroup, origin
 from edge_run.cli.shared.terminal import Terminal
@@ -65,10 +64,6 @@ class Commands(CommandGroup):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put `run` where no command is named."""
-        if args and not {*HELP_NAMES, "--version"} & set(args):
-            from edge_run.cli.shared.options import SETTINGS  # which --version does without
-
-            refuse_unknown_variables(SETTINGS)
         if args and args[0] not in self.homes and args[0] not in (*HELP_NAMES, "--version"):
             args = ["run", *args]
         return super().parse_args(ctx, args)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_run.base.errors import EdgeRunError, ModelFileError, TierReadError
-from edge_run.base.files import keep_file, remove_abandoned_drafts, remove_drafts, whole_file, writing
+from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, TierReadError
+from edge_run.base.files import file_to_write, keep_file, remove_abandoned_drafts, remove_drafts, whole_file, writing
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -25,6 +25,20 @@ def test_what_fails_while_a_file_is_written_keeps_its_own_words(error: EdgeRunEr
     with pytest.raises(type(error)) as found, writing("out"):
         raise error
     assert found.value is error
+
+
+def test_a_file_is_written_where_links_lead_and_in_place_of_nothing_else(tmp_path: Path) -> None:
+    file, link, pipe = tmp_path / "file", tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(file)
+    os.mkfifo(pipe)
+    assert file_to_write(link, "--out", is_replacing=False) == file_to_write(file, "--out") == file
+    file.touch()
+    assert file_to_write(link, "--out") == file
+    with pytest.raises(ConfigError, match=r"^--out: exists; choose another name, or replace it with --force$"):
+        file_to_write(link, "--out", is_replacing=False)
+    for other in (pipe, tmp_path):
+        with pytest.raises(ConfigError, match=r"^--out: is there, and is no file; choose another name$"):
+            file_to_write(other, "--out")
 
 
 def test_a_cache_file_is_kept_for_its_owner_in_place_of_an_older_one(tmp_path: Path) -> None:

@@ -1,15 +1,26 @@
-"""The chat at a terminal: what a command that fails leaves."""
+"""The chat at a terminal: what a command is, and what one that fails leaves."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from edge_run.base.errors import Cancelled, ConfigError, ContextFull, EdgeRunError
+from edge_run.base.errors import Cancelled, ConfigError, ContextFull, EdgeRunError, ProtocolError
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.cli.shared.chat import Chat
+from edge_run.cli.shared.chat_loop import ChatLoop
+from edge_run.cli.shared.conversation_book import ConversationBook
+from edge_run.cli.shared.server_chat import ServerChat
+from edge_run.cli.shared.talks import TemplateTalk
+from edge_run.cli.shared.terminal import OutputError
+from edge_run.runtime.keeping.conversations import Conversation
 
 
 class FullTalk:
@@ -34,7 +45,7 @@ class FullTalk:
 @pytest.mark.parametrize("error", [ConfigError("the template refuses these messages"), Cancelled("stopped")])
 def test_turns_that_cannot_be_dropped_leave_the_chat_and_the_message(error: EdgeRunError) -> None:
     said, model, talk = list[str](), SimpleNamespace(notices=()), FullTalk(error)
-    terminal: Any = SimpleNamespace(say=lambda text, *style: said.append(text))
+    terminal: Any = SimpleNamespace(say=lambda text, *style: said.append(text), can_ask=True)
     chat = Chat(model, talk, terminal)  # type: ignore[arg-type]
     chat.answer("my message")
     assert chat.command("/drop", "")
@@ -42,3 +53,139 @@ def test_turns_that_cannot_be_dropped_leave_the_chat_and_the_message(error: Edge
     talk.error = None
     chat.command("/drop", "")
     assert talk.asked == ["my message", "my message"], "which is answered when there is room"
+
+
+class Notes(ChatLoop):
+    """A chat that notes what it is asked for, and fails where it has an error."""
+
+    def __init__(self, terminal: Any, error: EdgeRunError | None = None) -> None:
+        super().__init__(terminal)
+        self.error = error
+        self.noted: list[str] = []
+
+    def answer(self, text: str) -> None:
+        self.noted.append(text)
+        if self.error:
+            self.say_failed(self.error, ".")
+
+    def clear(self) -> None:
+        self.noted.append("cleared")
+
+    def say_stats(self) -> None:
+        pass
+
+
+def quiet_terminal(*, can_ask: bool = True) -> Any:
+    return SimpleNamespace(
+        say=lambda *_: None, say_lines=lambda *_: None, can_ask=can_ask, shows_answer=False, erase=lambda: None
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "noted"),
+    [
+        ("/clear", ["cleared"]),
+        ("/clear  ", ["cleared"]),
+        (" /clear", [" /clear"]),
+        ("/clear now", []),
+        ("/claer it", []),
+        ("/help me", []),
+        ("/exit", []),
+        (" /exit", [" /exit"]),
+        ("/usr/bin is what?", ["/usr/bin is what?"]),
+        ("/", ["/"]),
+        (" ", []),
+    ],
+)
+def test_a_command_begins_with_its_slash_and_has_no_words_that_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, line: str, noted: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{line}\n"))
+    loop = Notes(quiet_terminal())
+    loop.run()
+    assert loop.noted == noted
+
+
+@pytest.mark.parametrize("can_ask", [False, True])
+def test_where_nobody_can_ask_again_the_chat_ends_with_the_first_error(
+    monkeypatch: pytest.MonkeyPatch, can_ask: bool
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    first = ConfigError("the first")
+    loop = Notes(quiet_terminal(can_ask=can_ask), first)
+    if can_ask:
+        loop.run()
+    else:
+        with pytest.raises(ConfigError) as raised:
+            loop.run()
+        assert raised.value is first
+    assert loop.noted == ["one", "two"]
+
+
+def test_a_chat_without_standard_input_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    loop = Notes(quiet_terminal())
+    loop.run("one")
+    assert loop.noted == ["one"]
+
+
+def test_an_answer_that_cannot_be_written_ends_the_chat() -> None:
+    class Lost(FullTalk):
+        def ask(self, text: str) -> Iterator[Any]:
+            raise OutputError("standard output: cannot be written")
+
+    chat = Chat(SimpleNamespace(notices=()), Lost(ConfigError("")), quiet_terminal())  # type: ignore[arg-type]
+    with pytest.raises(OutputError):
+        chat.answer("my message")
+
+
+def test_a_conversation_that_goes_on_has_its_own_system_prompt_and_no_message_from_before() -> None:
+    model: Any = SimpleNamespace(notices=())
+    talk = TemplateTalk(model, "Be brief.", None, SamplingConfig())
+    parts = (("system", "Be kind."), ("user", "Hello"), ("assistant", "Yes?"))
+    talk.resume(parts)
+    assert talk.parts == parts
+    talk.clear()
+    assert list(talk.parts) == [parts[0]]
+
+    full: Any = FullTalk(ConfigError(""))
+    full.resume = lambda parts: None
+    chat = Chat(model, full, quiet_terminal())
+    chat.answer("has no room")
+    chat.resume(Conversation("other", "model.gguf", parts))
+    full.error = None
+    chat.command("/drop", "")
+    assert full.asked == ["has no room"]
+
+
+@pytest.mark.parametrize("error", [ProtocolError("the server is full"), OutputError("standard output: is full")])
+def test_a_chat_with_a_server_from_a_pipe_ends_with_its_error(
+    monkeypatch: pytest.MonkeyPatch, error: EdgeRunError
+) -> None:
+    def answer(*given: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n"))
+    terminal = quiet_terminal(can_ask=False)
+    terminal.end_line = lambda: None
+    client: Any = SimpleNamespace(answer=answer)
+    with pytest.raises(type(error)) as raised:
+        ServerChat(client, {}, "", terminal).run()
+    assert raised.value is error
+
+
+@pytest.mark.parametrize("added", [(), (("user", "Bye"), ("assistant", "Bye"))])
+def test_what_another_chat_added_since_a_conversation_was_read_stays(
+    added: tuple[tuple[str, str], ...], tmp_path: Path
+) -> None:
+    model: Any = SimpleNamespace(keep_answers=lambda *_: None, conversation_rows=None)
+    first = (("user", "Hello"), ("assistant", "Yes?"))
+    other = ConversationBook(tmp_path, tmp_path / "model.gguf", model)
+    other.name_it("fox", first)
+    read = other.conversations.load("fox")
+    other.write((*first, *added))
+    other.close()
+    with contextlib.closing(ConversationBook(tmp_path, tmp_path / "model.gguf", model)) as book:
+        book.resume(read)
+        assert (book.name == "fox") is not bool(added)
+        assert tuple(book.conversations.load("fox").parts) == (*first, *added)

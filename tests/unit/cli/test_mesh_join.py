@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 
 from edge_run.base.errors import NotTrusted
 from edge_run.base.mesh import Joined, Lost, Member
+from edge_run.cli.app import _run
 from edge_run.cli.mesh.join import _take_part
+from edge_run.cli.shared.terminal import Terminal
 
 
 class Ended(Exception):
@@ -70,3 +74,12 @@ def test_who_was_removed_ends() -> None:
     with pytest.raises(NotTrusted):
         _take_part(node, SimpleNamespace(say=str), node.cluster, lambda cluster: None)  # type: ignore[arg-type]
     assert node.did == ["measure b"]
+
+
+def test_a_line_from_no_standard_input_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "stdin", None)
+    assert _run(["mesh", "join", "-"], Terminal()) == 2
+    assert "join line: does not begin with" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Files and folders that a command is given, where no shell replaces `~`: `--option=~/file`."""
+"""What a setting may be, and files and folders where no shell replaces `~`: `--option=~/file`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 import pytest
 
 from edge_run.cli.app import app
+from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.setting import PATH, HomePath
 
 
@@ -33,3 +34,20 @@ def test_every_path_of_a_command_line_does() -> None:
     found = [one.type for one in parameters(app) if isinstance(one.type, (click.Path, click.File))]
     assert len(found) > 40
     assert {type(one) for one in found} == {HomePath}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("ctx_size", 8192, ""),
+        ("ctx_size", 8192.0, ""),
+        ("ctx_size", 8192.7, "one text or whole number"),
+        ("ctx_size", float("inf"), "one text or whole number"),
+        ("temp", 0.5, ""),
+        ("temp", True, "one text or number"),
+    ],
+)
+def test_a_fraction_in_the_configuration_file_is_no_whole_number(name: str, value: object, kind: str) -> None:
+    (setting,) = some_settings(name)
+    assert setting.is_right(value) is not bool(kind)
+    assert not kind or setting.kind == kind

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import pytest
 
 from edge_run.base.config import ModelConfig
+from edge_run.cli.app import _run
 from edge_run.cli.commands.run import run
 from edge_run.cli.shared.settings import resolve
+from edge_run.cli.shared.terminal import Terminal
+from edge_run.cli.split.train import train
 
 
 def config_of(*words: str) -> ModelConfig:
@@ -34,3 +38,48 @@ def test_words_and_other_places_stay_as_they_are() -> None:
     config = config_of("--kv-spill", "off", "--prompt-cache", "./off", "--packed", "off", "--also", "copy")
     assert (config.spills_kv, config.packed_file, str(config.also)) == (False, None, "copy")
     assert config.prompt_folder == Path("off")
+
+
+@pytest.mark.parametrize("command", [["run"], ["trace", "-o", "t.csv"]], ids=["run", "trace"])
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["-p", "a prompt"], 3, "none.gguf"),
+        (["-p", "a prompt", "-f", "file"], 2, "--prompt and --file: exclude each other"),
+        ([], 2, "--file nowhere: cannot be read"),
+    ],
+)
+def test_of_prompt_and_file_the_one_that_is_set_nearer_to_the_user_counts(
+    command: list[str],
+    words: list[str],
+    code: int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("EDGE_RUN_FILE", "nowhere")
+    assert _run([*command, "none.gguf", *words], Terminal()) == code
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["-p", "--help"], ["-sys", "-h"], ["--stop", "-h", "-p", "x"]])
+def test_a_text_that_is_like_help_asks_for_none(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "edge-run").mkdir()
+    (tmp_path / "edge-run" / "config.toml").write_text("threads = -1\n")
+    assert _run(["none.gguf", *words], Terminal()) == 2
+    assert "-1" in capsys.readouterr().err
+    monkeypatch.setenv("EDGE_RUN_THREDS", "1")
+    assert _run(["none.gguf", *words], Terminal()) == 2
+    assert "EDGE_RUN_THREDS: no such setting" in capsys.readouterr().err
+    assert _run(["run", "--help"], Terminal()) == 0
+
+
+def test_a_training_draws_alike_unless_another_seed_is_given() -> None:
+    words = ["network.onnx", "--data", "images", "--cut", "stem"]
+    with train.make_context("train", words) as context:
+        assert context.params["seed"] == 0
+    with pytest.raises(click.BadParameter, match="-1 is not in the range"):
+        train.make_context("train", [*words, "--seed", "-1"])

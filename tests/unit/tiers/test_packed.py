@@ -128,10 +128,13 @@ def test_a_file_that_is_there_is_kept(model: Callable[..., GgufModel], tmp_path:
         pack(path, target)
     with pytest.raises(ConfigError, match="the model itself"):
         pack(path, path, is_replacing=True)
-    with pytest.raises(ConfigError, match="existing folder"):
+    with pytest.raises(ConfigError, match="folder is not there"):
         pack(path, tmp_path / "none" / "x")
     assert target.read_bytes() == b"mine"
-    assert pack(path, target, is_replacing=True).path == target
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    assert pack(path, link, is_replacing=True).path == target
+    assert link.is_symlink()
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(

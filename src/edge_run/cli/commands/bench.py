@@ -73,9 +73,8 @@ def bench(context: click.Context, /, model_file: Path | None, plot: Path | None,
     MODEL is the name of the model that they ask for, a token of the prompt is a word, and -n is at most.
     """
     terminal: Terminal = context.obj
-    if (address := asked_server(given)) is not None:
-        if plot:
-            raise ConfigError("--plot: draws what is measured of a model here; leave it out with --server")
+    if (address := asked_server(context, given)) is not None:
+        report(context, terminal)
         _bench_server(address, str(model_file or ""), given, terminal)
         return
     if model_file is None:

@@ -15,7 +15,7 @@ from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.server_options import SERVER_OPTIONS, asked_server
 from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings import given_sampling, model_config, report, resolve
-from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.settings_command import SettingsCommand, origin
 from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -42,13 +42,15 @@ def chat(context: click.Context, /, **given: Any) -> None:
     """
     terminal: Terminal = context.obj
     values = {**given, "json": False}
-    if (address := asked_server(values)) is not None:
+    if (address := asked_server(context, values)) is not None:
         _chat_with_server(context, address, values, terminal)
         return
     continued = None
     if values.pop("goes_on"):
         from edge_run.runtime.keeping.conversations import Conversations
 
+        if origin(context, "system_prompt") == "flag":
+            raise ConfigError("--continue and --system-prompt: exclude each other, as the chat has one; leave one out")
         continued = Conversations(prompt_folder(context, values)).latest()
         values["model_file"] = continued_model(continued, values["model_file"] or values["model"])
     settings = resolve(context, values)
@@ -66,9 +68,8 @@ def _chat_with_server(
     from edge_run.runtime.client.connection import ServerClient
 
     name = values["model_file"] or values["model"]
-    if values["goes_on"]:
-        raise ConfigError("--continue and --server: exclude each other, as a server keeps no conversation")
     settings = resolve(context, {**values, "model_file": name or Path()})
+    report(context, terminal)
     body = {**given_sampling(values), "reasoning_format": "none"}
     if settings.max_tokens is not None:
         body["max_tokens"] = settings.max_tokens

@@ -98,10 +98,6 @@ def demo(
         answer = _stream(model_file, config, predict, terminal)
         if has_mmap and not _is_stopped(answer):
             _compare(model_file, config, terminal)
-    if keep:
-        budget = f"--memory {config.memory} -c {CONTEXT_TOKENS} -ub {MICRO_BATCH_TOKENS}"
-        terminal.say("")
-        terminal.say(f"Kept: edge-run {model_file} {budget}")
     if _is_stopped(answer):
         raise Cancelled("the demo was stopped")
 
@@ -118,14 +114,18 @@ def _model_file(own: Path | None, size: int, config: ModelConfig, keep: bool, te
         yield own
         return
     assert config.cache_folder is not None
-    folder = _new_folder(config.cache_folder)
-    with cleaned_up(lambda: None if keep else shutil.rmtree(folder, ignore_errors=True)):
+    folder, is_kept = _new_folder(config.cache_folder), False
+    with cleaned_up(lambda: None if is_kept else shutil.rmtree(folder, ignore_errors=True)):
         model_file = folder / "demo.gguf"
         terminal.say(
             f"1. Growing the bundled model from {format_size(KIT.stat().st_size)} to {format_size(size)}: noise that "
             "costs bytes and work, and changes nothing that the model says."
         )
         grow(KIT, model_file, size, terminal, layers=max(LEAST_LAYERS, min(MOST_LAYERS, size // LAYER_BYTES)))
+        if keep:  # whatever becomes of the demo
+            is_kept = True
+            budget = f"--memory {config.memory} -c {CONTEXT_TOKENS} -ub {MICRO_BATCH_TOKENS}"
+            terminal.say(f"Kept: edge-run {model_file} {budget}")
         yield model_file
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ from edge_run.base.findings import OK, PROBLEM, Finding, Report
 from edge_run.cli.reports.findings import EXIT_CODES, end_with_report
 from edge_run.cli.shared.config_file import config_path
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.setting import PATH
+from edge_run.cli.shared.setting import PATH, Setting
 from edge_run.cli.shared.settings_command import SettingsCommand
 
 _MISTAKE = "edge_run.mistake"
@@ -22,13 +23,13 @@ _MODEL = click.Argument(["model_file"], metavar="[MODEL]", required=False, type=
 class TolerantCommand(SettingsCommand):
     """A command that runs without the configuration file, where that is broken, and can say so."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse `args`; a mistake in the configuration file is kept for `check_configuration`."""
+    def read_configuration(self, context: click.Context, settings: Iterable[Setting]) -> dict[str, Any]:
+        """Return what the configuration file says; a mistake in it is kept for `check_configuration`."""
         try:
-            return super().parse_args(ctx, args)
+            return super().read_configuration(context, settings)
         except ConfigError as error:
-            ctx.meta[_MISTAKE] = str(error)
-            return click.Command.parse_args(self, ctx, args)
+            context.meta[_MISTAKE] = str(error)
+            return {}
 
 
 @click.command(

@@ -99,8 +99,11 @@ def _texts(prompts: tuple[str, ...], files: tuple[Path, ...], terminal: Terminal
     if prompts:
         return list(prompts)
     if files:
-        lines = [_lines(read_text_file(file, str(file), MOST_PROMPT_BYTES).removesuffix("\n")) for file in files]
-        return [line for of_file in lines for line in of_file]
+        read = (read_text_file(file, str(file), MOST_PROMPT_BYTES) for file in files)
+        texts = [line for text in read if text for line in _lines(text.removesuffix("\n"))]
+        if not texts:
+            raise ConfigError(f"texts: none in {', '.join(map(str, files))}; give a file with a text on each line")
+        return texts
     if terminal.can_ask:
         raise ConfigError("texts: none given; give some with -p, files of lines, or standard input")
     return _lines(terminal.read_all(MOST_PROMPT_BYTES))

@@ -9,20 +9,24 @@ import click
 
 from edge_run.base.units import format_size
 from edge_run.cli.shared.answer import NOTICE
+from edge_run.cli.shared.options import MODEL, some_settings
 from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 
 
-@click.command(cls=SettingsCommand, short_help="Write a model's weights again, beside it, to be read faster.")
-@click.argument("model", type=PATH)
+@click.command(
+    cls=SettingsCommand,
+    params=[MODEL, *some_settings("cache_dir")],
+    short_help="Write a model's weights again, beside it, to be read faster.",
+)
 @click.option(
     "-o", "--output", "target", type=PATH, metavar="FILE",
     help="Where to, instead of beside the model; name it with --packed then.  [default: MODEL.packed]",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace FILE where it exists.")
 @click.pass_obj
-def pack(terminal: Terminal, model: Path, target: Path | None, force: bool) -> None:
+def pack(terminal: Terminal, model_file: Path, target: Path | None, force: bool, cache_dir: Path | None) -> None:
     """Compress the experts of MODEL without loss into a file of their own, which streaming then reads.
 
     The model stays as it is, and is still needed. It is worth it on a drive that is slow against the processor, for
@@ -34,7 +38,8 @@ def pack(terminal: Terminal, model: Path, target: Path | None, force: bool) -> N
     from edge_run.runtime.tools.pack import pack as pack_model
 
     started = time.monotonic()
-    made = pack_model(model, target, is_replacing=force, progress=terminal.percents("packed"))
+    show = terminal.percents("packed")
+    made = pack_model(model_file, target, is_replacing=force, cache_folder=cache_dir, progress=show)
     left_out = "".join(
         f"; {name} was left out, which comes down to {made.left_out[name]:.0%}" for name in made.left_out
     )

@@ -18,6 +18,7 @@ from edge_run.base.files import read_text_file
 from edge_run.cli.shared.answer import open_file, opened
 from edge_run.cli.shared.generating import mesh_options
 from edge_run.cli.shared.options import SERVED_SETTINGS, SETTINGS
+from edge_run.cli.shared.server_options import MOST_KEY_FILE_BYTES
 from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings import RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand
@@ -25,7 +26,6 @@ from edge_run.cli.shared.terminal import Terminal
 
 PARALLEL = 4
 HOST, PORT, MAX_QUEUE = "127.0.0.1", 8080, 64
-MOST_KEY_FILE_BYTES = 1 << 20
 NOTIFY_SOCKET = "NOTIFY_SOCKET"  # where systemd hears how a service stands
 _FILE: dict[str, Any] = {"type": PATH, "metavar": "FILE"}
 

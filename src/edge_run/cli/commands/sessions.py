@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edge_run.base.config import PROMPT_CACHE_ON
+from edge_run.base.config import PROMPT_CACHE_OFF, PROMPT_CACHE_ON
 from edge_run.base.errors import ConfigError
 from edge_run.base.units import format_size
 from edge_run.cli.shared.options import some_settings
@@ -16,6 +16,7 @@ from edge_run.cli.shared.printable import one_line
 from edge_run.cli.shared.settings import model_config
 from edge_run.cli.shared.settings_command import CommandGroup, SettingsCommand
 from edge_run.cli.shared.tables import align
+from edge_run.cli.shared.talks import TEXT
 from edge_run.cli.shared.terminal import Terminal
 
 _WHERE = some_settings("prompt_cache", "cache_dir")
@@ -58,7 +59,7 @@ def show(context: click.Context, /, name: str, **given: Any) -> None:
 
     terminal: Terminal = context.obj
     for role, text in Conversations(_folder(context, given)).load(name).parts:
-        terminal.write_answer(text if role == "text" else f"{role}: {text}")
+        terminal.write_answer(text if role == TEXT else f"{role}: {text}")
         terminal.end_line()
 
 
@@ -85,7 +86,10 @@ def remove(context: click.Context, /, name: str | None, is_all: bool, **given: A
 
 
 def _folder(context: click.Context, given: dict[str, Any]) -> Path:
-    return model_config(context, given, prompt_cache=PROMPT_CACHE_ON).prompt_folder
+    """Return where conversations are; `off` only means that no more are to be kept there."""
+    place = given["prompt_cache"]
+    values = {**given, "prompt_cache": None if place == PROMPT_CACHE_OFF else place}
+    return model_config(context, values, prompt_cache=PROMPT_CACHE_ON).prompt_folder
 
 
 sessions = CommandGroup(

@@ -13,7 +13,7 @@ from edge_run.base.results import to_json
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.options import MODEL, some_settings
 from edge_run.cli.shared.setting import PATH
-from edge_run.cli.shared.settings import MOST_PROMPT_BYTES, model_config, read_prompt, report
+from edge_run.cli.shared.settings import MOST_PROMPT_BYTES, given_prompt, model_config, report, without_outranked
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 
@@ -47,7 +47,7 @@ def trace(context: click.Context, /, model_file: Path, output: Path, tokens: int
     terminal: Terminal = context.obj
     config = model_config(context, given, embeddings=False)
     report(context, terminal, config)
-    prompt = given["prompt"] if given["file"] is None else read_prompt(given["file"])
+    prompt = given_prompt(without_outranked(context, given))
     if prompt is None and not terminal.can_ask:
         prompt = terminal.read_all(MOST_PROMPT_BYTES)
     if prompt is None:

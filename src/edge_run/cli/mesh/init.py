@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.files import mesh_folder
+from edge_run.base.files import mesh_folder, whole_file, writing
 from edge_run.cli.mesh.invitation import show_invitation
 from edge_run.cli.mesh.options import (
     AUTHORITY,
@@ -66,8 +68,11 @@ def init(terminal: Terminal, /, broker: str | None, serve: str | None, **given: 
 
     if broker is not None and (serve is not None or given["find"]):
         raise ConfigError("--broker: names a broker that is there, so --serve and --find go without it")
-    if given["acl"] and broker is None:
+    acl: Path | None = given["acl"]
+    if acl and broker is None:
         raise ConfigError("--acl: is for a mosquitto that is there; name it with --broker")
+    if acl and acl.exists() and not (acl.is_file() and acl.stat().st_size == 0):
+        raise ConfigError(f"--acl {acl}: exists, and is no empty file; choose another name")
     check_listen(given["listen"], given["port"] or 0)
     folder, authority, serves = mesh_folder(), checked_authority(given), None
     check_free(folder, "", given["replace"])
@@ -85,18 +90,17 @@ def init(terminal: Terminal, /, broker: str | None, serve: str | None, **given: 
     )
     name = given["name"] or socket.gethostname() or device.node
     listed = found(device, cluster.id, name, cluster.secret, runs_broker=serves is not None)
-    if given["acl"]:
-        _write_acl(given["acl"], own, cluster.id)
-    write_cluster(folder, cluster.adopt(listed, device))
+    with _acl_written(acl, own, cluster.id) if acl else contextlib.nullcontext():
+        write_cluster(folder, cluster.adopt(listed, device))
     show_invitation(terminal, folder, given, is_new=True)
 
 
-def _write_acl(path: Path, broker: str, cluster: str) -> None:
-    """Write what a mosquitto lets members and guests do. Raises ConfigError."""
+@contextlib.contextmanager
+def _acl_written(path: Path, broker: str, cluster: str) -> Iterator[None]:
+    """Write what a mosquitto lets members and guests do, unless the block fails. Raises TierReadError."""
     from edge_run.devices.broker.access import mosquitto_acl
     from edge_run.devices.members.cluster import parse_broker
 
-    try:
-        path.write_text(mosquitto_acl(cluster, parse_broker(broker).user))
-    except OSError as error:
-        raise ConfigError(f"--acl {path}: cannot be written ({error.strerror}); give another path") from error
+    with writing(f"--acl {path}"), whole_file(path) as draft:
+        draft.write_text(mosquitto_acl(cluster, parse_broker(broker).user))
+        yield

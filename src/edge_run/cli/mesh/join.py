@@ -121,7 +121,10 @@ def _cluster(line: str | None, folder: Path, given: dict[str, Any], terminal: Te
     if line is None:
         cluster = known_cluster(folder)
     else:
-        said = parse_join_line(sys.stdin.readline(MOST_LETTERS) if line == "-" else line)
+        pasted = line
+        if line == "-":
+            pasted = sys.stdin.readline(MOST_LETTERS) if sys.stdin is not None else ""
+        said = parse_join_line(pasted)
         check_free(folder, said.cluster if isinstance(said, Invited) else said.id, given["replace"])
         cluster = _come_in(said, folder, given, terminal) if isinstance(said, Invited) else said
     known = read_cluster(folder)

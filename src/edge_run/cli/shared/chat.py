@@ -11,7 +11,7 @@ from edge_run.cli.shared.answer import NOTICE, say_figures, say_notices, show
 from edge_run.cli.shared.chat_loop import ChatLoop
 from edge_run.cli.shared.conversation_book import ConversationBook
 from edge_run.cli.shared.talks import PlainTalk, Talk
-from edge_run.cli.shared.terminal import Terminal
+from edge_run.cli.shared.terminal import OutputError, Terminal
 
 if TYPE_CHECKING:
     from edge_run.runtime.generation.model import Model
@@ -41,9 +41,14 @@ class Chat(ChatLoop):
     def resume(self, conversation: Conversation) -> None:
         """Go on with a conversation that was kept. Raises ConfigError where it is of another kind."""
         self._talk.resume(conversation.parts)
+        self._unanswered = None
+        self._terminal.say(f"Going on with {conversation.name}, {len(conversation.tokens)} tokens.", NOTICE)
         if self._book:
             self._book.resume(conversation)
-        self._terminal.say(f"Going on with {conversation.name}, {len(conversation.tokens)} tokens.", NOTICE)
+            if self._book.name != conversation.name:
+                self._terminal.say(
+                    f"Another chat went on with {conversation.name}: this one is kept as {self._book.name}."
+                )
 
     def clear(self) -> None:
         """Forget the conversation; what was kept of it stays."""
@@ -107,12 +112,12 @@ class Chat(ChatLoop):
             answer = show(self._talk.ask(text), self._model, self._terminal)
         except ContextFull as error:
             self._unanswered = text
-            self._terminal.say(
-                f"{error}; {self._talk.when_full}. Your text was not added: the arrow up brings it back."
-            )
+            self.say_failed(error, f"; {self._talk.when_full}. Your text was not added: the arrow up brings it back.")
             return
+        except OutputError:
+            raise
         except EdgeRunError as error:
-            self._terminal.say(f"{error}. The chat is as it was before.")
+            self.say_failed(error, ". The chat is as it was before.")
             return
         if answer.text:
             self._talk.keep(text, answer.text)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from abc import ABC, abstractmethod
 
+from edge_run.base.errors import EdgeRunError
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.terminal import Terminal
 
 PROMPT, MORE_PROMPT = "> ", ". "
 EXITS = ("/exit", "/quit", "/bye")
+_COMMAND = re.compile(r"(/[^\W\d_]+)(?:\s+(.*))?", re.DOTALL)
 
 
 class ChatLoop(ABC):
@@ -25,6 +28,7 @@ class ChatLoop(ABC):
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
+        self._error: EdgeRunError | None = None  # the first, where nobody can ask again
 
     @abstractmethod
     def answer(self, text: str) -> None:
@@ -38,19 +42,28 @@ class ChatLoop(ABC):
     def say_stats(self) -> None:
         """Say what the chat took so far, if anything."""
 
+    def say_failed(self, error: EdgeRunError, advice: str) -> None:
+        """Say why an answer failed, and what that leaves."""
+        self._terminal.say(f"{error}{advice}")
+        if not self._terminal.can_ask:
+            self._error = self._error or error
+
     def command(self, name: str, rest: str) -> bool:
         """Obey a command that not every chat has; return whether there is such a one."""
         return False
 
     def run(self, first: str | None = None) -> None:
-        """Answer `first`, where there is one, then what the user writes, until the user leaves."""
+        """Answer `first`, where there is one, then what the user writes, until the user leaves.
+
+        Without a terminal it then raises the first error that an answer had.
+        """
         self._terminal.say(self.hint, NOTICE)
         is_leaving = False
         while True:
             try:
                 text = self._next(first)
                 first, is_leaving = None, False
-                if text.strip() in EXITS:
+                if text.rstrip() in EXITS:
                     break
                 self._handle(text)
             except EOFError:
@@ -63,6 +76,8 @@ class ChatLoop(ABC):
                 is_leaving = True
                 self._terminal.say("Ctrl-C again or Ctrl-D leaves.", NOTICE)
         self.say_stats()
+        if self._error:
+            raise self._error
 
     def _next(self, first: str | None) -> str:
         if first is None:
@@ -71,21 +86,20 @@ class ChatLoop(ABC):
         return first
 
     def _handle(self, text: str) -> None:
-        command = text.strip()
-        name, _, rest = command.partition(" ")
-        if command == "/help":
+        command = text.rstrip()
+        found = _COMMAND.fullmatch(command)
+        if found is None:
+            if command or self.takes_empty:
+                self.answer(text)
+        elif command == "/help":
             self._terminal.say_lines(self.help)
         elif command == "/clear":
             self.clear()
             self._terminal.say("The conversation is empty again.", NOTICE)
         elif command == "/stats":
             self.say_stats()
-        elif name.startswith("/") and self.command(name, rest.strip()):
-            pass
-        elif command.startswith("/") and command[1:].isalpha():
+        elif not self.command(found[1], found[2] or ""):
             self._terminal.say(f"{command}: no such command; /help lists them. A space before it makes it text.")
-        elif command or self.takes_empty:
-            self.answer(text)
 
 
 def read_message(terminal: Terminal) -> str:
@@ -99,6 +113,8 @@ def read_message(terminal: Terminal) -> str:
 
 def _read_line(terminal: Terminal, prompt: str) -> str:
     """Read a line, with line editing and history where Python has them; the prompt never goes into a file."""
+    if sys.stdin is None:
+        raise EOFError
     if terminal.shows_answer:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  input() uses it once it is imported

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_run.base.errors import ConfigError, TierReadError
 from edge_run.runtime.keeping.conversations import Conversation, Conversations
 
 if TYPE_CHECKING:
@@ -15,17 +16,23 @@ if TYPE_CHECKING:
 
 
 class ConversationBook:
-    """The conversation of one chat, in a file that is written anew after each answer.
+    """The conversation of one chat, in a file that is written anew after each answer, and by no other chat meanwhile.
 
     conversations: all that are kept.
     """
 
     def __init__(self, folder: Path, path: Path, model: Model) -> None:
-        """Keep conversations in `folder`; path: of the model."""
+        """Keep conversations in `folder`; path: of the model. Raises TierReadError where nothing can be kept there."""
         self.conversations = Conversations(folder)
         self._path, self._model = path, model
         self._name = _new_name()
+        self._hold = self.conversations.hold(self._name)
         model.keep_answers()
+
+    def close(self) -> None:
+        """Let other chats go on with the conversation. Idempotent."""
+        if self._hold:
+            self._hold.remove()
 
     @property
     def name(self) -> str:
@@ -34,29 +41,47 @@ class ConversationBook:
 
     def begin(self) -> None:
         """Another conversation begins; the one so far stays as it is."""
-        self._name = _new_name()
+        self._take(_new_name())
 
     def resume(self, conversation: Conversation) -> None:
-        """Go on with `conversation`, under its name."""
-        self._name = conversation.name
+        """Go on with `conversation`, under a new name where another chat does so too, or did since it was read."""
+        try:
+            self._take(conversation.name)
+            is_as_it_was = self.conversations.load(conversation.name) == conversation
+        except ConfigError:
+            is_as_it_was = False
+        if not is_as_it_was:
+            self._take(_new_name())
         self._model.keep_answers(conversation.rows)
 
     def name_it(self, name: str, parts: Sequence[tuple[str, str]]) -> None:
-        """Keep what was said under `name` from here on. Raises ConfigError for what cannot be a name, TierReadError."""
+        """Keep what was said under `name` from here on.
+
+        Raises ConfigError for what cannot be a name, or is another conversation's, and TierReadError.
+        """
         before = self._name
-        self._write(name, parts)
-        if before != name:
+        if name != before and self.conversations.has(name):
+            raise ConfigError(f"{name}: another conversation has this name; give one that edge-run sessions list lacks")
+        self._take(name)
+        self.write(parts)
+        if name != before:
             self.conversations.remove(before)
-        self._name = name
 
     def write(self, parts: Sequence[tuple[str, str]]) -> None:
         """Keep what was said so far. Raises TierReadError."""
-        self._write(self._name, parts)
-
-    def _write(self, name: str, parts: Sequence[tuple[str, str]]) -> None:
         rows = self._model.conversation_rows
         tokens, passes = (rows.tokens, rows.passes) if rows else ((), None)
-        self.conversations.save(Conversation(name, str(self._path.resolve()), tuple(parts), tokens, passes))
+        self.conversations.save(Conversation(self._name, str(self._path.resolve()), tuple(parts), tokens, passes))
+
+    def _take(self, name: str) -> None:
+        """Hold the conversation `name` instead of the one so far. Raises ConfigError where another chat does."""
+        if name != self._name:
+            try:
+                hold = self.conversations.hold(name)
+            except TierReadError:  # `write` will say so
+                hold = None
+            self.close()
+            self._name, self._hold = name, hold
 
 
 def _new_name() -> str:

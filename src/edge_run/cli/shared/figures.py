@@ -53,10 +53,10 @@ def describe_embedding(name: str, plan: Plan, shape: EmbeddingShape) -> str:
         return (
             f"{model}: streamed inside {format_size(plan.budget_bytes)}: {format_size(plan.pinned_bytes)} pinned, a "
             f"window of {format_size(plan.window_bytes)}, {format_size(plan.streamed_bytes_per_batch)} read per pass; "
-            f"{texts}, pooling {shape.pooling}"
+            f"{texts}"
         )
     where = f"fits {format_size(plan.budget_bytes)}" if plan.mode == "resident" else "with llama.cpp's own loader"
-    return f"{model}: {where}; {texts}, pooling {shape.pooling}"
+    return f"{model}: {where}; {texts}"
 
 
 def describe_embeddings(found: Embeddings, load_s: float) -> str:

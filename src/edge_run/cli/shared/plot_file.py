@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edge_run.base.errors import ConfigError, NotSupported, TierReadError
-from edge_run.base.files import whole_file, writing
+from edge_run.base.files import file_to_write, whole_file, writing
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.terminal import Terminal
@@ -35,9 +35,7 @@ def check_plot(path: Path) -> Path:
         raise ConfigError(f"--plot {path}: must be a PNG file; name it {path.name or 'picture'}{SUFFIX}")
     if importlib.util.find_spec("matplotlib") is None:
         raise NotSupported("--plot: needs matplotlib, which is not installed; pip install 'edge-run[plot]'")
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        raise ConfigError(f"--plot {path}: is there, and is no file; choose another name")
+    target = file_to_write(path, f"--plot {path}")
     if target.exists() and not os.access(target, os.W_OK):
         raise TierReadError(f"--plot {path}: cannot be written (Permission denied); choose another name")
     with writing(f"--plot {path}"):

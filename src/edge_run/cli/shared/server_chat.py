@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edge_run.base.errors import EdgeRunError
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.chat_loop import ChatLoop
-from edge_run.cli.shared.terminal import Terminal
+from edge_run.cli.shared.terminal import OutputError, Terminal
 
 if TYPE_CHECKING:
     from edge_run.runtime.client.answer_event import AnswerEvent
@@ -58,9 +58,11 @@ class ServerChat(ChatLoop):
         except KeyboardInterrupt:
             self._terminal.end_line()
             self._terminal.say("Stopped.", NOTICE)
+        except OutputError:
+            raise
         except EdgeRunError as error:
             self._terminal.end_line()
-            self._terminal.say(f"{error}. {'What was said stays.' if answer.text else 'The chat is as it was before.'}")
+            self.say_failed(error, ". What was said stays." if answer.text else ". The chat is as it was before.")
         else:
             self._terminal.end_line()
             self._say_figures(answer, time.monotonic() - began_s)

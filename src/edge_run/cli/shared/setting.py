@@ -46,6 +46,8 @@ class Setting(click.Option):
         if self.multiple:
             return isinstance(value, list) and all(isinstance(item, str) for item in value)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MOST_NUMBER
+        if self._is_whole and isinstance(value, float):
+            is_number = is_number and value.is_integer()
         return isinstance(value, str) or (is_number and not self._is_path)
 
     @property
@@ -53,7 +55,13 @@ class Setting(click.Option):
         """What `is_right` asks for, in words."""
         if self.is_flag:
             return "true or false"
-        return "a list of texts" if self.multiple else "one text" if self._is_path else "one text or number"
+        if self.multiple:
+            return "a list of texts"
+        return "one text" if self._is_path else f"one text or {'whole ' * self._is_whole}number"
+
+    @property
+    def _is_whole(self) -> bool:
+        return isinstance(self.type, click.types.IntParamType)
 
     @property
     def _is_path(self) -> bool:

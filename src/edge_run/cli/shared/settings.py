@@ -53,7 +53,7 @@ class RunSettings:
 
 def resolve(context: click.Context, given: Mapping[str, Any]) -> RunSettings:
     """Return the settings of a run. Raises ConfigError for what cannot be."""
-    values = _without_outranked(context, given)
+    values = without_outranked(context, given)
     n_predict = values["predict"]
     if n_predict is not None and n_predict < -1:
         raise ConfigError(f"tokens to predict {n_predict}: must be -1 (until the model ends) or more", found=n_predict)
@@ -61,7 +61,7 @@ def resolve(context: click.Context, given: Mapping[str, Any]) -> RunSettings:
         model=_model(values),
         config=model_config(context, values, embeddings=False),
         sampling=_sampling(values),
-        prompt=values["prompt"] if values["file"] is None else read_prompt(values["file"]),
+        prompt=given_prompt(values),
         is_chat=values["conversation"],
         system_prompt=values["system_prompt"],
         chat_template=values["chat_template"],
@@ -112,11 +112,14 @@ def report(context: click.Context, terminal: Terminal, *configs: ModelConfig | S
             terminal.say(f"{name.replace('_', '-')} = {shown} ({origin(context, name)})")
 
 
-def _without_outranked(context: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `given` less those settings for which one that excludes them was set nearer to the user."""
+def without_outranked(context: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `given` less those settings for which one that excludes them was set nearer to the user.
+
+    Raises ConfigError for two that were set equally near.
+    """
     values = dict(given)
     for names in _EXCLUDE_EACH_OTHER:
-        ranks = {name: _rank(context, name) for name in names if values[name] is not None}
+        ranks = {name: _rank(context, name) for name in names if values.get(name) is not None}
         best = [name for name, rank in ranks.items() if rank == min(ranks.values())]
         if len(best) > 1:
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in best)
@@ -177,6 +180,9 @@ def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def read_prompt(path: Path) -> str:
-    """Return the text of a prompt file. Raises ConfigError."""
-    return read_text_file(path, f"--file {path}", MOST_PROMPT_BYTES).removesuffix("\n")
+def given_prompt(values: Mapping[str, Any]) -> str | None:
+    """Return the prompt, or the text of the prompt file; None where neither was given. Raises ConfigError."""
+    prompt: str | None = values["prompt"]
+    if (path := values["file"]) is not None:
+        prompt = read_text_file(path, f"--file {path}", MOST_PROMPT_BYTES).removesuffix("\n")
+    return prompt

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.interrupt import Interrupt
-from edge_run.cli.shared.config_file import config_path, read_config_file
+from edge_run.cli.shared.config_file import config_path, read_config_file, refuse_unknown_variables
 from edge_run.cli.shared.setting import Setting
 
 HELP_NAMES = ["-h", "--help"]
@@ -21,14 +21,21 @@ class SettingsCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse `args`, with what the configuration file says about this command's settings as defaults."""
-        self._refuse_unknown_words(ctx, args)
-        own = {parameter.name for parameter in self.params if isinstance(parameter, Setting)}
-        if own and not set(HELP_NAMES) & set(args):
-            from edge_run.cli.shared.options import SETTINGS  # here, so that whoever has no settings does without
+        options = self._options(ctx)
+        words = list(_without_values(args, options))
+        _refuse_unknown(words, options, ctx)
+        if not set(HELP_NAMES) & set(words):
+            from edge_run.cli.shared.options import SETTINGS  # here, so that help does without
 
-            values = read_config_file(config_path(), SETTINGS)
+            refuse_unknown_variables(SETTINGS)
+            own = {parameter.name for parameter in self.params if isinstance(parameter, Setting)}
+            values = self.read_configuration(ctx, SETTINGS) if own else {}
             ctx.default_map = {name: value for name, value in values.items() if name in own}
         return super().parse_args(ctx, args)
+
+    def read_configuration(self, context: click.Context, settings: Iterable[Setting]) -> dict[str, Any]:
+        """Return what the configuration file says, by name of the setting. Raises ConfigError."""
+        return read_config_file(config_path(), settings)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, group by group."""
@@ -41,25 +48,14 @@ class SettingsCommand(click.Command):
             with formatter.section(group):
                 formatter.write_dl(records)
 
-    def _refuse_unknown_words(self, context: click.Context, args: list[str]) -> None:
-        """Refuse `-ngl`, which click would read as `-n gl`: a short option takes a value that is glued to it."""
-        options = {
+    def _options(self, context: click.Context) -> dict[str, click.Option]:
+        """Return the options, each under all its names."""
+        return {
             name: parameter
             for parameter in self.get_params(context)
             if isinstance(parameter, click.Option)
             for name in (*parameter.opts, *parameter.secondary_opts)
         }
-        rest = iter(args)
-        for word in rest:
-            option = options.get(word)
-            if word == "--":
-                return
-            if option is not None and not option.is_flag and not option.count:
-                next(rest, None)
-            elif (
-                option is None and word[:1] == "-" and word[1:3].isalpha() and len(word) > 2 and set(word[1:]) != {"v"}
-            ):
-                raise click.NoSuchOption(word, ctx=context)
 
 
 class CommandGroup(click.Group):
@@ -96,6 +92,26 @@ class CommandGroup(click.Group):
             ctx.obj.say_lines(self.get_help(ctx))
             ctx.exit(ConfigError.exit_code)
         return super().parse_args(ctx, args)
+
+
+def _without_values(args: Iterable[str], options: Mapping[str, click.Option]) -> Iterator[str]:
+    """Yield the words of a command line that are no values of options, up to `--`."""
+    rest = iter(args)
+    for word in rest:
+        if word == "--":
+            return
+        yield word
+        option = options.get(word)
+        if option is not None and not option.is_flag and not option.count:
+            next(rest, None)
+
+
+def _refuse_unknown(words: Iterable[str], options: Mapping[str, click.Option], context: click.Context) -> None:
+    """Refuse `-ngl`, which click would read as `-n gl`: a short option takes a value that is glued to it."""
+    for word in words:
+        is_short = word[:1] == "-" and word[1:3].isalpha() and len(word) > 2
+        if is_short and word not in options and set(word[1:]) != {"v"}:
+            raise click.NoSuchOption(word, ctx=context)
 
 
 def origin(context: click.Context, name: str) -> str:

@@ -41,10 +41,11 @@ class TemplateTalk:
         return tuple((message["role"], message["content"]) for message in self._messages)
 
     def resume(self, parts: Sequence[tuple[str, str]]) -> None:
-        """Go on after what was said. Raises ConfigError where that was a plain text."""
+        """Go on after what was said, with its system prompt. Raises ConfigError where that was a plain text."""
         if any(role == TEXT for role, _ in parts):
             raise ConfigError("this conversation is a plain text, not a chat; go on with it with -no-cnv")
         self._messages = [{"role": role, "content": text} for role, text in parts]
+        self._system = [message for message in self._messages if message["role"] == "system"]
 
     def drop(self, text: str | None) -> int:
         """Leave out the oldest turns, of a conversation that goes on with the message `text` if there is one.

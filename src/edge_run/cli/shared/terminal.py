@@ -29,6 +29,10 @@ _COLOUR_ANYWHERE = {"FORCE_COLOR", "TTY_COMPATIBLE"}  # with which rich colours 
 _Result = TypeVar("_Result")
 
 
+class OutputError(TierReadError):
+    """Standard output takes nothing more: whatever is answered is lost."""
+
+
 class Terminal:
     """The three standard streams of this process. Not thread-safe."""
 
@@ -56,7 +60,7 @@ class Terminal:
         return self._console
 
     def write_answer(self, text: str) -> None:
-        """Write a piece of the answer, at once. Raises BrokenPipeError when nobody reads, else TierReadError."""
+        """Write a piece of the answer, at once. Raises BrokenPipeError when nobody reads, else OutputError."""
         if not text:
             return
         self._is_in_line = not text.endswith("\n")
@@ -87,7 +91,7 @@ class Terminal:
     def write_json(self, text: str) -> None:
         """Write `text` as a line of UTF-8, whatever the locale. Raises like `write_answer`."""
         if sys.stdout is not None:
-            sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+            sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
         self._put(printable_json(text) + "\n")
 
     def write_result(self, result: _Result, is_json: bool, describe: Callable[[_Result], str]) -> None:
@@ -121,9 +125,7 @@ class Terminal:
         if not self.shows_notices or self._is_plain:
             return
         self.erase()
-        import shutil  # which takes long to load
-
-        width = shutil.get_terminal_size().columns - 1
+        width = _columns() - 1
         with contextlib.suppress(OSError):
             sys.stderr.write(one_line(text)[:width])
             sys.stderr.flush()
@@ -190,12 +192,22 @@ class Terminal:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise TierReadError(f"standard output: cannot be written ({error.strerror})") from error
+            raise OutputError(f"standard output: cannot be written ({error.strerror})") from error
 
 
 def _raw(stream: TextIO) -> TextIO:
     """Return what takes escape codes of ours."""
     return stream.raw if isinstance(stream, PrintableStream) else stream
+
+
+def _columns() -> int:
+    """Return the width of the terminal that standard error is, as far as the system knows it."""
+    with contextlib.suppress(OSError, ValueError):
+        if columns := os.get_terminal_size(sys.stderr.fileno()).columns:
+            return columns
+    import shutil  # which takes long to load
+
+    return shutil.get_terminal_size().columns
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

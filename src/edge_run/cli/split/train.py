@@ -56,7 +56,10 @@ def _number(name: str, default: float, help: str, kind: Any = float) -> click.Op
         ),
         _number("--most-missed", 0.01, "What the filter may hold back wrongly.", click.FloatRange(0, 0.5)),
         click.Option(["--flips/--no-flips"], default=True, help="Mirror half of the images.  [default: yes]"),
-        *some_settings("seed", "threads", "json", "verbose"),
+        click.Option(
+            ["-s", "--seed"], type=click.IntRange(0), default=0, metavar="N", help="Of what is drawn.  [default: 0]"
+        ),
+        *some_settings("threads", "json", "verbose"),
     ],
     short_help="Train a bottleneck: head.onnx, tail.onnx, code.json.",
 )
@@ -80,7 +83,7 @@ def train(context: click.Context, /, model_file: Path, data: Path, cut: str, out
         feature_epochs=given["feature_epochs"],
         answer_epochs=given["answer_epochs"],
         flips=given["flips"],
-        seed=given["seed"] if (given["seed"] or -1) >= 0 else 0,
+        seed=given["seed"],
         threads=given["threads"],
         shape=BottleneckShape(halvings=given["halvings"]),
     )

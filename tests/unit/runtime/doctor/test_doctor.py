@@ -378,3 +378,13 @@ def test_kernels_for_repacked_weights_are_named() -> None:
     assert none is not None
     assert "none" in none.finding
     assert library.check_kernels(None) is None
+
+
+def test_the_library_is_asked_without_code_from_the_folder_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('foreign')\n")
+    monkeypatch.chdir(tmp_path)
+    facts = library.ask_library(Path(os.fsdecode(b"no\xe9'.gguf")))
+    assert (facts["ending"], facts["is_imported"]) == ("", True)
+    assert facts["model_error"]

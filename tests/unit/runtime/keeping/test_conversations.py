@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_run.base.errors import ConfigError, TierReadError
+from edge_run.devices.host import locks
 from edge_run.runtime.keeping import conversations
 from edge_run.runtime.keeping.conversations import Conversation, Conversations
 from edge_run.runtime.keeping.store import erase
@@ -123,6 +124,37 @@ def test_what_was_left_of_one_that_was_being_saved_is_erased_too(tmp_path: Path)
     assert list((tmp_path / "conversations").iterdir()) == []
     assert kept.erase() == 0
     assert Conversations(tmp_path / "none").erase() == 0
+
+
+def test_a_conversation_is_held_by_one_chat_at_a_time(tmp_path: Path) -> None:
+    kept = Conversations(tmp_path)
+    hold = kept.hold("fox")
+    assert hold
+    with pytest.raises(ConfigError, match="fox: another chat goes on with it"):
+        Conversations(tmp_path).hold("fox")
+    other = kept.hold("fo")
+    assert other
+    hold.remove()
+    again = kept.hold("fox")
+    assert again
+    for one in (other, again):
+        one.remove()
+    kept.erase()
+    assert list((tmp_path / "conversations").iterdir()) == []
+    with pytest.raises(ConfigError, match="give a name"):
+        kept.hold("a/b")
+    (tmp_path / "file").touch()
+    with pytest.raises(TierReadError, match="conversations cannot be kept"):
+        Conversations(tmp_path / "file").hold("fox")
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_a_chat_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuse(*given: object) -> None:
+        raise OSError(code, "No locks")
+
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    assert Conversations(tmp_path).hold("fox") is None
 
 
 def test_rows_that_cannot_be_erased_are_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
