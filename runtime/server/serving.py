@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -193,7 +194,7 @@ def _configuration(guard: Guard, options: ServeOptions) -> uvicorn.Config:
 async def _hear_signals(
     server: uvicorn.Server, guard: Guard, service: Service, options: ServeOptions, say: Callable[[str], None]
 ) -> None:
-    """End the server on SIGINT and SIGTERM; on SIGHUP read anew who may ask, and what models there are."""
+    """End the server on SIGINT and SIGTERM; on SIGHUP read anew who may ask, the certificate and the models."""
     admission = service.admission
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
 
@@ -204,6 +205,8 @@ async def _hear_signals(
                 options.manager.reloading()
                 if options.read_access is not None:
                     _reread(guard, options.read_access, say)
+                if server.config.ssl is not None:
+                    _reread_certificate(server.config.ssl, options, say)
                 await _reread_models(service.catalogue, say)
                 options.manager.ready("read anew what may change")
 
@@ -228,6 +231,21 @@ def _reread(guard: Guard, read_access: Callable[[], Access], say: Callable[[str]
         say(f"nothing is changed: {error}")
     else:
         say("read anew who may ask")
+
+
+def _reread_certificate(context: ssl.SSLContext, options: ServeOptions, say: Callable[[str], None]) -> None:
+    """Show clients of `context` the certificate that the files have now; where it cannot be read, the one before."""
+    assert options.certificate is not None
+    fresh = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        fresh.load_cert_chain(options.certificate, options.certificate_key, password="")  # or it would ask for one
+    except OSError as error:
+        files = f"--tls-cert {options.certificate} --tls-key {options.certificate_key}"
+        say(f"the certificate stays as it is: {files}: {error.strerror or error}")
+    else:
+        # Into the same context a certificate would be loaded beside one with a key of another kind.
+        context.set_servername_callback(lambda connection, name, before: setattr(connection, "context", fresh))
+        say("read the certificate anew")
 
 
 async def _reread_models(catalogue: Catalogue, say: Callable[[str], None]) -> None:

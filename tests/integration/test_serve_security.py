@@ -231,11 +231,41 @@ def test_keys_are_read_anew(kit: Path, tmp_path: Path) -> None:
         assert server.end() == 0
 
 
-def test_tls(kit: Path, tmp_path: Path) -> None:
-    certificate, key = tmp_path / "certificate", tmp_path / "key"
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+def make_certificate(folder: Path, kind: str = "rsa:2048") -> tuple[Path, Path]:
+    """Write a certificate and its key, in place of those that are there."""
+    certificate, key = folder / "certificate", folder / "key"
+    made = ["openssl", "req", "-x509", "-newkey", *kind.split(), "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     subprocess.run([*made, *names, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    return certificate, key
+
+
+@pytest.mark.parametrize("kind", ["rsa:2048", "ec -pkeyopt ec_paramgen_curve:prime256v1"])
+def test_a_certificate_is_read_anew(kit: Path, tmp_path: Path, kind: str) -> None:
+    certificate, key = make_certificate(tmp_path)
+    with served(kit, "-c", 128, "-t", 1, "--tls-cert", certificate, "--tls-key", key) as server:
+
+        def shown() -> bytes:
+            return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((server.host, server.port)))
+
+        def written() -> bytes:
+            return ssl.PEM_cert_to_DER_cert(certificate.read_text())
+
+        assert shown() == written()
+        make_certificate(tmp_path, kind)
+        assert shown() != written()
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "read the certificate anew" in server.said)
+        assert shown() == (fresh := written())
+        key.write_text("no key")
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "the certificate stays as it is: --tls-cert" in server.said)
+        assert shown() == fresh
+        assert server.end() == 0
+
+
+def test_tls(kit: Path, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
     with served(kit, "-c", 128, "-t", 1, "--tls-cert", certificate, "--tls-key", key) as server:
         assert server.url.startswith("https://")
         trusting = ssl.create_default_context(cafile=certificate)
