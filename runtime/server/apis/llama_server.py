@@ -136,21 +136,21 @@ async def tokenize(service: Service, request: Request) -> Response:
             )
         return [{"id": token, "piece": model.detokenize([token])} for token in tokens]
 
-    async with service.visit(service.catalogue.asked(asked.model)) as served:
+    async with service.visit(service.catalogue.asked(asked.model), request) as served:
         return json_response({"tokens": await served.prepare(tokens_of, served.model)})
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     """Return the text of tokens."""
     asked = await service.read(request, DetokenizeRequest)
-    async with service.visit(service.catalogue.asked(asked.model)) as served:
+    async with service.visit(service.catalogue.asked(asked.model), request) as served:
         return json_response({"content": await served.prepare(served.model.detokenize, asked.tokens)})
 
 
 async def apply_template(service: Service, request: Request) -> Response:
     """Return the text that a conversation becomes."""
     asked = await service.read(request, ChatRequest)
-    async with service.visit(service.catalogue.asked(asked.model)) as served:
+    async with service.visit(service.catalogue.asked(asked.model), request) as served:
         return json_response({"prompt": await asked.task().prompt(served)})
 
 
