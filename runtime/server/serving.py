@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import socket
@@ -9,6 +10,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -25,7 +27,7 @@ from edge_run.runtime.server.app import Guard, make_app
 from edge_run.runtime.server.catalogue.catalogue import Catalogue, spare_collections
 from edge_run.runtime.server.catalogue.folder import read_folder
 from edge_run.runtime.server.catalogue.served_model import AnswerDefaults
-from edge_run.runtime.server.connections import MOST_CONNECTIONS, BoundedProtocol
+from edge_run.runtime.server.connections import MOST_CONNECTIONS, BoundedListener, BoundedProtocol
 from edge_run.runtime.server.service import Service
 
 try:
@@ -77,13 +79,13 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> BoundedListener:
     """Return a socket that has the address, and does not listen yet. Raises ConfigError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        bound = socket.socket(family, kind, protocol)
+        bound = BoundedListener(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"--host {host}: {getattr(error, 'strerror', None) or error}") from error
     try:
@@ -161,9 +163,20 @@ class _Server(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Listen as uvicorn does, but with a deadline for TLS's handshake."""
+        config, loop = self.config, asyncio.get_running_loop()
+        protocol: Callable[..., asyncio.Protocol] = config.http_protocol_class
+        make = partial(protocol, config=config, server_state=self.server_state, app_state={})
+        deadline_s = BoundedProtocol.head_s if config.ssl else None
+        self.servers = [
+            await loop.create_server(
+                make, sock=listening, ssl=config.ssl, ssl_handshake_timeout=deadline_s, backlog=AT_ONCE
+            )
+            for listening in sockets or ()
+        ]
         for listening in sockets or ():
             listening.listen(BACKLOG)
+        self.started = True
         self._ready()
 
     @contextlib.contextmanager

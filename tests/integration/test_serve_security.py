@@ -7,8 +7,10 @@ import signal
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -187,8 +189,8 @@ def test_slow_clients_are_dropped(kit: Path) -> None:
 
 FEW = """
 import sys
-from edge_run.runtime.server.connections import BoundedProtocol
-BoundedProtocol.most_connections = 3
+from edge_run.runtime.server.connections import BoundedListener
+BoundedListener.most_connections = 3
 from edge_run.cli import main
 main(sys.argv[1:])
 """
@@ -204,9 +206,29 @@ def test_one_connection_too_many_is_dropped(kit: Path) -> None:
         wait_for(lambda: answers(server))
 
 
-def answers(server: Served) -> bool:
+SILENT_S = 3.0
+FEW_AND_SILENT = f"""
+from edge_run.runtime.server.connections import BoundedProtocol
+BoundedProtocol.head_s = {SILENT_S}
+{FEW}"""
+
+
+def test_connections_that_are_silent_before_the_handshake_count_and_are_dropped(kit: Path, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    words = ("-c", 128, "-t", 1, "--tls-cert", certificate, "--tls-key", key)
+    with served(kit, *words, program=("-c", FEW_AND_SILENT)) as server, contextlib.ExitStack() as connections:
+        began_s = time.monotonic()
+        silent = [connections.enter_context(server.connect()) for _ in range(8)]
+        assert all(map(ended, silent[3:]))
+        assert time.monotonic() - began_s < SILENT_S
+        assert all(map(ended, silent))
+        assert SILENT_S <= time.monotonic() - began_s < 10 * SILENT_S
+        wait_for(lambda: answers(server, verify=ssl.create_default_context(cafile=certificate)))
+
+
+def answers(server: Served, **options: Any) -> bool:
     with contextlib.suppress(httpx.TransportError):
-        return get(server, "/health").status_code == 200
+        return server.get("/health", **options).status_code == 200
     return False
 
 
