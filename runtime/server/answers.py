@@ -198,6 +198,7 @@ class AnswerResponse:
         if served.model.embedding is not None:
             raise _no_text(served.name)
         job = dataclasses.replace(await self._make_job(served), key=key)
+        del self._make_job  # and with it what was asked, which takes more than the tokens that came of it
         job.check(served.model.context_tokens)
         opening = self._form.begin(served, job)  # before any piece: some forms number what they write
         self._served = served

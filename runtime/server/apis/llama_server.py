@@ -24,9 +24,8 @@ from edge_run.runtime.server.sampling_fields import Count, Name, SamplingFields,
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.usage import llama_progress, timings
 
-Tokens = Annotated[list[Token], Meta(max_length=1 << 22)]
 MOST_LETTERS = 1 << 20  # to be turned into tokens at a time, which takes some 70 bytes for each
-MOST_PIECES = 1 << 17  # 300 bytes each
+MOST_PIECES = 1 << 17  # of text, for as many tokens: 300 bytes each
 
 
 class PromptObject(msgspec.Struct):
@@ -81,7 +80,7 @@ class TokenizeRequest(msgspec.Struct):
 class DetokenizeRequest(msgspec.Struct):
     """Tokens to be turned into text."""
 
-    tokens: Tokens
+    tokens: Annotated[list[Token], Meta(max_length=MOST_PIECES)]
     model: Name | None = None
 
 
