@@ -18,7 +18,8 @@ Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
 class Turn:
     """When a request is served, if not all can be at once.
 
-    priority: a request of a higher one is admitted first; one that waits rises by 1 in 30 seconds.
+    priority: a request of a higher one is admitted first; one that waits rises by 1 for each 30 seconds in which no
+        request of its key and priority is admitted.
     key: whose it is: keys that wait have equal shares of the tokens.
     deadline_s: the seconds after which its answer ends as it is; None for never.
     salt: what was computed for a request serves those of the same salt only, so that no other can tell from the time

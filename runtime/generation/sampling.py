@@ -28,6 +28,7 @@ from edge_run.base.protocols import Logits
 from edge_run.base.results import TokenLogprobs
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.grammars.grammar import CANDIDATE, LocalGrammar, grammar_text
+from edge_run.runtime.grammars.schema_grammar import JSON_SCHEMA, schema_grammar
 from edge_run.runtime.llama import _ggml as ggml
 
 if TYPE_CHECKING:
@@ -232,4 +233,6 @@ def _open_grammar(
     name, text = grammar_text(config)
     if not name:
         return None
-    return room.open(name, text, n_vocab) if room else LocalGrammar(vocab, n_vocab, text, name)
+    if room:
+        return room.open(name, text, n_vocab)
+    return LocalGrammar(vocab, n_vocab, schema_grammar(text) if name == JSON_SCHEMA else text, name)

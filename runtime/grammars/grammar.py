@@ -1,4 +1,4 @@
-"""Grammars that an answer must follow: llama.cpp's, on a vocabulary; and the GBNF of a JSON schema.
+"""Grammars that an answer must follow: llama.cpp's, on a vocabulary.
 
 A grammar is a stranger's program: `LocalGrammar` runs it here, where nested parentheses may end the process and
 ambiguous rules take all memory at any token. So `room.py` has it run in a process of its own.
@@ -7,9 +7,7 @@ ambiguous rules take all memory at any token. So `room.py` has it run in a proce
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import tempfile
 import threading
 from collections.abc import Callable
@@ -20,13 +18,11 @@ from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.grammars.schema_grammar import JSON_SCHEMA
 from edge_run.runtime.llama import _ggml as ggml
 
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
-JSON_SCHEMA = "JSON schema"
-ALTERNATIVES = "edge-run:alternatives"
-_NAMES = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|([a-zA-Z][a-zA-Z0-9-]*)')
 _stderr_lock = threading.Lock()
 
 
@@ -39,11 +35,11 @@ class LocalGrammar:
     def __init__(self, vocab: Any, n_vocab: int, text: str, name: str = "grammar") -> None:
         """Open GBNF on llama.cpp's vocabulary, which must outlive this.
 
-        name: what errors call it, `JSON schema` where `text` is one.
+        name: what errors call it.
         """
         self._n_vocab = n_vocab
         self._single = np.zeros(1, CANDIDATE)
-        self._handle = _open(vocab, schema_grammar(text) if name == JSON_SCHEMA else text, name)
+        self._handle = _open(vocab, text, name)
 
     def fits(self, token: int) -> bool:
         """Return whether `token` may come next."""
@@ -74,41 +70,6 @@ def grammar_text(config: SamplingConfig) -> tuple[str, str]:
     if config.json_schema:
         return JSON_SCHEMA, config.json_schema
     return ("grammar", config.grammar) if config.grammar else ("", "")
-
-
-def schema_grammar(schema: str) -> str:
-    """Return the GBNF grammar of a JSON schema.
-
-    References to other documents are refused, never fetched. What a grammar cannot say is ignored, as llama.cpp
-    ignores it: minimum and maximum, among others. What a schema cannot say is this: one of several texts, each with a
-    schema of its own for the JSON behind it, `{ALTERNATIVES: [{"text": ..., "schema": {...}}]}`.
-    """
-    from edge_run.runtime.grammars.schema_converter import SchemaConverter
-
-    try:
-        value = json.loads(schema)
-        if isinstance(value, dict) and ALTERNATIVES in value:
-            return _alternatives(value[ALTERNATIVES])
-        grammar = SchemaConverter(value).grammar()
-    except (ConfigError, MemoryError):
-        raise
-    except Exception as error:  # the converter asserts, indexes and calls its way through any JSON
-        reason = " ".join(str(error)[:1000].split())[:200]
-        raise ConfigError(f"JSON schema: {type(error).__name__}: {reason}") from error
-    # JSON has no control characters in strings; this converter, unlike llama.cpp's newer one in C++, lets them in.
-    return grammar.replace(r'char ::= [^"\\] |', r'char ::= [^"\\\x7F\x00-\x1F] |')
-
-
-def _alternatives(ways: list[dict[str, Any]]) -> str:
-    """Return the grammar of one of several texts with JSON behind it: the rules of each have names of their own."""
-    grammars = [schema_grammar(json.dumps(way["schema"])) for way in ways]
-    rules = [_renamed(grammar, f"w{number}-") for number, grammar in enumerate(grammars)]
-    starts = [f"{json.dumps(way['text'])} w{number}-root" for number, way in enumerate(ways)]
-    return "\n".join([f"root ::= {' | '.join(starts)}", *rules])
-
-
-def _renamed(grammar: str, prefix: str) -> str:
-    return _NAMES.sub(lambda found: prefix + found[1] if found[1] else found[0], grammar)
 
 
 def _open(vocab: Any, text: str, name: str) -> Any:

@@ -73,7 +73,7 @@ def _measure_plain_step(vocab: object) -> float:
 
 
 def open_grammar(number: int, n_vocab: int, name: str, text: str) -> bytes:
-    """Open a grammar or a JSON schema under a number that is free. Raises ConfigError, and KernelError."""
+    """Open a grammar under a number that is free; errors call it `name`. Raises ConfigError, and KernelError."""
     ((model, _),) = _models.values()
     vocab = L.llama_model_get_vocab(model)
     if (found := L.llama_vocab_n_tokens(vocab)) != n_vocab:

@@ -1,4 +1,7 @@
-"""Grammars in a process of their own, within limits of time and memory, for as long as their answers take."""
+"""Grammars in a process of their own, within limits of time and memory, for as long as their answers take.
+
+JSON schemas are converted in another one: the answers that share passes wait for the process of their grammars.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,15 @@ from numpy.typing import NDArray
 
 from edge_run.base.closing import Closing
 from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, NotSupported
+from edge_run.runtime.grammars.schema_grammar import JSON_SCHEMA
 from edge_run.runtime.processes.cell import Cell, LostProcess, Overrun
 
 LOADING_S = 120.0
+READING_S = 2.0  # of a schema, and of a grammar, which answers may wait for meanwhile
 MOST_S = 10.0  # that the grammar of an answer may take, and for each token as long as so many steps of a plain one:
 MOST_PLAIN_STEPS = 30  # JSON takes 2 to 7, a call of one of 128 tools up to 14
 MOST_GRAMMAR_BYTES = 8 << 20
-_JOBS = "edge_run.runtime.grammars.jobs"
+_JOBS, _CONVERTING = "edge_run.runtime.grammars.jobs", "edge_run.runtime.grammars.schema_grammar"
 
 
 class GrammarRoom(Closing):
@@ -31,8 +36,9 @@ class GrammarRoom(Closing):
     def __init__(self, path: Path) -> None:
         """path: the model's file, or its first shard: the vocabulary is loaded from there."""
         self._path = path
-        self._cell, self._numbers = Cell(_JOBS), itertools.count()
-        self._opening = threading.Lock()  # the steps of one follow each other
+        self._cell, self._converter, self._numbers = Cell(_JOBS), Cell(_CONVERTING), itertools.count()
+        self._opening, self._converting = threading.Lock(), threading.Lock()  # the steps of one follow each other
+        self._converted = ("", "")  # the last schema and its grammar: answers to one request have the same
         self._n_closed = 0
 
     def open(self, name: str, text: str, n_vocab: int) -> RoomedGrammar:
@@ -41,15 +47,26 @@ class GrammarRoom(Closing):
         Raises ConfigError for one that llama.cpp cannot use, or that takes too much; NotSupported, KernelError; and
         Cancelled where the room is closed meanwhile.
         """
-        if len(text) > MOST_GRAMMAR_BYTES:
-            raise ConfigError(f"{name}: {len(text):,} characters, {MOST_GRAMMAR_BYTES:,} are the most; simplify it")
-        number, opening = next(self._numbers), {"n_vocab": n_vocab, "name": name, "text": text}
-        grammar = RoomedGrammar(self._cell, name, n_vocab, number, partial(self._load, number, opening))
+        _check_length(name, text)
         try:
+            if name == JSON_SCHEMA:
+                text = self._convert(text)
+                _check_length(f"{name} as a grammar", text)
+            number, opening = next(self._numbers), {"n_vocab": n_vocab, "name": name, "text": text}
+            grammar = RoomedGrammar(self._cell, name, n_vocab, number, partial(self._load, number, opening))
             grammar.load()
         except Overrun as overrun:
             raise ConfigError(f"{name}: reading it {overrun}; simplify it") from None
         return grammar
+
+    def _convert(self, schema: str) -> str:
+        """Return the grammar of a JSON schema. Raises ConfigError, Overrun."""
+        with self._converting:
+            if schema != self._converted[0]:
+                self._converter.ask("load", LOADING_S)
+                grammar = self._converter.ask("convert", READING_S, schema=schema).decode("utf-8", "surrogatepass")
+                self._converted = schema, grammar
+            return self._converted[1]
 
     def _load(self, number: int, opening: dict[str, Any], accepted: Sequence[int]) -> tuple[float, int]:
         """Open a grammar under `number`, and go on by the tokens `accepted`. Raises Overrun.
@@ -61,16 +78,22 @@ class GrammarRoom(Closing):
             while self._n_closed == n_closed:
                 measured = self._cell.ask("load_vocabulary", LOADING_S, path=os.fspath(self._path))
                 with contextlib.suppress(LostProcess):  # a grammar that was asked something meanwhile ended the process
-                    self._cell.ask("open_grammar", is_first=False, number=number, **opening)
+                    self._cell.ask("open_grammar", READING_S, is_first=False, number=number, **opening)
                     if accepted:
                         self._cell.ask("accept", is_first=False, number=number, tokens=list(accepted))
                     return float(measured), self._cell.n_started
         raise Cancelled("the model was closed while a grammar was opened")
 
     def close(self) -> None:
-        """End the process. A later grammar starts another one."""
+        """End the processes. A later grammar starts others."""
         self._n_closed += 1
+        self._converter.close()
         self._cell.close()
+
+
+def _check_length(name: str, text: str) -> None:
+    if len(text) > MOST_GRAMMAR_BYTES:
+        raise ConfigError(f"{name}: {len(text):,} characters, {MOST_GRAMMAR_BYTES:,} are the most; simplify it")
 
 
 class RoomedGrammar:

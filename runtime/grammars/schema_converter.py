@@ -14,6 +14,7 @@ from edge_run.base.errors import ConfigError
 from edge_run.runtime.grammars.json_pattern import json_pattern
 
 Schema = Mapping[str, Any]
+MOST_SCHEMAS = 20_000  # that one consists of, which takes less than half a second
 _ROOT = "#"
 _HAVE_PRECEDENCE = frozenset(("$ref", "anyOf", "oneOf"))  # the converter looks at nothing beside them
 _OF_VALUES = frozenset(("const", "enum"))
@@ -32,6 +33,7 @@ class SchemaConverter(llama_grammar.SchemaConverter):
         super().__init__(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
         self._schema = schema
         self._rule_of_ref = {_ROOT: "root"}
+        self._n_read = 0
 
     def grammar(self) -> str:
         """Return the grammar."""
@@ -89,6 +91,12 @@ class SchemaConverter(llama_grammar.SchemaConverter):
 
     def _in_plain_words(self, schema: Any) -> Schema:
         """Return a schema that says the same without what the converter leaves out: a list of types, and `allOf`."""
+        self._n_read += 1
+        if self._n_read > MOST_SCHEMAS:
+            raise ConfigError(
+                f"JSON schema: consists of more than {MOST_SCHEMAS:,} schemas, each counted wherever allOf refers to "
+                "it; simplify it"
+            )
         if not _HAVE_PRECEDENCE.isdisjoint(_checked(schema)):
             return schema
         if isinstance(types := schema.get("type"), list):

@@ -10,22 +10,20 @@ Several passes may be in flight, where different devices compute at the same tim
 once it is begun, since all that follows happens after it; a request of which nothing is left to begin waits for its
 token. A pass then has a group of the requests only, so that there are as many groups as passes in flight.
 
-Whose turn it is: first by priority, which rises while a request waits, so that none waits for ever; then the key that
-had the fewest tokens so far (Sheng et al., Fairness in Serving Large Language Models, 2024), or else whose last turn
-was longest ago; then the request that came first.
+Whose turn it is says `shares.py`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from edge_run.base.protocols import Clock
 from edge_run.runtime.scheduling.sequences import Beginning, SequencePool
+from edge_run.runtime.scheduling.shares import Shares
 from edge_run.runtime.scheduling.widths import PassWidths
 
-AGING_S = 30.0  # of waiting, for which a request counts as one priority higher
 GROWTH_TOKENS = 16  # for which a request that is admitted must have room, and those before it
 
 
@@ -119,29 +117,6 @@ class _Request:
         return len(self.tokens) - self.n_held
 
 
-@dataclass(slots=True)
-class _Service:
-    """What each key was given.
-
-    tokens: how many tokens.
-    turns: when one of its requests was admitted last.
-    """
-
-    tokens: dict[str, int] = field(default_factory=dict)
-    turns: dict[str, int] = field(default_factory=dict)
-
-    def enter(self, key: str, present: Iterable[str]) -> None:
-        """A key has requests again; it gets no credit for the time when it had none."""
-        others = [self.tokens[other] for other in present if other != key and other in self.tokens]
-        self.tokens[key] = max([self.tokens.get(key, 0), *([min(others)] if others else [])])
-
-    def leave(self, present: Iterable[str]) -> None:
-        """Forget the keys that have no requests, once none has any."""
-        if not any(True for _ in present):
-            self.tokens.clear()
-            self.turns.clear()
-
-
 class Scheduler:
     """The requests of one context. Not thread-safe.
 
@@ -158,7 +133,7 @@ class Scheduler:
         self._requests: dict[int, _Request] = {}
         self._running: list[_Request] = []  # of them those with a sequence, in the order in which they came to it
         self._numbers, self._turns = itertools.count(), itertools.count()
-        self._service = _Service()
+        self._shares = Shares()
         self._reads_prompt_next = True
         self._n_passes = 0
 
@@ -197,7 +172,7 @@ class Scheduler:
     def submit(self, tokens: Sequence[int], priority: int = 0, key: str = "", salt: str = "") -> int:
         """Take a request on; return its number. Its tokens must be fewer than `room_tokens`."""
         number = next(self._numbers)
-        self._service.enter(key, (request.key for request in self._requests.values()))
+        self._shares.enter(key, (request.key for request in self._requests.values()))
         self._requests[number] = _Request(number, list(tokens), len(tokens), priority, key, self._clock(), salt)
         return number
 
@@ -214,7 +189,8 @@ class Scheduler:
             return None
         self._pool.begin(request.number, placed, request.salt)
         request.sequence = placed.sequence
-        request.turn = self._service.turns[request.key] = next(self._turns)
+        request.turn = next(self._turns)
+        self._shares.admit(request.key, request.priority, request.turn, now_s)
         request.n_held = placed.n_tokens
         self._running.append(request)
         return placed
@@ -277,7 +253,7 @@ class Scheduler:
             self._pool.extend(part.sequence, part.tokens)
             request.n_held += len(part.tokens)
             request.last_pass = self._n_passes
-            self._service.tokens[request.key] += len(part.tokens)
+            self._shares.give(request.key, len(part.tokens))
 
     def append(self, number: int, token: int, *, is_computed: bool = False) -> None:
         """`token` comes next in the answer of a request. is_computed: as a guess, in the pass before."""
@@ -287,7 +263,7 @@ class Scheduler:
             assert request.sequence is not None
             self._pool.extend(request.sequence, (token,))
             request.n_held += 1
-            self._service.tokens[request.key] += 1
+            self._shares.give(request.key, 1)
 
     def is_at_end(self, part: PassPart) -> bool:
         """Return whether the next token can be chosen by what `part` has brought: its request's text ends with it.
@@ -307,7 +283,7 @@ class Scheduler:
         if request.sequence is not None:
             self._pool.end(request.sequence)
             self._running.remove(request)
-        self._service.leave(request.key for request in self._requests.values())
+        self._shares.leave(request.key for request in self._requests.values())
 
     def _ready(self, n_groups: int) -> list[_Request]:
         """Return the requests that the next pass is for: of those that have something to compute, a group."""
@@ -316,8 +292,7 @@ class Scheduler:
         return sorted(group, key=lambda request: request.turn)
 
     def _rank(self, request: _Request, now_s: float) -> tuple[float, int, int, int]:
-        aged, key, served = request.priority + (now_s - request.arrived_s) // AGING_S, request.key, self._service
-        return -aged, served.tokens[key], served.turns.get(key, -1), request.number
+        return (*self._shares.rank(request.key, request.priority, request.arrived_s, now_s), request.number)
 
     def _preempt(self) -> None:
         """Let the request that was admitted last wait again."""

@@ -12,6 +12,7 @@ import hmac
 import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edge_run.base.errors import ConfigError
 from edge_run.runtime.server.page_files import PAGE, PAGE_FILES
@@ -20,6 +21,7 @@ from edge_run.runtime.server.refusals import Refusal
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 ANY_ORIGIN = "*"
 OPEN_PATHS = frozenset({"/health", "/v1/health", *PAGE_FILES})
+WHOSE = "edge_run.key"  # of an ASGI scope
 _HARMLESS_SITES = ("", "none", "same-origin")
 MOST_KEYS, LEAST_KEY_LETTERS, MOST_KEY_LETTERS = 1000, 8, 512
 
@@ -154,3 +156,8 @@ def _name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.rpartition(":")[0] if host.count(":") == 1 else host
+
+
+def whose(scope: Mapping[str, Any]) -> str:
+    """Return what tells apart the keys of requests, given their ASGI scope; of all the same where there are no keys."""
+    return str(scope.get(WHOSE, ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import anyio
@@ -17,10 +18,10 @@ _LEARNING = 0.2  # the weight of the newest answer
 
 
 class Place:
-    """A request that came in. model: the name of what answers it. scope: what to cancel to end it."""
+    """A request that came in. model: the name of what answers it. key: whose it is. scope: what to cancel to end it."""
 
-    def __init__(self, clock: Clock, model: str = "") -> None:
-        self._clock, self._began_s, self.model = clock, clock(), model
+    def __init__(self, clock: Clock, model: str = "", key: str = "") -> None:
+        self._clock, self._began_s, self.model, self.key = clock, clock(), model, key
         self.has_begun = False
         self.scope = anyio.CancelScope()
 
@@ -37,7 +38,8 @@ class Place:
 class Admission:
     """Lets requests in. Belongs to one event loop.
 
-    max_queue: requests that may wait while another one waits for its first token, be it read or queued itself.
+    max_queue: requests that may wait while another one waits for its first token, be it read or queued itself. Beyond
+        that a key may still have its share of them, until all have twice as many.
     expected_s: what an answer is expected to take before any was measured.
     """
 
@@ -62,13 +64,13 @@ class Admission:
         return sum(begun), len(begun) - sum(begun)
 
     @contextlib.contextmanager
-    def place(self, model: str = "") -> Iterator[Place]:
+    def place(self, model: str = "", key: str = "") -> Iterator[Place]:
         """Hold a place in this block. Raises Refusal where there is none: 429, or 503 once this is closed."""
         if self.is_closed:
             raise shutting_down(closes=True)
-        if self.n_waiting > self.max_queue:
+        if self._is_full(key):
             raise self.refusal()
-        place = Place(self._clock, model)
+        place = Place(self._clock, model, key)
         self._places.add(place)
         try:
             yield place
@@ -76,6 +78,13 @@ class Admission:
             self._places.remove(place)
             if place.has_begun:
                 self._answer_s += _LEARNING * (place.age_s - self._answer_s)
+
+    def _is_full(self, key: str) -> bool:
+        """Return whether a request of a key is one too many."""
+        waiting = Counter(place.key for place in self._places if not place.has_begun)
+        share = self.max_queue / len({*waiting, key})
+        n_waiting = waiting.total()
+        return n_waiting > self.max_queue and (waiting[key] > share or n_waiting > 2 * self.max_queue)
 
     def refusal(self) -> Refusal:
         """Return what is said to one too many."""

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.results import Progress
+from edge_run.runtime.server.access import whose
 from edge_run.runtime.server.admission import Place
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
@@ -35,7 +36,6 @@ QUICK_S = 0.25  # what is refused within this time is refused with a status of H
 SILENCE_S = 5.0  # clients and proxies take a longer one for a failure
 PROGRESS_S = 1.0
 MOST_FRAMES = 8192  # that a client may be behind
-WHOSE = "edge_run.key"  # of an ASGI scope: what tells apart whose requests they are
 COMMENT = b": the answer is being computed\n\n"
 
 
@@ -127,8 +127,8 @@ class AnswerResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises Refusal, or an error of ours, where nothing was sent yet."""
-        key = scope.get(WHOSE, "")
-        with self._service.admission.place(self._entry.name) as place:
+        key = whose(scope)
+        with self._service.admission.place(self._entry.name, key) as place:
             sender, receiver = anyio.create_memory_object_stream[_Item](MOST_FRAMES)
             is_over = False
 
@@ -201,6 +201,7 @@ class AnswerResponse:
         if served.model.embedding is not None:
             raise _no_text(served.name)
         job = dataclasses.replace(await self._make_job(served), key=key)
+        del self._make_job  # and with it what was asked, which takes more than the tokens that came of it
         job.check(served.model.context_tokens)
         opening = self._form.begin(served, job)  # before any piece: some forms number what they write
         self._served = served

@@ -15,8 +15,8 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_run.base.errors import EdgeRunError
-from edge_run.runtime.server.access import Access, digest, given_key
-from edge_run.runtime.server.answers import WHOSE, json_response
+from edge_run.runtime.server.access import WHOSE, Access, digest, given_key
+from edge_run.runtime.server.answers import json_response
 from edge_run.runtime.server.apis import anthropic_messages, embeddings, llama_server, ollama
 from edge_run.runtime.server.apis.models import models, one_model
 from edge_run.runtime.server.apis.openai_chat import chat_completions, count_chat

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -12,41 +13,55 @@ from starlette.requests import ClientDisconnect, Request
 
 from edge_run.base import strict_json
 from edge_run.base.units import MIB, format_size
+from edge_run.runtime.server.access import whose
 from edge_run.runtime.server.refusals import Refusal
 
 MOST_BODY_BYTES = 8 * MIB
 MOST_ROOM_BYTES = 64 * MIB
-_QUICK_BYTES = 1 << 16  # what is parsed in less than a few milliseconds
+SMALL_BYTES = 1 << 16  # of each body, which the bound of connections bounds; parsed in less than a few milliseconds
 
 _Kind = TypeVar("_Kind")
 
 
 class BodyRoom:
-    """What all bodies that are being read may take together, so that many large ones cannot fill the memory."""
+    """What all bodies that are being read may take together, so that many large ones cannot fill the memory.
+
+    The first SMALL_BYTES of a body are not counted, so that large ones that come slowly hold up large ones only; and
+    where there are keys, those of one key may take a half.
+    """
 
     def __init__(self, room_bytes: int = MOST_ROOM_BYTES) -> None:
-        self._free_bytes = room_bytes
+        self._room_bytes = room_bytes
+        self._held_bytes = Counter[str]()  # by key
         self._thread = anyio.CapacityLimiter(1)
 
     async def read(self, request: Request, kind: type[_Kind]) -> _Kind:
         """Return the body of a request as a `kind`. Raises Refusal."""
         _check_encoding(request.headers)
-        body = bytearray()
+        body, key, held_bytes = bytearray(), whose(request.scope), 0
         try:
             async for piece in request.stream():
                 if len(body) + len(piece) > MOST_BODY_BYTES:
                     raise _too_large()
-                if len(piece) > self._free_bytes:
+                more_bytes = max(0, len(body) + len(piece) - SMALL_BYTES) - held_bytes
+                if more_bytes > self._free_bytes(key):
                     raise Refusal(503, "too many large requests at once", retry_after_s=5, closes=True)
-                self._free_bytes -= len(piece)
+                held_bytes += more_bytes
+                self._held_bytes[key] += more_bytes
                 body += piece
-            if len(body) <= _QUICK_BYTES:
+            if len(body) <= SMALL_BYTES:
                 return decode(body, kind)
             return await anyio.to_thread.run_sync(decode, body, kind, limiter=self._thread)
         except ClientDisconnect:
             raise Refusal(400, "the client went away before it had sent the request", closes=True) from None
         finally:
-            self._free_bytes += len(body)
+            self._held_bytes[key] -= held_bytes
+            if not self._held_bytes[key]:
+                del self._held_bytes[key]
+
+    def _free_bytes(self, key: str) -> int:
+        free_bytes = self._room_bytes - self._held_bytes.total()
+        return min(free_bytes, self._room_bytes // 2 - self._held_bytes[key]) if key else free_bytes
 
 
 def decode(body: bytes | bytearray, kind: type[_Kind]) -> _Kind:

@@ -6,7 +6,9 @@ uvicorn bounds the size of headers and how long an idle connection stays; what i
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
+from weakref import WeakSet
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -17,10 +19,31 @@ WRITE_S = 60.0
 MOST_CONNECTIONS = 4096
 
 
+class BoundedListener(socket.socket):
+    """A socket that takes so many connections at most, whether they speak HTTP yet or are still at TLS's handshake."""
+
+    most_connections = MOST_CONNECTIONS
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._taken = WeakSet[socket.socket]()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Take a connection. Raises ConnectionAbortedError, which asyncio takes for none, where it is one too many."""
+        connection, address = super().accept()
+        if len(self._taken) >= self.most_connections:
+            self._taken = WeakSet(taken for taken in self._taken if taken.fileno() >= 0)
+        if len(self._taken) >= self.most_connections:
+            connection.close()
+            raise ConnectionAbortedError("there are too many connections")
+        self._taken.add(connection)
+        return connection, address
+
+
 class BoundedProtocol(H11Protocol):
     """HTTP/1.1 whose clients have a deadline for headers, for bodies, and for reading what they are sent."""
 
-    head_s, body_s, write_s, most_connections = HEAD_S, BODY_S, WRITE_S, MOST_CONNECTIONS
+    head_s, body_s, write_s = HEAD_S, BODY_S, WRITE_S
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -29,12 +52,9 @@ class BoundedProtocol(H11Protocol):
         self._writing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection, or drop it where there are too many."""
+        """Take a connection."""
         super().connection_made(transport)
-        if len(self.connections) > self.most_connections:
-            transport.abort()
-        else:
-            self._wait_for("head")
+        self._wait_for("head")
 
     def data_received(self, data: bytes) -> None:
         """Take what came; the deadline is of the whole head or body, so that a byte now and then does not move it."""

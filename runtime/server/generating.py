@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -139,6 +140,7 @@ class FinishedAnswer:
 
 
 Take = Callable[[int, Delta], None]
+_numbers = itertools.count()  # of requests without a key
 
 
 async def generate(model: AsyncModel, job: Job, take: Take, count: Callable[[int], None]) -> list[FinishedAnswer]:
@@ -146,11 +148,15 @@ async def generate(model: AsyncModel, job: Job, take: Take, count: Callable[[int
 
     take: told what the answer of a number goes on by. count: told how many tokens have come, each time that some do.
     Raises what `Model.generate` raises, Cancelled where the model was closed or cancelled meanwhile.
+
+    Keys have equal shares of the tokens; a request without one has a share of its own, so that one with many prompts
+    does not hold up the others.
     """
     outcomes: dict[int, FinishedAnswer] = {}
+    share = job.key or f"request {next(_numbers)}"
 
     async def answer(number: int) -> None:
-        outcomes[number] = await _answer(model, job, number, take, count)
+        outcomes[number] = await _answer(model, job, number, share, take, count)
 
     if job.n_answers == 1:
         await answer(0)
@@ -164,7 +170,9 @@ async def generate(model: AsyncModel, job: Job, take: Take, count: Callable[[int
     return [outcomes[number] for number in range(job.n_answers)]
 
 
-async def _answer(model: AsyncModel, job: Job, number: int, take: Take, count: Callable[[int], None]) -> FinishedAnswer:
+async def _answer(
+    model: AsyncModel, job: Job, number: int, share: str, take: Take, count: Callable[[int], None]
+) -> FinishedAnswer:
     sampling, choice = job.sampling, number % job.choices
     if sampling.seed is not None and choice:
         sampling = dataclasses.replace(sampling, seed=(sampling.seed + choice) % _SEEDS)
@@ -182,7 +190,7 @@ async def _answer(model: AsyncModel, job: Job, number: int, take: Take, count: C
         job.prompts[number // job.choices],
         max_tokens=job.most_tokens,
         sampling=sampling,
-        key=job.key,
+        key=share,
         salt=f"{job.key}{job.salt}",
         marks=tuple(job.marks),
     )

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
+import anyio
 from starlette.requests import Request
 
+from edge_run.runtime.server.access import whose
 from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.bodies import BodyRoom
 from edge_run.runtime.server.catalogue.catalogue import Catalogue, OpenModel
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import AnswerDefaults, Preparing, ServedModel
 from edge_run.runtime.server.counts import Counts
-from edge_run.runtime.server.refusals import shutting_down
+from edge_run.runtime.server.refusals import Refusal, shutting_down
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
 
 _Kind = TypeVar("_Kind")
 
@@ -47,18 +53,18 @@ class Service:
             yield self._served(found)
 
     @contextlib.asynccontextmanager
-    async def visit(self, entry: ModelEntry) -> AsyncIterator[ServedModel]:
-        """Have a model open for what is done at once. Raises what `hold` raises.
+    async def visit(self, entry: ModelEntry, request: Request) -> AsyncIterator[ServedModel]:
+        """Have a model open for what is done at once, until the client leaves. Raises what `hold` raises, and Refusal.
 
         Where it is not at hand, that waits in the queue, as answers do: so many may, and not past the server's end.
         """
         if self.catalogue.is_at_hand(entry):
-            async with self.hold(entry) as served:
+            async with _until_client_leaves(request), self.hold(entry) as served:
                 yield served
             return
-        with self.admission.place(entry.name) as place:
+        with self.admission.place(entry.name, whose(request.scope)) as place:
             with place.scope:
-                async with self.hold(entry) as served:
+                async with _until_client_leaves(request), self.hold(entry) as served:
                     yield served
             if place.scope.cancelled_caught:
                 raise shutting_down()
@@ -85,3 +91,26 @@ class Service:
         name = found.entry.name
         counts = self.counts_of(name)
         return ServedModel(name, found.model, found.answering, self.defaults, self._preparing, counts, found.forecast)
+
+
+@contextlib.asynccontextmanager
+async def _until_client_leaves(request: Request) -> AsyncIterator[None]:
+    """Cancel this block when the client of a request, whose body was read, leaves. Raises Refusal then."""
+    has_left = False
+    try:
+        async with anyio.create_task_group() as group:
+
+            async def watch() -> None:
+                nonlocal has_left
+                while (await request.receive())["type"] != "http.disconnect":
+                    pass
+                has_left = True
+                group.cancel_scope.cancel()
+
+            group.start_soon(watch, name="edge-run-watch-client")
+            yield
+            group.cancel_scope.cancel()
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures.exceptions[0].__cause__
+    if has_left:
+        raise Refusal(400, "the client went away before it had its answer", closes=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -24,7 +27,7 @@ from edge_run.runtime.server.app import Guard, make_app
 from edge_run.runtime.server.catalogue.catalogue import Catalogue, spare_collections
 from edge_run.runtime.server.catalogue.folder import read_folder
 from edge_run.runtime.server.catalogue.served_model import AnswerDefaults
-from edge_run.runtime.server.connections import MOST_CONNECTIONS, BoundedProtocol
+from edge_run.runtime.server.connections import MOST_CONNECTIONS, BoundedListener, BoundedProtocol
 from edge_run.runtime.server.service import Service
 
 try:
@@ -76,13 +79,13 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> BoundedListener:
     """Return a socket that has the address, and does not listen yet. Raises ConfigError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        bound = socket.socket(family, kind, protocol)
+        bound = BoundedListener(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"--host {host}: {getattr(error, 'strerror', None) or error}") from error
     try:
@@ -160,9 +163,20 @@ class _Server(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Listen as uvicorn does, but with a deadline for TLS's handshake."""
+        config, loop = self.config, asyncio.get_running_loop()
+        protocol: Callable[..., asyncio.Protocol] = config.http_protocol_class
+        make = partial(protocol, config=config, server_state=self.server_state, app_state={})
+        deadline_s = BoundedProtocol.head_s if config.ssl else None
+        self.servers = [
+            await loop.create_server(
+                make, sock=listening, ssl=config.ssl, ssl_handshake_timeout=deadline_s, backlog=AT_ONCE
+            )
+            for listening in sockets or ()
+        ]
         for listening in sockets or ():
             listening.listen(BACKLOG)
+        self.started = True
         self._ready()
 
     @contextlib.contextmanager
@@ -193,7 +207,7 @@ def _configuration(guard: Guard, options: ServeOptions) -> uvicorn.Config:
 async def _hear_signals(
     server: uvicorn.Server, guard: Guard, service: Service, options: ServeOptions, say: Callable[[str], None]
 ) -> None:
-    """End the server on SIGINT and SIGTERM; on SIGHUP read anew who may ask, and what models there are."""
+    """End the server on SIGINT and SIGTERM; on SIGHUP read anew who may ask, the certificate and the models."""
     admission = service.admission
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
 
@@ -204,6 +218,8 @@ async def _hear_signals(
                 options.manager.reloading()
                 if options.read_access is not None:
                     _reread(guard, options.read_access, say)
+                if server.config.ssl is not None:
+                    _reread_certificate(server.config.ssl, options, say)
                 await _reread_models(service.catalogue, say)
                 options.manager.ready("read anew what may change")
 
@@ -228,6 +244,21 @@ def _reread(guard: Guard, read_access: Callable[[], Access], say: Callable[[str]
         say(f"nothing is changed: {error}")
     else:
         say("read anew who may ask")
+
+
+def _reread_certificate(context: ssl.SSLContext, options: ServeOptions, say: Callable[[str], None]) -> None:
+    """Show clients of `context` the certificate that the files have now; where it cannot be read, the one before."""
+    assert options.certificate is not None
+    fresh = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        fresh.load_cert_chain(options.certificate, options.certificate_key, password="")  # or it would ask for one
+    except OSError as error:
+        files = f"--tls-cert {options.certificate} --tls-key {options.certificate_key}"
+        say(f"the certificate stays as it is: {files}: {error.strerror or error}")
+    else:
+        # Into the same context a certificate would be loaded beside one with a key of another kind.
+        context.set_servername_callback(lambda connection, name, before: setattr(connection, "context", fresh))
+        say("read the certificate anew")
 
 
 async def _reread_models(catalogue: Catalogue, say: Callable[[str], None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_run.base.errors import ConfigError
-from edge_run.runtime.grammars.grammar import ALTERNATIVES, JSON_SCHEMA, LocalGrammar, schema_grammar
+from edge_run.runtime.grammars.grammar import LocalGrammar
+from edge_run.runtime.grammars.schema_grammar import ALTERNATIVES, JSON_SCHEMA, schema_grammar
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.server.formats.tool_format import FORMATS, HERMES, PYTHON_TAG, ToolFormat
 from edge_run.runtime.server.tools import FunctionTool, Toolbox
@@ -38,7 +40,7 @@ def takes() -> Iterator[Takes]:
     n_vocab = ggml.L.llama_vocab_n_tokens(vocab)
 
     def takes(schema: Any, text: str) -> bool:
-        grammar = LocalGrammar(vocab, n_vocab, json.dumps(schema), JSON_SCHEMA)
+        grammar = LocalGrammar(vocab, n_vocab, schema_grammar(json.dumps(schema)), JSON_SCHEMA)
         try:
             for token in ggml.tokenize(vocab, text, False, False):
                 if not grammar.fits(token):
@@ -130,6 +132,23 @@ COLOURS = {"Colour": COLOUR, "Point": POINT}
 def test_what_is_said_by_all_of(takes: Takes, schema: Any, right: list[Any], wrong: list[Any]) -> None:
     assert all(takes(schema, written(value)) for value in right)
     assert not any(takes(schema, written(value)) for value in wrong)
+
+
+WAYS_TO_NEXT = {
+    "parts": lambda one: {"allOf": [one, one]},
+    "properties": lambda one: object_of(a={"allOf": [one, {"required": ["a"]}]}, b={"allOf": [one, POINT]}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_NEXT)
+def test_definitions_that_double_at_each_reference_are_refused_at_once(way: str) -> None:
+    to_next: Any = WAYS_TO_NEXT[way]
+    definitions = {f"d{n}": to_next({"$ref": f"#/$defs/d{n + 1}"}) for n in range(40)}
+    schema = {"$defs": {**definitions, "d40": POINT}, **to_next({"$ref": "#/$defs/d0"})}
+    began_s = time.monotonic()
+    with pytest.raises(ConfigError, match=r"^JSON schema: consists of more than 20,000 schemas, .*; simplify it$"):
+        schema_grammar(json.dumps(schema))
+    assert time.monotonic() - began_s < 1.0
 
 
 @pytest.mark.parametrize("part", [{"type": "string"}, {"items": {"type": "string"}}, {"enum": [1]}])

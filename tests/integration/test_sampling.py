@@ -17,7 +17,7 @@ from edge_run.base.errors import ConfigError, KernelError, NotSupported
 from edge_run.base.protocols import Logits
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.sampling import Sampler
-from edge_run.runtime.grammars.grammar import ALTERNATIVES
+from edge_run.runtime.grammars.schema_grammar import ALTERNATIVES
 from edge_run.runtime.llama import _ggml as ggml
 
 MODEL = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"

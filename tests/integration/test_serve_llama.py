@@ -140,6 +140,8 @@ def test_tokens(server: Served, model: Model) -> None:
         refused = post(server, "/tokenize", content=" a" * more, **longest)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "content")
     assert len(post(server, "/tokenize", content=" a" * MOST_PIECES).json()["tokens"]) >= MOST_PIECES
+    assert len(post(server, "/detokenize", tokens=tokens[:1] * MOST_PIECES).json()["content"]) >= MOST_PIECES
+    assert post(server, "/detokenize", tokens=tokens[:1] * (MOST_PIECES + 1)).status_code == 400
     assert post(server, "/detokenize", tokens=[10**9]).status_code == 400
     assert post(server, "/detokenize", tokens=[-1]).status_code == 400
 

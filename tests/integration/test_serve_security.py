@@ -7,8 +7,10 @@ import signal
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -187,8 +189,8 @@ def test_slow_clients_are_dropped(kit: Path) -> None:
 
 FEW = """
 import sys
-from edge_run.runtime.server.connections import BoundedProtocol
-BoundedProtocol.most_connections = 3
+from edge_run.runtime.server.connections import BoundedListener
+BoundedListener.most_connections = 3
 from edge_run.cli import main
 main(sys.argv[1:])
 """
@@ -204,9 +206,29 @@ def test_one_connection_too_many_is_dropped(kit: Path) -> None:
         wait_for(lambda: answers(server))
 
 
-def answers(server: Served) -> bool:
+SILENT_S = 3.0
+FEW_AND_SILENT = f"""
+from edge_run.runtime.server.connections import BoundedProtocol
+BoundedProtocol.head_s = {SILENT_S}
+{FEW}"""
+
+
+def test_connections_that_are_silent_before_the_handshake_count_and_are_dropped(kit: Path, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    words = ("-c", 128, "-t", 1, "--tls-cert", certificate, "--tls-key", key)
+    with served(kit, *words, program=("-c", FEW_AND_SILENT)) as server, contextlib.ExitStack() as connections:
+        began_s = time.monotonic()
+        silent = [connections.enter_context(server.connect()) for _ in range(8)]
+        assert all(map(ended, silent[3:]))
+        assert time.monotonic() - began_s < SILENT_S
+        assert all(map(ended, silent))
+        assert SILENT_S <= time.monotonic() - began_s < 10 * SILENT_S
+        wait_for(lambda: answers(server, verify=ssl.create_default_context(cafile=certificate)))
+
+
+def answers(server: Served, **options: Any) -> bool:
     with contextlib.suppress(httpx.TransportError):
-        return get(server, "/health").status_code == 200
+        return server.get("/health", **options).status_code == 200
     return False
 
 
@@ -231,11 +253,41 @@ def test_keys_are_read_anew(kit: Path, tmp_path: Path) -> None:
         assert server.end() == 0
 
 
-def test_tls(kit: Path, tmp_path: Path) -> None:
-    certificate, key = tmp_path / "certificate", tmp_path / "key"
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+def make_certificate(folder: Path, kind: str = "rsa:2048") -> tuple[Path, Path]:
+    """Write a certificate and its key, in place of those that are there."""
+    certificate, key = folder / "certificate", folder / "key"
+    made = ["openssl", "req", "-x509", "-newkey", *kind.split(), "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     subprocess.run([*made, *names, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    return certificate, key
+
+
+@pytest.mark.parametrize("kind", ["rsa:2048", "ec -pkeyopt ec_paramgen_curve:prime256v1"])
+def test_a_certificate_is_read_anew(kit: Path, tmp_path: Path, kind: str) -> None:
+    certificate, key = make_certificate(tmp_path)
+    with served(kit, "-c", 128, "-t", 1, "--tls-cert", certificate, "--tls-key", key) as server:
+
+        def shown() -> bytes:
+            return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((server.host, server.port)))
+
+        def written() -> bytes:
+            return ssl.PEM_cert_to_DER_cert(certificate.read_text())
+
+        assert shown() == written()
+        make_certificate(tmp_path, kind)
+        assert shown() != written()
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "read the certificate anew" in server.said)
+        assert shown() == (fresh := written())
+        key.write_text("no key")
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "the certificate stays as it is: --tls-cert" in server.said)
+        assert shown() == fresh
+        assert server.end() == 0
+
+
+def test_tls(kit: Path, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
     with served(kit, "-c", 128, "-t", 1, "--tls-cert", certificate, "--tls-key", key) as server:
         assert server.url.startswith("https://")
         trusting = ssl.create_default_context(cafile=certificate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import resource
@@ -12,6 +13,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -268,6 +270,23 @@ def test_penalties_that_look_far_back_take_no_memory(model: Model, many: int) ->
     logits[6] = 2.0
     with Sampler(model._vocab, config, n_vocab) as sampler:
         assert {sampler.choose(logits) for _ in range(20)} == {5, 6}, "of all tokens, not only of the best"
+
+
+def test_a_schema_that_takes_long_holds_up_no_answer(model: Model) -> None:
+    """Its properties have names that the converter tells apart one by one."""
+    names, n_vocab = [chr(0x4E00 + number) for number in range(8000)], model._opened.model.vocabulary
+    slow = json.dumps({"properties": {name: {"enum": [name]} for name in names}, "required": names})
+    with GrammarRoom(MODEL) as room, ThreadPoolExecutor(1) as other:
+        plain = room.open("JSON schema", "{}", n_vocab)
+        began_s, gaps_s = time.monotonic(), list[float]()
+        opening = other.submit(room.open, "JSON schema", slow, n_vocab)
+        while not opening.done():
+            plain.refused()
+            gaps_s.append(-began_s + (began_s := time.monotonic()))
+        with pytest.raises(ConfigError, match=r"^JSON schema: reading it takes longer than 2 s; simplify it$"):
+            opening.result()
+    assert len(gaps_s) > 5
+    assert max(gaps_s) < 1.0
 
 
 def test_a_grammar_gives_the_same_in_a_room_and_here(model: Model) -> None:

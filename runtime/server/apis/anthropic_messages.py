@@ -162,7 +162,7 @@ async def messages(service: Service, request: Request) -> AnswerResponse:
 async def count_tokens(service: Service, request: Request) -> Response:
     """Return how many tokens a conversation has."""
     asked = await service.read(request, CountRequest)
-    async with service.visit(service.catalogue.asked(asked.model)) as served:
+    async with service.visit(service.catalogue.asked(asked.model), request) as served:
         return json_response({"input_tokens": await asked.task().count(served)})
 
 

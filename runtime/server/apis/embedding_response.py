@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from edge_run.base.errors import Cancelled, ContextFull
 from edge_run.runtime.embedding.results import EmbeddingShape, Vector
 from edge_run.runtime.embedding.texts import Text, TextTokens
+from edge_run.runtime.server.access import whose
 from edge_run.runtime.server.admission import Place
 from edge_run.runtime.server.answers import json_response
 from edge_run.runtime.server.catalogue.folder import ModelEntry
@@ -74,7 +75,7 @@ class EmbeddingResponse:
         """Answer. Raises Refusal, or an error of ours."""
         counts, reason, found = self._service.counts_of(self._entry.name), "abort", None
         has_left = False
-        with self._service.admission.place(self._entry.name) as place:
+        with self._service.admission.place(self._entry.name, whose(scope)) as place:
             try:
                 async with anyio.create_task_group() as group:
 

@@ -24,9 +24,8 @@ from edge_run.runtime.server.sampling_fields import Count, Name, SamplingFields,
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.usage import llama_progress, timings
 
-Tokens = Annotated[list[Token], Meta(max_length=1 << 22)]
 MOST_LETTERS = 1 << 20  # to be turned into tokens at a time, which takes some 70 bytes for each
-MOST_PIECES = 1 << 17  # 300 bytes each
+MOST_PIECES = 1 << 17  # of text, for as many tokens: 300 bytes each
 
 
 class PromptObject(msgspec.Struct):
@@ -81,7 +80,7 @@ class TokenizeRequest(msgspec.Struct):
 class DetokenizeRequest(msgspec.Struct):
     """Tokens to be turned into text."""
 
-    tokens: Tokens
+    tokens: Annotated[list[Token], Meta(max_length=MOST_PIECES)]
     model: Name | None = None
 
 
@@ -136,21 +135,21 @@ async def tokenize(service: Service, request: Request) -> Response:
             )
         return [{"id": token, "piece": model.detokenize([token])} for token in tokens]
 
-    async with service.visit(service.catalogue.asked(asked.model)) as served:
+    async with service.visit(service.catalogue.asked(asked.model), request) as served:
         return json_response({"tokens": await served.prepare(tokens_of, served.model)})
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     """Return the text of tokens."""
     asked = await service.read(request, DetokenizeRequest)
-    async with service.visit(service.catalogue.asked(asked.model)) as served:
+    async with service.visit(service.catalogue.asked(asked.model), request) as served:
         return json_response({"content": await served.prepare(served.model.detokenize, asked.tokens)})
 
 
 async def apply_template(service: Service, request: Request) -> Response:
     """Return the text that a conversation becomes."""
     asked = await service.read(request, ChatRequest)
-    async with service.visit(service.catalogue.asked(asked.model)) as served:
+    async with service.visit(service.catalogue.asked(asked.model), request) as served:
         return json_response({"prompt": await asked.task().prompt(served)})
 
 

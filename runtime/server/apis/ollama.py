@@ -158,7 +158,9 @@ async def ollama_chat(service: Service, request: Request) -> ASGIApp:
     asked = await service.read(request, OllamaChatRequest)
     entry, keep_s = service.catalogue.asked(asked.model), rest_s(asked.keep_alive)
     if not asked.messages:
-        return json_response({**_head(entry.name), "message": _message(), **await _loaded(service, entry, keep_s)})
+        return json_response(
+            {**_head(entry.name), "message": _message(), **await _loaded(service, request, entry, keep_s)}
+        )
 
     async def make_job(served: ServedModel) -> Job:
         service.catalogue.keep_open(keep_s)
@@ -173,7 +175,7 @@ async def ollama_generate(service: Service, request: Request) -> ASGIApp:
     asked.check()
     entry, keep_s = service.catalogue.asked(asked.model), rest_s(asked.keep_alive)
     if not asked.prompt:
-        return json_response({**_head(entry.name), "response": "", **await _loaded(service, entry, keep_s)})
+        return json_response({**_head(entry.name), "response": "", **await _loaded(service, request, entry, keep_s)})
 
     async def make_job(served: ServedModel) -> Job:
         service.catalogue.keep_open(keep_s)
@@ -192,10 +194,10 @@ async def _generate_job(asked: OllamaGenerateRequest, prompt: str, served: Serve
     return await task.job(served, sampling, most)
 
 
-async def _loaded(service: Service, entry: ModelEntry, keep_s: float | None) -> dict[str, Any]:
+async def _loaded(service: Service, request: Request, entry: ModelEntry, keep_s: float | None) -> dict[str, Any]:
     """Open a model for requests to come, or have it closed where it is kept for no time; return what is said of it."""
     if keep_s != 0:
-        async with service.visit(entry):
+        async with service.visit(entry, request):
             service.catalogue.keep_open(keep_s)
     elif service.catalogue.is_open(entry):
         service.catalogue.keep_open(0)

@@ -152,7 +152,7 @@ async def chat_completions(service: Service, request: Request) -> AnswerResponse
 async def count_chat(service: Service, request: Request) -> Response:
     """Return how many tokens a conversation has."""
     asked = await service.read(request, ChatRequest)
-    async with service.visit(service.catalogue.asked(asked.model)) as served:
+    async with service.visit(service.catalogue.asked(asked.model), request) as served:
         return json_response({"object": "response.input_tokens", "input_tokens": await asked.task().count(served)})
 
 

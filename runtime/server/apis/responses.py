@@ -160,7 +160,7 @@ async def count_response(service: Service, request: Request) -> Response:
     """Return how many tokens a conversation has."""
     asked = await service.read(request, ResponsesRequest)
     asked.check()
-    async with service.visit(service.catalogue.asked(asked.model)) as served:
+    async with service.visit(service.catalogue.asked(asked.model), request) as served:
         return json_response({"object": "response.input_tokens", "input_tokens": await asked.task().count(served)})
 
 

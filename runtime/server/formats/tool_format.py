@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from edge_run.runtime.grammars.grammar import ALTERNATIVES
+from edge_run.runtime.grammars.schema_grammar import ALTERNATIVES
 from edge_run.runtime.server.formats import harmony
 from edge_run.runtime.server.formats.call_texts import ARGS, CALL_ID, CALLS
 from edge_run.runtime.server.formats.harmony import HarmonyOutput

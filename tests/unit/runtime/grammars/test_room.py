@@ -29,6 +29,8 @@ class Cell:
 
     def timed(self, job: str, *, is_first: bool = True, **fields: Any) -> tuple[bytes, float]:
         self.before(job)
+        if job in ("load", "convert"):
+            return str(fields.get("schema", "")).encode(), 0.0
         if job == "load_vocabulary":
             self.n_started += not self.is_alive
             self.is_alive = True

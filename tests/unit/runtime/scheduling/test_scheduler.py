@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from edge_run.partition.width_costs import WidthCosts
-from edge_run.runtime.scheduling.scheduler import AGING_S, PassRules, PlannedPass, Scheduler
+from edge_run.runtime.scheduling.scheduler import PassRules, PlannedPass, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
+from edge_run.runtime.scheduling.shares import AGING_S
 from edge_run.runtime.scheduling.widths import PART_TOKENS, PassWidths
 
 
@@ -152,9 +153,25 @@ def test_priority_goes_first_and_waiting_raises_it() -> None:
     assert numbers(bench.step()) == [high]
 
 
-def test_a_key_that_floods_does_not_keep_others_waiting() -> None:
+def test_a_low_priority_is_served_in_the_end_also_beside_higher_ones_of_the_same_key() -> None:
+    bench = Bench(n_sequences=1)
+    high = [bench.scheduler.submit([i, i + 1], priority=1) for i in range(9)]
+    low = bench.scheduler.submit([100, 101])
+    served = []
+    while low not in served:
+        served += numbers(bench.step())
+        bench.scheduler.end(served[-1])
+        bench.now += 0.7 * AGING_S
+    assert served == [*high[:3], low]
+
+
+@pytest.mark.parametrize("flooding_s", [0.0, AGING_S + 1])
+def test_a_key_that_floods_does_not_keep_others_waiting(flooding_s: float) -> None:
     bench = Bench(n_sequences=1)
     flood = [bench.scheduler.submit([10 * i, 10 * i + 1], key="flood") for i in range(10)]
+    bench.step()
+    bench.now = flooding_s
+    bench.scheduler.end(flood.pop(0))
     bench.step()
     other = bench.scheduler.submit([5000, 5001], key="other")
     bench.scheduler.end(flood[0])

@@ -46,6 +46,22 @@ async def test_a_queue_of_nobody_answers_one_at_a_time() -> None:
         assert refusal(admission).status == 429
 
 
+async def test_a_key_is_refused_above_its_share_of_a_full_queue_only() -> None:
+    admission = Admission(max_queue=12)
+
+    def fill(key: str) -> int:
+        n_before = admission.n_waiting
+        with contextlib.suppress(Refusal):
+            for _ in range(100):
+                places.enter_context(admission.place(key=key))
+        return admission.n_waiting - n_before
+
+    with contextlib.ExitStack() as places:
+        assert [fill(key) for key in "abcd"] == [13, 7, 5, 0]  # above 12, a half of them, a third; then 25 are there
+        assert [fill(key) for key in "ab"] == [0, 0]
+    assert admission.n_waiting == 0
+
+
 async def test_the_wait_is_learnt_from_answers() -> None:
     clock = Clock()
     admission = Admission(max_queue=0, expected_s=10.0, clock=clock)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -231,6 +232,26 @@ async def test_an_answer_that_is_cancelled_by_nobody_is_an_error() -> None:
     (refusal,) = caught.value.exceptions
     assert isinstance(refusal, Refusal)
     assert (refusal.status, client.status) == (500, 0)
+
+
+async def test_what_was_asked_is_not_kept_while_it_is_answered() -> None:
+    class Asked:
+        async def job(self, served: ServedModel) -> Job:
+            return Job([1], SamplingConfig())
+
+    model, client, asked = FakeModel(), Client(), Asked()
+    catalogue = Catalogue.of(model, model)  # type: ignore[arg-type]
+    form = CompletionForm("model", CompletionRequest(prompt=""))
+    service = Service(catalogue, Admission(0))
+    response = AnswerResponse(service, catalogue.asked("any"), asked.job, form, False)
+    kept = weakref.ref(asked)
+    del asked
+    async with anyio.create_task_group() as group:
+        group.start_soon(response, {"type": "http"}, client.receive, client.send)
+        await anyio.wait_all_tasks_blocked()
+        assert kept() is None
+        model.goes_on.set()
+    assert client.status == 200
 
 
 async def test_a_whole_answer_is_sent_with_its_length() -> None:

@@ -29,8 +29,10 @@ class SayingModel:
 
     def __init__(self, *texts: str) -> None:
         self.texts = texts
+        self.asked = list[dict[str, Any]]()
 
-    async def generate(self, tokens: object, **options: object) -> AsyncGenerator[Piece, None]:
+    async def generate(self, tokens: object, **options: Any) -> AsyncGenerator[Piece, None]:
+        self.asked.append(options)
         told = [((number, -float(number)), (7, -0.5)) for number in range(len(self.texts))]
         for number, text in enumerate(self.texts):
             yield Piece(text, (number,), None, told[number])
@@ -72,6 +74,18 @@ async def test_a_stream_says_of_all_tokens_how_likely_they_were(
     streamed = [one["logprobs"] for one in chunks_of(b"".join(frames)) if one["logprobs"]]
     for key in ("content", "token_logprobs"):
         assert [token for one in streamed for token in one.get(key, ())] == whole["logprobs"].get(key, [])
+
+
+@pytest.mark.parametrize(("key", "n_shares"), [("", 2), ("key", 1)])
+async def test_answers_of_a_request_have_one_share_and_requests_without_a_key_one_each(key: str, n_shares: int) -> None:
+    model: Any = SayingModel("a")
+    for _ in range(2):
+        job = Job([1], SamplingConfig(), key=key, salt="salt", others=[[2], [3]])
+        await generate(model, job, lambda number, delta: None, lambda n_tokens: None)
+    shares = [asked["key"] for asked in model.asked]
+    assert len(set(shares[:3])) == len(set(shares[3:])) == 1
+    assert len(set(shares)) == n_shares
+    assert {asked["salt"] for asked in model.asked} == {f"{key}salt"}  # beginnings are shared as ever
 
 
 def test_probabilities_of_many_tokens_are_bounded() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.runtime.grammars.grammar import ALTERNATIVES, schema_grammar
+from edge_run.runtime.grammars.schema_grammar import ALTERNATIVES, schema_grammar
 from edge_run.runtime.server.chat_task import ChatTask
 from edge_run.runtime.server.formats.tool_format import FORMATS, HERMES, ToolFormat, format_of
 from edge_run.runtime.server.generating import Job

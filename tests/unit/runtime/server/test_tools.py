@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.runtime.grammars.grammar import schema_grammar
+from edge_run.runtime.grammars.schema_grammar import schema_grammar
 from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.bodies import decode
 from edge_run.runtime.server.formats.tool_format import HERMES

@@ -1,0 +1,66 @@
+"""What bodies take that are being read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from edge_run.base.units import MIB
+from edge_run.runtime.server.access import WHOSE
+from edge_run.runtime.server.bodies import SMALL_BYTES, BodyRoom
+from edge_run.runtime.server.refusals import Refusal
+
+pytestmark = pytest.mark.anyio
+
+
+class Upload:
+    """A request whose body has so many bytes; the last one comes when `may_end` is set."""
+
+    def __init__(self, n_bytes: int, key: str = "", is_slow: bool = False) -> None:
+        self._pieces = [b" " * (n_bytes - 3) + b"{}", b" "]
+        self.may_end = anyio.Event()
+        if not is_slow:
+            self.may_end.set()
+        self.request = Request({"type": "http", "headers": [], WHOSE: key}, self._receive)
+
+    async def _receive(self) -> Message:
+        if len(self._pieces) == 1:
+            await self.may_end.wait()
+        return {"type": "http.request", "body": self._pieces.pop(0), "more_body": bool(self._pieces)}
+
+
+async def status(room: BodyRoom, upload: Upload) -> int:
+    try:
+        await room.read(upload.request, dict[str, Any])
+    except Refusal as refusal:
+        return refusal.status
+    return 200
+
+
+@pytest.mark.parametrize(
+    ("key", "n_slow", "other", "of_key", "of_other"),
+    [
+        ("", 8, "", 503, 503),
+        ("one", 4, "two", 503, 200),
+    ],
+)
+async def test_large_bodies_that_come_slowly_hold_up_no_small_ones_nor_those_of_other_keys(
+    key: str, n_slow: int, other: str, of_key: int, of_other: int
+) -> None:
+    room = BodyRoom(8 * MIB)
+    slow = [Upload(MIB + SMALL_BYTES, key, is_slow=True) for _ in range(n_slow)]
+    async with anyio.create_task_group() as group:
+        for upload in slow:
+            group.start_soon(room.read, upload.request, dict[str, Any])
+        await anyio.wait_all_tasks_blocked()
+        assert await status(room, Upload(SMALL_BYTES, key)) == 200
+        assert await status(room, Upload(2 * SMALL_BYTES, key)) == of_key
+        assert await status(room, Upload(2 * SMALL_BYTES, other)) == of_other
+        for upload in slow:
+            upload.may_end.set()
+    assert await status(room, Upload(2 * SMALL_BYTES, key)) == 200
+    assert not room._held_bytes
