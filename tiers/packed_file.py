@@ -6,8 +6,9 @@ checksums. One frame has the last bytes of all numbers (sign and exponent), the 
 compress. Weights of models without experts are repacked for the kernels of one kind of processors; their blocks are
 pages that are read straight to where they are computed with, padded with zeros after the end of a file, and what else
 lies in a block is as it is in the model. These pages are the widest that any machine has; files of earlier versions
-have the pages of the machine that packed. The file begins with a fixed head that says where its index is. The index is written last: JSON and a table of blocks, with a digest. The JSON identifies
-the model by a hash of its sizes, its headers, and one page from the middle of every packed tensor.
+have the pages of the machine that packed. The file begins with a fixed head that says where its index is. The index is
+written last: JSON and a table of blocks, with a digest. The JSON identifies the model by a hash of its sizes, its
+headers, and one page from the middle of every packed tensor.
 """
 
 from __future__ import annotations
