@@ -183,11 +183,18 @@ def view(address: int, length: int) -> memoryview:
 
 
 def why_unavailable() -> str:
-    """Return why this system cannot move page frames, or "" when it can (tried with a real page)."""
+    """Return why this system cannot have models in memory of ours, or "" when it can.
+
+    Tried are what that takes: a page frame is moved, and a file in memory, as a stub is, is opened by its path.
+    """
     if sys.platform != "linux":
         return f"this is {sys.platform}, and moving page frames needs Linux 5.7 or later"
     if _C is None:
         return "the C library of this system does not move page frames (mremap); Linux 5.7 or later does"
+    return _why_no_moves() or _why_no_stubs()
+
+
+def _why_no_moves() -> str:
     try:
         pages = map_anonymous(2 * PAGE)
     except OSError as error:
@@ -200,3 +207,17 @@ def why_unavailable() -> str:
         return f"this kernel does not move page frames ({error}); Linux 5.7 or later does"
     finally:
         unmap(pages, 2 * PAGE)
+
+
+def _why_no_stubs() -> str:
+    try:
+        descriptor = os.memfd_create("edge-run-trial")
+    except OSError as error:
+        return f"files in memory are refused (memfd_create: {error.strerror})"
+    try:
+        os.close(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY))
+    except OSError as error:
+        return f"files in memory cannot be opened ({error.filename}: {error.strerror}); mount /proc"
+    finally:
+        os.close(descriptor)
+    return ""
