@@ -132,8 +132,8 @@ class SourceFile:
     def read_into(self, address: int, length: int, offset: int) -> int:
         """Fill memory at `address` from `offset`, both page-aligned; return the bytes read.
 
-        Less than `length` only at the end of the file. Raises TierReadError, ModelFileError when the file has shrunk, or
-        BudgetError when the kernel has no memory for it.
+        Less than `length` only at the end of the file. Raises TierReadError, ModelFileError when the file has shrunk,
+        or BudgetError when the kernel has no memory for it.
         """
         return self.read_pieces([(address, length)], offset)
 
