@@ -7,6 +7,7 @@ says why.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -132,6 +133,13 @@ def cached_bytes(descriptor: int, offset: int, length: int) -> int:
 def punch_hole(descriptor: int, offset: int, length: int) -> None:
     """Free the whole disk blocks in a range of a file, which read as zeros afterwards; the file keeps its length."""
     _checked(_fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length), f"fallocate of {length} bytes")
+
+
+def forget_pages(descriptor: int, offset: int = 0, length: int = 0) -> None:
+    """Drop a range of a file from the page cache, by default all of it. This is advice: refusals do not matter."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
 
 def prepare_for_weights(address: int, length: int, *, is_sparse: bool = False) -> None:

@@ -13,6 +13,7 @@ headers, and one page from the middle of every packed tensor.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -101,7 +102,8 @@ def model_key(gguf: GgufModel, names: Sequence[str]) -> str:
             digest.update(struct.pack("<Q", shard.size_bytes))
             with shard.path.open("rb", buffering=0) as file:
                 if hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+                    with contextlib.suppress(OSError):  # advice only
+                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
                 for start in range(0, shard.data_offset, MIB):
                     digest.update(os.pread(file.fileno(), min(MIB, shard.data_offset - start), start))
                 for tensor in (known[name] for name in names if name in known and known[name].shard == number):

@@ -168,9 +168,8 @@ class SourceFile:
         if is_cached:
             with self._lock:
                 self.cached_bytes += got
-        if not (self.is_direct or is_kept) and hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):  # advice only
-                os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
+        if not (self.is_direct or is_kept):
+            _libc.forget_pages(self._fd, offset, length)
         return got
 
     def _choose(self, offset: int, length: int, *, is_cached: bool) -> tuple[int, bool]:
