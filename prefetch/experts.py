@@ -117,7 +117,6 @@ class ExpertCache:
         self._policy = policy
         self._resident: dict[int, set[int]] = {layer: set() for layer in sizes}
         self.cost = 0
-        self._share = capacity // len(sizes) if policy.has_shares and sizes else None
 
     def __contains__(self, unit: object) -> bool:
         return isinstance(unit, tuple) and unit[1] in self._resident.get(unit[0], ())
@@ -194,11 +193,12 @@ class ExpertCache:
     def _make_room_for(self, unit: Unit, evicted: list[Unit], is_prefetch: bool = False) -> bool:
         """Make `unit` resident, and return whether it has room; the units evicted for it are added to `evicted`."""
         layer, expert = unit
-        size, resident = self._size_of(unit), self._resident[layer]
-        while self.cost + size > self.capacity or (
-            self._share is not None and (len(resident) + 1) * size > self._share
-        ):
+        size, resident, has_shares = self._size_of(unit), self._resident[layer], self._policy.has_shares
+        share = self.capacity // len(self._resident)
+        while (is_over_share := has_shares and (len(resident) + 1) * size > share) or self.cost + size > self.capacity:
             victim = self._policy.victim(unit, is_prefetch) if size <= self.capacity else None
+            if victim is None and has_shares and not (is_over_share or is_prefetch):
+                victim = self._policy.victim(None)  # other layers have more than their shares since a resize
             if victim is None:
                 return False
             self._forget(victim)

@@ -18,7 +18,7 @@ PREFILL, DECODE = 0, 1
 MOST_EXPERTS = MOST_LAYERS = 1 << 16
 _NEEDED = ("turn", "phase", "step", "layer", "slot", "expert")
 _NAMED = ("model", "arch", "n_expert", "n_expert_used")
-_LONGEST_LINE = 4096
+_LONGEST_LINE, _LONGEST_NAME = 4096, 200
 _LARGEST = 1 << 62
 
 
@@ -191,7 +191,7 @@ class RouteWriter:
     def __init__(self, file: TextIO, header: RouteHeader) -> None:
         self._file = file
         lines = [FORMAT]
-        about = {"model": header.model.replace(" ", "_"), "arch": header.architecture}
+        about = {"model": _as_word(header.model), "arch": _as_word(header.architecture)}
         counts = {"n_layer": len(header.expert_bytes), "n_expert": header.n_experts, "n_expert_used": header.n_used}
         lines.append("# " + " ".join(f"{name}={value}" for name, value in {**about, **counts}.items() if value))
         for layer, size in header.expert_bytes.items():
@@ -207,3 +207,8 @@ class RouteWriter:
                 for r in routes
             )
         )
+
+
+def _as_word(name: str) -> str:
+    """Return what a model file says as one word of a line that a reader takes: it may say anything."""
+    return "_".join(name.split())[:_LONGEST_NAME]

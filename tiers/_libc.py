@@ -7,6 +7,7 @@ says why.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -134,6 +135,13 @@ def punch_hole(descriptor: int, offset: int, length: int) -> None:
     _checked(_fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length), f"fallocate of {length} bytes")
 
 
+def forget_pages(descriptor: int, offset: int = 0, length: int = 0) -> None:
+    """Drop a range of a file from the page cache, by default all of it. This is advice: refusals do not matter."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+
+
 def prepare_for_weights(address: int, length: int, *, is_sparse: bool = False) -> None:
     """Keep the range out of forks and core dumps, and ask for huge pages.
 
@@ -183,11 +191,18 @@ def view(address: int, length: int) -> memoryview:
 
 
 def why_unavailable() -> str:
-    """Return why this system cannot move page frames, or "" when it can (tried with a real page)."""
+    """Return why this system cannot have models in memory of ours, or "" when it can.
+
+    Tried are what that takes: a page frame is moved, and a file in memory, as a stub is, is opened by its path.
+    """
     if sys.platform != "linux":
         return f"this is {sys.platform}, and moving page frames needs Linux 5.7 or later"
     if _C is None:
         return "the C library of this system does not move page frames (mremap); Linux 5.7 or later does"
+    return _why_no_moves() or _why_no_stubs()
+
+
+def _why_no_moves() -> str:
     try:
         pages = map_anonymous(2 * PAGE)
     except OSError as error:
@@ -200,3 +215,17 @@ def why_unavailable() -> str:
         return f"this kernel does not move page frames ({error}); Linux 5.7 or later does"
     finally:
         unmap(pages, 2 * PAGE)
+
+
+def _why_no_stubs() -> str:
+    try:
+        descriptor = os.memfd_create("edge-run-trial")
+    except OSError as error:
+        return f"files in memory are refused (memfd_create: {error.strerror})"
+    try:
+        os.close(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY))
+    except OSError as error:
+        return f"files in memory cannot be opened ({error.filename}: {error.strerror}); mount /proc"
+    finally:
+        os.close(descriptor)
+    return ""

@@ -1,6 +1,6 @@
 """Checksums of chunks as they were first read, to tell whether a file was edited while it is in use.
 
-A checksum takes a tenth of a second for a gigabyte, and is taken once. It finds an accidental edit, not a forged one.
+Checksums take some 0.15 seconds for a gigabyte, and are taken once. They find accidental edits, not forged ones.
 A chunk that was never read before has nothing to be compared with.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from edge_run.tiers import _libc
 
 WORD_BYTES = 8
-_ODD = 0x9E3779B97F4A7C15  # Knuth's multiplier: pages that change places change the sum
+_ODD = 0x9E3779B97F4A7C15  # Knuth's multiplier
 
 
 class ContentSums:
@@ -59,8 +59,10 @@ def _sums(address: int, length: int, count: int) -> list[int]:
     pages = length // _libc.PAGE
     words = np.frombuffer(_libc.view(address, length * count), np.uint64)
     words = words.reshape(count, pages, _libc.PAGE // WORD_BYTES)
-    places = np.arange(1, pages + 1, dtype=np.uint64) * np.uint64(_ODD)
-    sums: list[int] = (np.add.reduce(words, axis=2) * places).sum(axis=1).tolist()
+    # Words and pages that change places change the sum; as weights are odd, so does each bit.
+    word_weights = 2 * np.arange(words.shape[2], dtype=np.uint64) + np.uint64(1)
+    page_weights = np.multiply.accumulate(np.full(pages, _ODD, np.uint64))
+    sums: list[int] = (np.einsum("cpw,w->cp", words, word_weights) * page_weights).sum(axis=1).tolist()
     return sums
 
 

@@ -5,13 +5,15 @@ multiple of the block size. Experts are compressed without loss, each block by i
 checksums. One frame has the last bytes of all numbers (sign and exponent), the other the first bytes, which hardly
 compress. Weights of models without experts are repacked for the kernels of one kind of processors; their blocks are
 pages that are read straight to where they are computed with, padded with zeros after the end of a file, and what else
-lies in a block is as it is in the model. The file begins with a fixed head
-that says where its index is. The index is written last: JSON and a table of blocks, with a digest. The JSON identifies
-the model by a hash of its sizes, its headers, and one page from the middle of every packed tensor.
+lies in a block is as it is in the model. These pages are the widest that any machine has; files of earlier versions
+have the pages of the machine that packed. The file begins with a fixed head that says where its index is. The index is
+written last: JSON and a table of blocks, with a digest. The JSON identifies the model by a hash of its sizes, its
+headers, and one page from the middle of every packed tensor.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -28,7 +30,16 @@ from edge_run.base.units import KIB, MIB
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_header import TensorInfo
-from edge_run.tiers.packed_index import READ_BYTES, Facts, check_blocks, check_table, decode_facts
+from edge_run.tiers.packed_index import (
+    PAGES_BYTES,
+    READ_BYTES,
+    SMALLEST_BLOCK_BYTES,
+    Facts,
+    alignment_of,
+    check_blocks,
+    check_table,
+    decode_facts,
+)
 
 SUFFIX = ".packed"
 MAGIC = b"edge-run packed\n"
@@ -36,9 +47,11 @@ VERSION = 2
 HEAD = struct.Struct(f"<{len(MAGIC)}sIQQQ32s")  # magic, version; index: where, JSON's length, table's length; digest
 ENTRY = struct.Struct("<IIQII")  # shard, number of the block in it, where it is packed, lengths of its two frames
 _MIDDLE_BYTES = 4096  # on every machine, whatever its pages are: packed files are copied with their models
+ALIGNMENT_BYTES = PAGES_BYTES[-1]  # of blocks with repacked weights
 WORK_BYTES = 256 * KIB  # of a reader that unpacks: what zstd keeps
 Block: TypeAlias = "tuple[int, int]"  # the shard, and the number of the block in it
 _MOST_JSON_BYTES, _MOST_TABLE_BYTES = 16 * MIB, 256 * MIB
+_ADVICE = "make it again with edge-run pack, or leave it out with --packed off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +76,11 @@ class PackedFile:
         """The size of the packed blocks over their size before."""
         return self.facts.packed_bytes / self.facts.raw_bytes
 
+    @property
+    def alignment_bytes(self) -> int:
+        """The pages that blocks with repacked weights are made of."""
+        return alignment_of(self.table)
+
     def memory_bytes(self, n_readers: int) -> int:
         """Return the memory for reading: the table, and for each reader of compressed blocks a read and two blocks."""
         if self.facts.is_repacked:
@@ -84,7 +102,8 @@ def model_key(gguf: GgufModel, names: Sequence[str]) -> str:
             digest.update(struct.pack("<Q", shard.size_bytes))
             with shard.path.open("rb", buffering=0) as file:
                 if hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+                    with contextlib.suppress(OSError):  # advice only
+                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
                 for start in range(0, shard.data_offset, MIB):
                     digest.update(os.pread(file.fileno(), min(MIB, shard.data_offset - start), start))
                 for tensor in (known[name] for name in names if name in known and known[name].shard == number):
@@ -100,11 +119,6 @@ def _middle(tensor: TensorInfo) -> tuple[int, int]:
     return length, tensor.offset + (tensor.size_bytes - length) // 2
 
 
-def first_block(facts: Facts) -> int:
-    """Return where the first block begins: with a page, where blocks are read straight to memory."""
-    return PAGE if facts.is_repacked else HEAD.size
-
-
 def blocks_of(tensors: Sequence[TensorInfo], block_bytes: int) -> list[Block]:
     """Return the blocks that hold any byte of `tensors`, in file order."""
     found = {
@@ -117,8 +131,13 @@ def blocks_of(tensors: Sequence[TensorInfo], block_bytes: int) -> list[Block]:
 
 def write_head(index_start: int, index: bytes, table: bytes) -> bytes:
     """Return the head of a packed file whose index (JSON, then the table) begins at `index_start`."""
-    digest = hashlib.blake2b(index + table, digest_size=32).digest()
-    return HEAD.pack(MAGIC, VERSION, index_start, len(index), len(table), digest)
+    return HEAD.pack(MAGIC, VERSION, index_start, len(index), len(table), _digest(index, table))
+
+
+def _digest(index: bytes, table: bytes) -> bytes:
+    digest = hashlib.blake2b(index, digest_size=32)
+    digest.update(table)
+    return digest.digest()
 
 
 def write_index(facts: Facts) -> bytes:
@@ -126,8 +145,11 @@ def write_index(facts: Facts) -> bytes:
     return json.dumps(asdict(facts)).encode()
 
 
-def read_packed(path: Path) -> PackedFile:
-    """Return the packed file at `path`. Raises PackedFileError where it is missing, damaged or of another kind."""
+def read_packed(path: Path, model_bytes: Sequence[int] = ()) -> PackedFile:
+    """Return the packed file at `path`. Raises PackedFileError where it is missing, damaged or of another kind.
+
+    model_bytes: the sizes of the model's files, where they are known: a table for more than that is not read.
+    """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a named pipe would wait for ever
             raise PackedFileError(f"{path}: is no file; leave it out with --packed off")
@@ -150,15 +172,21 @@ def read_packed(path: Path) -> PackedFile:
                 or start + n_index + n_table != identity.size_bytes
             ):
                 raise _damaged(path, "its index does not end where the file does")
+            most_blocks = sum(-(-size // SMALLEST_BLOCK_BYTES) for size in model_bytes)
+            if model_bytes and n_table > most_blocks * ENTRY.size:
+                n_blocks = n_table // ENTRY.size
+                raise _damaged(
+                    path, f"or of a larger model: it has {n_blocks:,} blocks, at most {most_blocks:,} can be"
+                )
             file.seek(start)
             index, table = file.read(n_index), file.read(n_table)
     except OSError as error:
         raise PackedFileError(f"{path}: cannot be read ({error.strerror}); leave it out with --packed off") from error
-    if hashlib.blake2b(index + table, digest_size=32).digest() != digest:
+    if _digest(index, table) != digest:
         raise _damaged(path, "its index is not the one that was written")
     try:
         facts = decode_facts(index)
-        check_table(facts, table, first_block(facts), start)
+        check_table(facts, table, alignment_of(table) if facts.is_repacked else HEAD.size, start)
     except ValueError as error:
         raise _damaged(path, str(error)) from error
     return PackedFile(path, facts, table, identity)
@@ -172,11 +200,11 @@ def find_packed(gguf: GgufModel, wanted: Path | None) -> PackedFile | None:
     path = wanted or packed_path(gguf.shards[0].path)
     if wanted is None and not path.exists():
         return None
-    packed = replace(read_packed(path), is_named=wanted is not None)
+    sizes = [shard.size_bytes for shard in gguf.shards]
+    packed = replace(read_packed(path, sizes), is_named=wanted is not None)
     if packed.facts.model != model_key(gguf, packed.facts.names):
         raise PackedFileError(
-            f"{path}: was packed from another model than {gguf.shards[0].path}; make it again with edge-run pack, or "
-            "leave it out with --packed off",
+            f"{path}: was packed from another model than {gguf.shards[0].path}; {_ADVICE}",
         )
     try:
         check_blocks(packed.facts, packed.table, gguf)
@@ -186,6 +214,4 @@ def find_packed(gguf: GgufModel, wanted: Path | None) -> PackedFile | None:
 
 
 def _damaged(path: Path, why: str) -> PackedFileError:
-    return PackedFileError(
-        f"{path}: damaged, {why}; make it again with edge-run pack, or leave it out with --packed off"
-    )
+    return PackedFileError(f"{path}: damaged, {why}; {_ADVICE}")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_run.base.units import KIB, MIB
-from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 LARGEST_BLOCK_BYTES, SMALLEST_BLOCK_BYTES = 256 * KIB, 64 * KIB
 READ_BYTES = MIB  # of packed blocks in a row, in one read
+PAGES_BYTES = tuple(KIB << power for power in range(2, 7))  # how wide pages are, on whichever machine
 _MODEL = re.compile(r"[0-9a-f]{64}")
 _COLUMNS = (("shard", "<u4"), ("number", "<u4"), ("start", "<u8"), ("first", "<u4"), ("second", "<u4"))
 _ENTRY_BYTES = 24
@@ -84,6 +84,17 @@ def read_table(table: bytes) -> npt.NDArray[np.void]:
     return np.frombuffer(table, np.dtype(list(_COLUMNS)))
 
 
+def alignment_of(table: bytes) -> int:
+    """Return of how many bytes the pages are that blocks with repacked weights begin with and are padded to.
+
+    Raises ValueError where the first one does not lie behind one such page.
+    """
+    start = int.from_bytes(table[8:16], "little")
+    if start not in PAGES_BYTES:
+        raise ValueError("its blocks do not begin with a page")
+    return start
+
+
 def check_table(facts: Facts, table: bytes, start: int, stop: int) -> None:
     """Raise ValueError unless the blocks of `table` fill the file from `start` to `stop` without gaps, in order."""
     import numpy as np
@@ -121,8 +132,10 @@ def check_blocks(facts: Facts, table: bytes, gguf: GgufModel) -> None:
     lengths = np.minimum(rest, size)
     if facts.raw_bytes != int(lengths.sum()):
         raise ValueError("its blocks have another size unpacked")
-    if facts.is_repacked and not np.array_equal(blocks["first"], -(-lengths // PAGE) * PAGE):
-        raise ValueError("its blocks are not as long as those of its model")
+    if facts.is_repacked:
+        page_bytes = alignment_of(table)
+        if not np.array_equal(blocks["first"], -(-lengths // page_bytes) * page_bytes):
+            raise ValueError("its blocks are not as long as those of its model")
 
 
 def _keys(blocks: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:

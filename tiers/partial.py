@@ -105,19 +105,34 @@ class PartialModel:
         with _writing(self.folder):
             for shard in {self.pieces.place(piece).shard for piece in fresh}:
                 os.fdatasync(self._files[shard])
-                os.posix_fadvise(self._files[shard], 0, 0, os.POSIX_FADV_DONTNEED)
+                _libc.forget_pages(self._files[shard])
             self._note(fresh, is_good=True)
         self._good.update(fresh)
 
     def give_up(self, pieces: Iterable[int]) -> None:
-        """Remove `pieces`, and free their disk space. Raises TierReadError."""
+        """Remove `pieces`, and free their disk space.
+
+        Raises TierReadError; where files cannot have holes, nothing is removed then.
+        """
         gone = sorted(self._good.intersection(pieces))
+        self._check_holes()
         self._good.difference_update(gone)
         with _writing(self.folder):
             self._note(gone, is_good=False)
             for piece in gone:
                 place = self.pieces.place(piece)
                 _libc.punch_hole(self._files[place.shard], place.offset, place.length)
+
+    def _check_holes(self) -> None:
+        """Raise TierReadError unless the file system can free a part of a file, which is tried behind the journal."""
+        try:
+            _libc.punch_hole(self._journal, self._end, _libc.PAGE)
+        except OSError as error:
+            raise TierReadError(
+                f"{self.folder}: no part of a file can be freed there ({error.strerror}); choose a folder on another "
+                "file system (--cache-dir)",
+                errno=error.errno,
+            ) from error
 
     def check(self, shard: int, offset: int, length: int) -> None:
         """Raise ModelFileError unless `length` bytes at `offset` of `shard`, up to its end, are present."""

@@ -120,6 +120,8 @@ class RowTable:
 
         def read(address: int, length: int) -> int:
             try:
+                if reading.is_void:
+                    return 0
                 return self._source.read_into(address, length, self.range.file_offset + address - self._memory)
             except Exception as error:  # rows that were not read must not count as read
                 reading.errors.append(as_read_error(error))
@@ -141,10 +143,10 @@ class RowTable:
 
 
 class _Reading:
-    """Reads under way: (address, length) of each are `runs`."""
+    """Reads under way: (address, length) of each are `runs`. is_void: nobody wants them any more."""
 
     def __init__(self, runs: list[tuple[int, int]]) -> None:
-        self.runs, self.errors = runs, list[EdgeRunError]()
+        self.runs, self.errors, self.is_void = runs, list[EdgeRunError](), False
         self._n_left, self._ends = len(runs), threading.Semaphore(0)
 
     def note_end(self) -> None:
@@ -152,9 +154,11 @@ class _Reading:
         self._ends.release()
 
     def wait(self, check: Callable[[], None]) -> None:
-        """Wait until all have ended. `check` runs meanwhile, and may raise; another call goes on."""
+        """Wait until all have ended. `check` runs meanwhile, and may raise; the reads are void then."""
         while self._n_left:
-            if self._ends.acquire(timeout=_PATIENCE_S):
-                self._n_left -= 1
-            else:
+            self._n_left -= self._ends.acquire(timeout=_PATIENCE_S)
+            try:
                 check()
+            except BaseException:
+                self.is_void = True
+                raise

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.errors import ModelFileError, TierReadError, from_system
 from edge_run.base.files import FileIdentity, changed
 from edge_run.tiers import _libc
 from edge_run.tiers.drives.page_cache import PageCache
@@ -131,8 +132,8 @@ class SourceFile:
     def read_into(self, address: int, length: int, offset: int) -> int:
         """Fill memory at `address` from `offset`, both page-aligned; return the bytes read.
 
-        Less than `length` only at the end of the file. Raises TierReadError, or ModelFileError when the file has
-        shrunk.
+        Less than `length` only at the end of the file. Raises TierReadError, ModelFileError when the file has shrunk,
+        or BudgetError when the kernel has no memory for it.
         """
         return self.read_pieces([(address, length)], offset)
 
@@ -155,17 +156,20 @@ class SourceFile:
                 got += n
                 targets = _after(targets, n)
         except OSError as error:
+            what = f"{self.path}: reading {length} bytes at {offset}"
+            if error.errno == errno.ENOMEM:
+                raise from_system(error, what) from error
             raise TierReadError(
-                f"{self.path}: reading {length} bytes at {offset} failed ({error.strerror}); check the drive",
+                f"{what} failed ({error.strerror}); check the drive",
                 position_bytes=offset,
                 needed_bytes=length,
+                errno=error.errno,
             ) from error
         if is_cached:
             with self._lock:
                 self.cached_bytes += got
-        if not (self.is_direct or is_kept) and hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):  # advice only
-                os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
+        if not (self.is_direct or is_kept):
+            _libc.forget_pages(self._fd, offset, length)
         return got
 
     def _choose(self, offset: int, length: int, *, is_cached: bool) -> tuple[int, bool]:

@@ -13,6 +13,7 @@ into reading the vocabulary. Without one, a model loads in milliseconds, if llam
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import struct
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.errors import ModelFileError, TierReadError, from_system
 from edge_run.base.units import round_up
 from edge_run.tiers.address_space import MappedSpan
 from edge_run.tiers.gguf import GgufModel
@@ -39,8 +40,8 @@ class Stubs(Closing):
     paths: paths to the stubs, for this process only.
     heads: what the stubs begin with, where that is not the header of their shard.
 
-    Raises ModelFileError when the model cannot be read, TierReadError when this process may not have files as long as
-    the model.
+    Raises ModelFileError when the model cannot be opened; TierReadError when this process may not have files as long as
+    the model, or the drive fails; BudgetError when memory is out.
     """
 
     def __init__(self, shards: Sequence[Shard], heads: Sequence[bytes] = ()) -> None:
@@ -80,10 +81,15 @@ class Stubs(Closing):
                     stub.write(head)
                 stub.truncate(size_bytes)
             except OSError as error:
+                what = (
+                    f"{shard.path}: cannot make a file of {size_bytes:,} bytes in its place, a hole for the most part"
+                )
+                if error.errno != errno.EFBIG:
+                    raise from_system(error, what) from error
                 raise TierReadError(
-                    f"{shard.path}: cannot make a file of {size_bytes:,} bytes in its place, a hole for the most part "
-                    f"({error.strerror}); raise the limit on the length of files (ulimit -f)",
+                    f"{what} ({error.strerror}); raise the limit on the length of files (ulimit -f)",
                     needed_bytes=size_bytes,
+                    errno=error.errno,
                 ) from error
 
     def cut(self) -> None:

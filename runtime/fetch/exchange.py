@@ -20,6 +20,7 @@ from edge_run.base.fields import Fields
 from edge_run.base.mesh import Document, Link, Message
 from edge_run.runtime.fetch.fingerprint import Fingerprint
 from edge_run.runtime.fetch.transfer import DIGESTS, PIECE, Sink, Transfer
+from edge_run.tiers import _libc
 from edge_run.tiers.pieces import PIECE_BYTES, Pieces
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class _Offer:
         descriptor = os.open(self.paths[place.shard], os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = os.pread(descriptor, place.length, place.offset)
-            os.posix_fadvise(descriptor, place.offset, place.length, os.POSIX_FADV_DONTNEED)
+            _libc.forget_pages(descriptor, place.offset, place.length)
             return data
         finally:
             os.close(descriptor)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from edge_run.base.errors import ModelFileError
 from edge_run.base.files import keep_file
+from edge_run.tiers import _libc
 from edge_run.tiers.pieces import DIGEST_BYTES, PIECE_BYTES, model_hash, piece_digest
 
 
@@ -72,8 +73,7 @@ def _read(path: Path, check: Callable[[], None]) -> bytes:
         while piece := _read_piece(file.fileno()):
             digests.append(piece_digest(piece))
             check()
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        _libc.forget_pages(file.fileno())
     return b"".join(digests)
 
 

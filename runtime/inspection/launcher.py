@@ -13,6 +13,7 @@ from pathlib import Path
 from edge_run.base.errors import Cancelled, KernelError, ModelFileError, NotSupported
 from edge_run.runtime.processes.child_answer import read_answer
 from edge_run.runtime.processes.child_process import QUIET, how_ended, last_words, start_command, why_no_child
+from edge_run.tiers._libc import why_unavailable
 
 LONGEST_S = 120
 _START = "from edge_run.runtime.inspection.child import main; main()"
@@ -32,7 +33,7 @@ def ask_child(path: Path, config: Mapping[str, object], *, is_tried: bool) -> st
     The child ends when we do. Raises what it says is to be raised, ModelFileError when it dies, NoInspector where it
     cannot be started, and Cancelled for a Ctrl-C that ended it only.
     """
-    if reason := why_no_child():
+    if reason := why_no_child() or why_unavailable():
         raise NoInspector(f"{path}: cannot be opened by a process of its own first: {reason}")
     request = json.dumps({"path": os.fspath(path), "config": config, "is_tried": is_tried})
     try:

@@ -21,7 +21,7 @@ from edge_run.runtime.planning.repack_choice import kinds_to_pack
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_header import TensorInfo
-from edge_run.tiers.packed_file import ENTRY, Block, first_block, model_key, write_head, write_index
+from edge_run.tiers.packed_file import ALIGNMENT_BYTES, ENTRY, Block, model_key, write_head, write_index
 from edge_run.tiers.packed_index import LARGEST_BLOCK_BYTES, Facts
 from edge_run.tiers.source import SourceFile
 
@@ -63,12 +63,12 @@ def write_repacked(
     """Write a packed file of `tensors`, repacked, in `blocks`; return the bytes of the blocks."""
     names, layout = tuple(tensor.name for tensor in tensors), layout_of(described(tensors))
     facts = Facts(model_key(gguf, names), LARGEST_BLOCK_BYTES, 1, names, 1, 1, layout)
-    raw_bytes, place, table = 0, first_block(facts), bytearray()
+    raw_bytes, place, table = 0, ALIGNMENT_BYTES, bytearray()
     with _Repacked(gguf, tensors) as repacked, draft.open("wb") as file:
         file.write(bytes(place))
         for shard, number in blocks:
             content = repacked.read(shard, number * LARGEST_BLOCK_BYTES)
-            length = round_up(len(content), _libc.PAGE)
+            length = round_up(len(content), ALIGNMENT_BYTES)
             file.write(content)
             file.write(bytes(length - len(content)))
             table += ENTRY.pack(shard, number, place, length, 0)
@@ -76,7 +76,7 @@ def write_repacked(
             if progress:
                 progress(raw_bytes, len(blocks) * LARGEST_BLOCK_BYTES)
         gguf.check_unchanged()
-        index = write_index(replace(facts, raw_bytes=raw_bytes, packed_bytes=place - first_block(facts)))
+        index = write_index(replace(facts, raw_bytes=raw_bytes, packed_bytes=place - ALIGNMENT_BYTES))
         file.write(index + table)
         file.seek(0)
         file.write(write_head(place, index, bytes(table)))

@@ -26,6 +26,7 @@ steps = st.lists(
         st.tuples(st.just("admit"), layers, experts),
         st.tuples(st.just("drop"), units),
         st.tuples(st.just("make room"), st.integers(0, 40)),
+        st.tuples(st.just("resize"), st.integers(1, 80)),
     ),
     max_size=40,
 )
@@ -55,6 +56,9 @@ class Checked:
         elif kind == "drop":
             self.cache.drop(arguments[0])
             self.held.discard(arguments[0])
+        elif kind == "resize":
+            self.capacity = arguments[0]
+            self.held -= set(self.cache.resize(self.capacity))
         else:
             self.make_room(*arguments)
         assert self.held == set(self.residents())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,6 +145,23 @@ def memory(n_cells: int) -> Iterator[tuple[np.ndarray, KvLayout]]:
     rows = CellTensor(base + 64, n_cells, 8)
     columns = CellTensor(base + 64 + 8 * n_cells, n_cells, 2, 3)
     yield space, KvLayout((rows, columns), [(base + 128 + 14 * n_cells, 100)])
+
+
+def test_a_file_system_that_takes_no_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are written and read all the same."""
+
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    with memory(BLOCK_ROWS) as (space, layout):
+        parts = list(layout.row_parts(0, BLOCK_ROWS))
+        head = RowsHead(bytes(16), tuple(range(BLOCK_ROWS)), layout.row_bytes(BLOCK_ROWS))
+        copies = [copy_part(part) for part in parts]
+        write_rows(tmp_path / "rows", head, copies)
+        space[:] = 0
+        read_rows(tmp_path / "rows", head, parts, lambda: None)
+        assert [copy_part(part) for part in parts] == copies
 
 
 @given(st.data(), st.booleans())

@@ -5,6 +5,7 @@ The disk here loses, in part or wholly and in any order, what was written and no
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_run.base.errors import ModelFileError
+from edge_run.base.errors import ModelFileError, TierReadError
 from edge_run.tiers import partial as module
 from edge_run.tiers import pieces as pieces_module
 from edge_run.tiers.partial import JOURNAL, PartialModel
@@ -72,6 +73,7 @@ class Disk:
 
     def punch(self, descriptor: int, offset: int, length: int) -> None:
         self._step()
+        length = max(0, min(length, os.fstat(descriptor).st_size - offset))
         os.pwrite(descriptor, bytes(length), offset)
         self._pending[self._paths[descriptor]].append((offset, bytes(length)))
 
@@ -178,6 +180,38 @@ def test_a_file_that_is_gone_or_cut_counts_for_nothing(partial: PartialModel) ->
             again.write(piece, truth(again.pieces, piece))
         again.sync()
         again.close()
+
+
+def test_where_files_have_no_holes_nothing_is_given_up(partial: PartialModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on exFAT and NFSv3: what could not be freed would count as missing, and its room as taken."""
+
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(module._libc, "punch_hole", refuse)
+    journal = (partial.folder / JOURNAL).read_bytes()
+    with pytest.raises(
+        TierReadError, match=r"m: no part of a file can be freed .*not supported.*--cache-dir"
+    ) as caught:
+        partial.give_up(range(partial.pieces.count))
+    assert caught.value.errno == errno.EOPNOTSUPP
+    assert not partial.missing(range(partial.pieces.count))
+    assert (partial.folder / JOURNAL).read_bytes() == journal
+    partial.close()
+
+
+def test_a_file_system_that_takes_no_advice(partial: PartialModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    pieces = range(partial.pieces.count)
+    partial.give_up(pieces)
+    for piece in pieces:
+        partial.write(piece, truth(partial.pieces, piece))
+    partial.sync()
+    assert not partial.missing(pieces)
+    partial.close()
 
 
 def test_a_journal_of_another_model_counts_for_nothing(partial: PartialModel) -> None:

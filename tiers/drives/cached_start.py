@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 
-from edge_run.base.errors import EdgeRunError
+from edge_run.base.errors import EdgeRunError, system_errors
 from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace
@@ -75,10 +75,11 @@ class CachedStart:
             join_all([self._thread])
 
     def _begin(self) -> None:
-        """Have a thread copy what is not copied yet."""
-        self._error = None
-        self._thread = JoinedThread(self._copy_all, "edge-run-copier")
-        self._thread.start()
+        """Have a thread copy what is not copied yet. Raises TierReadError where none can be started."""
+        thread = JoinedThread(self._copy_all, "edge-run-copier")
+        with system_errors("copying weights from the page cache"):
+            thread.start()
+        self._thread = thread
 
     def _cut(self, chunks: Iterable[int]) -> list[range]:
         """Return the whole ones of `chunks` in pieces, each in a row."""
@@ -100,6 +101,7 @@ class CachedStart:
         return len(piece) * self._address_space.chunk_bytes
 
     def _copy_all(self) -> None:
+        self._error = None  # not before: where no thread can be started, an earlier failure still counts
         with contextlib.suppress(OSError):  # no more than good manners
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
         self._may_copy.wait(PATIENCE_S)

@@ -18,7 +18,7 @@ from edge_run.base.protocols import Clock
 from edge_run.base.units import KIB, round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.drives.lanes import PART_BYTES, Lane, Reading
-from edge_run.tiers.drives.stripes import Stripes
+from edge_run.tiers.drives.stripes import LEAST_PATIENCE_S, Stripes
 from edge_run.tiers.readers import ReadTotals
 from edge_run.tiers.source import SourceFile
 
@@ -122,21 +122,19 @@ class Drives:
 
         failed: the drives that failed at this read.
         """
-        while True:
-            with self._lock:
-                patience_s = self._stripes.patience_s(drive)
-            if reading.has_ended(patience_s):
-                return True
-            with self._lock:
-                others = [other for other in range(FILES) if other != drive and other not in failed]
-                if not any(self._stripes.is_answering(other) for other in others):
+        others, waited_s = [other for other in range(FILES) if other != drive and other not in failed], 0.0
+        while not reading.has_ended(LEAST_PATIENCE_S):
+            waited_s += LEAST_PATIENCE_S
+            with self._lock:  # other reads may have shown meanwhile how fast the drive is
+                if waited_s < self._stripes.patience_s(drive) or not any(map(self._stripes.is_answering, others)):
                     continue
                 if not reading.leave(partial(self._revive, drive, length)):
-                    return True
+                    break
                 self._stripes.hang(drive)
                 self._buffers.discard(self._own.buffer)
                 del self._own.buffer
                 return False
+        return True
 
     def _revive(self, drive: int, length: int) -> None:
         with self._lock:

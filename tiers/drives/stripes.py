@@ -17,6 +17,7 @@ from edge_run.base.protocols import Clock
 from edge_run.base.units import KIB, MIB
 
 MEASURED_BYTES = 256 * KIB  # a shorter read takes as long as the drive takes to begin, and says nothing about bandwidth
+UNMEASURED_BYTES_PER_S = 1e6  # what is expected where nothing was measured: little, so that no slow drive seems to hang
 MEMORY_BYTES = 64 * MIB  # after so many a measurement counts half
 LEAST_REST_S, MOST_REST_S = 1.0, 60.0
 LEAST_PATIENCE_S, PATIENCE = 2.0, 8.0  # more than that, and so many times what a read is expected to take, is a hang
@@ -48,9 +49,12 @@ class Stripes:
         self._drives = [_Drive(clock(), clock()) for _ in range(n_drives)]
 
     def bandwidth(self, drive: int) -> float:
-        """Return the bytes a second that were measured; of a drive that was not yet, those of the fastest one."""
+        """Return the bytes a second that were measured; of a drive that was not yet, those of the fastest one.
+
+        Where none was measured, UNMEASURED_BYTES_PER_S.
+        """
         known = [one.n_bytes / one.busy_s if one.busy_s > 0 else 0.0 for one in self._drives]
-        return known[drive] or max(known) or 1.0
+        return known[drive] or max(known) or UNMEASURED_BYTES_PER_S
 
     def is_answering(self, drive: int) -> bool:
         """Return whether no read hangs at `drive`."""

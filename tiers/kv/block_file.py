@@ -88,7 +88,7 @@ def read_rows(path: Path, head: RowsHead, parts: Iterable[MemoryPart], check: Ca
             check()
         if _read(descriptor, _SUM.size) != _SUM.pack(total):
             raise DamagedRows(f"{path.name}: its checksum is wrong")
-        _forget_pages(descriptor)
+        _libc.forget_pages(descriptor)
 
 
 def copy_part(part: MemoryPart) -> bytes:
@@ -146,10 +146,4 @@ def _write(descriptor: int, content: bytes | memoryview) -> int:
 
 def _sync(descriptor: int) -> None:
     getattr(os, "fdatasync", os.fsync)(descriptor)
-    _forget_pages(descriptor)
-
-
-def _forget_pages(descriptor: int) -> None:
-    """Leave nothing of a file in the page cache."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    _libc.forget_pages(descriptor)

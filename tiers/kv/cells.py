@@ -8,7 +8,6 @@ kernel's. Where each sequence has cells of its own, in a stream, all this holds 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -85,10 +84,6 @@ class Cells:
             Cells([tensor.part(number, self.n_streams) for tensor in self.tensors], self.page_bytes)
             for number in range(self.n_streams)
         ]
-
-    def cells_in(self, size_bytes: int, most_cells: int) -> int:
-        """Return how many cells, at most `most_cells`, `size_bytes` have room for."""
-        return bisect_right(range(1, most_cells + 1), size_bytes, key=self.bytes_for)
 
 
 class CellCount:

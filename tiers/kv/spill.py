@@ -10,6 +10,7 @@ those that the pass computes.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from bisect import bisect_left
 from collections import Counter, deque
@@ -94,6 +95,7 @@ class Spill:
         self._homeless: list[int] = []  # pieces that are not away any more, and have no memory of their own yet
         self._is_cut = False
         self._in_file = [False] * n_streams  # whether the file has anything of a text
+        self._written: queue.SimpleQueue[tuple[int, EdgeRunError | None]] = queue.SimpleQueue()  # pieces, and failures
         self._held: list[int] = []
         self._ahead: deque[tuple[Use, list[int]]] = deque()
 
@@ -112,7 +114,8 @@ class Spill:
         """Before a pass: each text has `n_rows` rows, and with those to come all would take `full_bytes` in memory.
 
         Send away what has no room, as far as it is complete, and return what all take then. After a cut, have back what
-        has room again. Raises what stops it, as TierReadError; then nothing is lost, and it may be called again.
+        has room again. Raises what stops it, as TierReadError and what `check` does; then nothing is lost, and it may
+        be called again.
         """
         self._bring_back()
         self._empty_file(n_rows)
@@ -261,12 +264,11 @@ class Spill:
 
     def _send_away(self, targets: Sequence[int]) -> None:
         """Have as many pieces of each text away as `targets` says, the first ones of its order."""
-        pieces = [
-            self._pieces_of[text][piece]
-            for text, (states, target) in enumerate(zip(self.texts, targets, strict=True))
-            for piece in states.save(target)
-        ]
-        failure = self._write(pieces)
+        self._await_writes()  # those that a stop left; what failed of them is written again
+        for text, (states, target) in enumerate(zip(self.texts, targets, strict=True)):
+            for piece in states.save(target):
+                self._readers.submit(partial(self._write, self._pieces_of[text][piece]), is_urgent=True)
+        failure = self._await_writes()
         gone = [
             self._pieces_of[text][piece]
             for text, (states, target) in enumerate(zip(self.texts, targets, strict=True))
@@ -278,28 +280,26 @@ class Spill:
         if failure:
             raise failure
 
-    def _write(self, pieces: Sequence[int]) -> EdgeRunError | None:
-        """Write pieces, and wait for all of them: nothing that is written changes. Return what failed."""
-        done: queue.SimpleQueue[tuple[int, EdgeRunError | None]] = queue.SimpleQueue()
-        for piece in pieces:
-            self._readers.submit(partial(self._write_one, piece, done), is_urgent=True)
+    def _await_writes(self) -> EdgeRunError | None:
+        """Wait until nothing is being written any more, unless `check` raises; return what failed."""
         failure = None
-        for _ in pieces:
-            piece, error = done.get()
-            text = self._owner[piece][1]
-            self._in_file[text] = True
-            self.texts[text].saved(self._local[piece], is_written=error is None)
-            failure = failure or error
+        while any(states.is_writing for states in self.texts):
+            self._check()
+            with contextlib.suppress(queue.Empty):
+                piece, error = self._written.get(timeout=0.1)
+                text = self._owner[piece][1]
+                self._in_file[text] = True
+                self.texts[text].saved(self._local[piece], is_written=error is None)
+                failure = failure or error
         return failure
 
-    def _write_one(self, piece: int, done: queue.SimpleQueue[tuple[int, EdgeRunError | None]]) -> int:
-        place = self._space.place(piece)
+    def _write(self, piece: int) -> int:
+        place, failure = self._space.place(piece), None
         try:
             self.file.write(place.address, place.length, place.file_offset)
         except Exception as error:  # whatever it is, the consumer must not wait for ever
-            done.put((piece, as_read_error(error)))
-        else:
-            done.put((piece, None))
+            failure = as_read_error(error)
+        self._written.put((piece, failure))
         return 0
 
     def _grow(self) -> None:

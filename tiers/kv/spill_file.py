@@ -40,7 +40,7 @@ class SpillFile:
         if not self.is_direct:
             with system_errors(f"{WRITING} {self.path}"):
                 getattr(os, "fdatasync", os.fsync)(self._fd)  # only what is on the drive leaves the page cache
-            self._forget(offset, length)
+            _libc.forget_pages(self._fd, offset, length)
         with self._lock:
             self.written_bytes += length
 
@@ -48,7 +48,7 @@ class SpillFile:
         """Fill memory from `offset`; return the bytes read. Raises TierReadError."""
         self._transfer(os.preadv, address, length, offset, READING)
         if not self.is_direct:
-            self._forget(offset, length)
+            _libc.forget_pages(self._fd, offset, length)
         with self._lock:
             self.read_bytes += length
         return length
@@ -79,11 +79,6 @@ class SpillFile:
                 if not n_bytes:
                     raise TierReadError(f"{what} {self.path}: the file has been cut short", position_bytes=offset)
                 rest, offset = rest[n_bytes:], offset + n_bytes
-
-    def _forget(self, offset: int, length: int) -> None:
-        if hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):  # advice only
-                os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
 
 
 def _open(folder: Path) -> tuple[int, bool]:

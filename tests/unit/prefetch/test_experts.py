@@ -61,6 +61,18 @@ def test_layers_with_shares_make_room_in_their_own(name: str) -> None:
     assert outcome.evicted == ((1, 0),), "there is room for one more, and no share for it"
 
 
+@pytest.mark.parametrize("name", ["layer-lru", "layer-lfu"])
+def test_shares_are_of_what_capacity_there_is(name: str) -> None:
+    """A layer that has nothing yet takes its share from one that has more since the cache shrank."""
+    cache = cache_of(name, 8)
+    cache.look_up(0, [0, 1, 2, 3])
+    assert cache.resize(4) == ()
+    assert cache.look_up(1, [5, 6]) == Outcome((5, 6), (), ((0, 0), (0, 1)))
+    assert cache.look_up(1, [7]).evicted == ((1, 5),)
+    cache.resize(8)
+    assert cache.look_up(1, [5, 2]).evicted == ()
+
+
 def test_decay_forgets() -> None:
     cache = cache_of("layer-lfu", 4)
     for _ in range(3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,24 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     with RouteReader(trace(tmp_path, text.getvalue())) as reader:
         assert reader.header == HEADER
         assert [tuple(route)[:6] for route in reader] == [tuple(route)[:6] for route in routes]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("Two  Words", "Two_Words"),
+        ("a\nb\r\tc\u2028d ", "a_b_c_d"),
+        ("x" * 5000, "x" * 200),
+        ("# layer=7\n", "#_layer=7"),
+    ],
+)
+def test_a_model_may_have_any_name(name: str, found: str, tmp_path: Path) -> None:
+    """As of what a file says of itself; it stays one word of one line."""
+    text = io.StringIO()
+    RouteWriter(text, replace(HEADER, model=name, architecture=name)).write([Route(0, DECODE, 1, 2, 0, 3)])
+    with RouteReader(trace(tmp_path, text.getvalue())) as reader:
+        assert reader.header == replace(HEADER, model=found, architecture=found)
+        assert len(list(reader)) == 1
 
 
 def test_a_prompt_is_a_batch_for_each_layer_and_a_token_looks_up_each_expert_once(tmp_path: Path) -> None:

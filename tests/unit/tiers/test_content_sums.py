@@ -41,9 +41,31 @@ def test_a_byte_that_changed_is_found(memory: int, place: int) -> None:
     assert not sums.agree(range(4), memory, LENGTHS)
 
 
-def test_pages_that_changed_places_are_found(memory: int) -> None:
-    sums, page = ContentSums(5), bytes(_libc.view(memory, PAGE))
+def test_each_bit_of_each_page_counts() -> None:
+    """The highest ones of a word too, wherever the page is in its chunk."""
+    sums, length = ContentSums(1), 64 * PAGE
+    memory = _libc.map_anonymous(length)
+    content = _libc.view(memory, length)
+    sums.agree([0], memory, [length])
+    missed = []
+    for place in range(7, length, PAGE):
+        for bit in range(8):
+            content[place] = 1 << bit
+            if sums.agree([0], memory, [length]):
+                missed.append((place // PAGE, bit))
+        content[place] = 0
+    _libc.unmap(memory, length)
+    assert not missed
+
+
+@pytest.mark.parametrize(
+    ("place", "other", "length"),
+    [(0, PAGE, PAGE), (0, 8, 8), (8, PAGE, 8), (24, PAGE + 8, 8), (16, PAGE - 16, 16)],
+)
+def test_what_changed_places_is_found(memory: int, place: int, other: int, length: int) -> None:
+    """Pages, and words within one and across two."""
+    sums, content = ContentSums(5), bytes(_libc.view(memory + place, length))
     sums.agree([0], memory, [2 * PAGE])
-    _libc.copy(memory + PAGE, memory, PAGE)
-    _libc.view(memory + PAGE, PAGE)[:] = page
+    _libc.copy(memory + other, memory + place, length)
+    _libc.view(memory + other, length)[:] = content
     assert not sums.agree([0], memory, [2 * PAGE])

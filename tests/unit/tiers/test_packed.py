@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import struct
+import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError, NotSupported, PackedFileError, TierReadError
+from edge_run.base.units import MIB
 from edge_run.runtime.planning import packed_choice
 from edge_run.runtime.planning.packed_choice import choose_packed
 from edge_run.runtime.tools import pack as module
@@ -310,6 +312,21 @@ def test_a_table_that_the_packer_would_not_write_is_refused(
     rewritten(path, {}, edit)
     with pytest.raises(PackedFileError, match="damaged"):
         find_packed(gguf, None)
+
+
+def test_a_table_that_the_model_has_no_room_for_is_not_read(model: Callable[..., GgufModel]) -> None:
+    """100 MiB beside a small model."""
+    gguf, n_table = model(), 100 * MIB
+    path = packed_path(gguf.shards[0].path)
+    path.write_bytes(HEAD.pack(packed_file.MAGIC, packed_file.VERSION, HEAD.size, 2, n_table, bytes(32)))
+    os.truncate(path, HEAD.size + 2 + n_table)
+    tracemalloc.start()
+    try:
+        with pytest.raises(PackedFileError, match=r"or of a larger model: it has 4,369,066 blocks, at most 7 can be;"):
+            find_packed(gguf, None)
+        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    finally:
+        tracemalloc.stop()
 
 
 def test_which_file_a_run_reads(model: Callable[..., GgufModel], tmp_path: Path) -> None:

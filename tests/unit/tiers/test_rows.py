@@ -190,6 +190,31 @@ def test_a_wait_for_a_drive_that_hangs_can_be_ended(path: Path, base: int, reade
     assert setting.is_right(7)
 
 
+def test_a_stop_is_heard_while_reads_come_in_and_ends_the_others(path: Path, base: int, readers: Readers) -> None:
+    """However fast the drive is."""
+    setting = Setting(path, base, readers, 8, PAGE)
+    real = setting.source.read_into
+
+    def slow(address: int, length: int, offset: int) -> int:
+        time.sleep(0.02)
+        return real(address, length, offset)
+
+    def check() -> None:
+        if setting.reads:
+            raise Cancelled("the pass was cancelled")
+
+    setting.source.read_into = slow  # type: ignore[method-assign]
+    setting.table._check = check
+    with pytest.raises(Cancelled):
+        setting.fetch(*range(4, N_PAGES, 2))
+    setting.table._check = lambda: None
+    n_read = len(setting.reads)
+    setting.fetch(20)
+    assert setting.is_right(20)
+    assert len(setting.reads) <= n_read + 3, "what was under way, and this one"
+    assert n_read < 10
+
+
 def test_a_table_is_kept_out_of_huge_pages_forks_and_core_dumps(path: Path, base: int, readers: Readers) -> None:
     """Where huge pages are always on, one row would bring 2 MiB into memory, far beyond the budget."""
     setting = Setting(path, base, readers, 8, PAGE)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.errors import BudgetError, ModelFileError, TierReadError
 from edge_run.tiers import _libc
 from edge_run.tiers.source import SourceFile
 from mapped import PAGE, content, write_random
@@ -183,7 +183,22 @@ def test_what_the_drive_refuses_is_a_read_error(path: Path, memory: int, monkeyp
     with pytest.raises(TierReadError, match="Input/output error") as caught:
         source.read_into(memory, PAGE, 2 * PAGE)
     assert (caught.value.position_bytes, caught.value.needed_bytes) == (2 * PAGE, PAGE)
+    assert caught.value.errno == errno.EIO
     assert isinstance(caught.value.__cause__, OSError)
+    source.close()
+
+
+def test_a_read_that_the_kernel_has_no_memory_for_is_not_the_drives_fault(
+    path: Path, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = SourceFile(path)
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(BudgetError, match=r"model\.gguf: .*out of memory.*smaller --memory"):
+        source.read_into(memory, PAGE, 2 * PAGE)
     source.close()
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from edge_run.base.errors import ModelFileError
+from edge_run.base.errors import BudgetError, EdgeRunError, ModelFileError, TierReadError
+from edge_run.tiers import _libc
 from edge_run.tiers.gguf_header import Shard
 from edge_run.tiers.stub import Stubs
 from mapped import PAGE, write_random
@@ -94,6 +97,50 @@ def test_a_model_that_cannot_be_read_any_more(shards: list[Shard]) -> None:
     with pytest.raises(ModelFileError, match="cannot be opened"):
         Stubs(shards)
     assert os.listdir("/proc/self/fd") == before, "the first stub is let go again"
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "found"),
+    [
+        ("memfd_create", errno.EPERM, r"refused \(memfd_create: Operation not permitted"),
+        ("open", errno.ENOENT, r"/proc/self/fd/\d+: No such file or directory\); mount /proc"),
+    ],
+)
+def test_a_system_that_allows_no_stubs_is_known_beforehand(
+    call: str, code: int, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a container that forbids them, or has no /proc: llama.cpp's own loader runs the model then."""
+
+    def refuse(path: str, *_: int) -> int:
+        raise OSError(code, os.strerror(code), path)
+
+    before = os.listdir("/proc/self/fd")
+    assert _libc.why_unavailable() == ""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        assert re.search(found, _libc.why_unavailable())
+    assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "advice"),
+    [
+        (errno.EFBIG, TierReadError, "ulimit -f"),
+        (errno.EIO, TierReadError, "check the drive"),
+        (errno.ENOMEM, BudgetError, "smaller --memory"),
+    ],
+)
+def test_what_the_system_refuses_is_told_with_the_right_advice(
+    shards: list[Shard], code: int, kind: type[EdgeRunError], advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "sendfile", refuse)
+    with pytest.raises(kind, match=advice) as caught:
+        Stubs(shards)
+    assert str(shards[0].path) in str(caught.value)
+    assert not isinstance(caught.value, TierReadError) or caught.value.errno == code
 
 
 def test_a_model_that_is_shorter_by_now(shards: list[Shard]) -> None:

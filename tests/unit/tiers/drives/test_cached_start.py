@@ -219,6 +219,30 @@ def test_a_failing_copy_is_told_and_what_was_mapped_stays(
         assert bytes_in(space, start.mapped) == data
 
 
+def test_a_thread_that_cannot_start_is_told_and_tried_again(
+    path: Path, source: SourceFile, space: AddressSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not copied does not count as copied, and closing waits for nobody."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(source, "read_into", lambda *_: (_ for _ in ()).throw(TierReadError("bad sector")))
+    with started(space, source) as start:
+        start._thread.join()
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        for _ in range(2):
+            with pytest.raises(TierReadError, match="can't start new thread"):
+                start.check()
+        assert start._thread.has_ended.is_set(), "closing waits for this"
+        monkeypatch.undo()
+        with pytest.raises(TierReadError, match="bad sector"):
+            start.check()
+        start._thread.join()
+        start.check()
+        assert start.copied_bytes == 20 * CHUNK_BYTES
+
+
 def test_the_first_pass_is_not_disturbed(
     source: SourceFile, space: AddressSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -100,10 +101,14 @@ def test_what_fails_on_one_drive_is_read_again_from_the_other(pair: Pair, bad: i
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_drive_that_hangs_is_left_alone(pair: Pair, bad: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its reads bring in the end goes nowhere."""
-    may_end = threading.Event()
-    monkeypatch.setattr(stripes.Stripes, "patience_s", lambda *_: 0.02)
+@pytest.mark.parametrize("first_patience_s", [0.02, 1e6])
+def test_a_drive_that_hangs_is_left_alone(
+    pair: Pair, bad: int, first_patience_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as it is known how fast it is; what its reads bring in the end goes nowhere."""
+    may_end, patience_s = threading.Event(), itertools.chain([first_patience_s] * 4, itertools.repeat(0.02))
+    monkeypatch.setattr(stripes.Stripes, "patience_s", lambda *_: next(patience_s))
+    monkeypatch.setattr(copied_source, "LEAST_PATIENCE_S", 0.02)
 
     def refuse(path: Path) -> None:
         if path == pair.paths[bad]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_run.base.units import MIB
-from edge_run.tiers.drives.stripes import LEAST_REST_S, MOST_REST_S, Stripes
+from edge_run.tiers.drives.stripes import LEAST_PATIENCE_S, LEAST_REST_S, MOST_REST_S, Stripes
 
 READ = 2 * MIB
 
@@ -81,6 +81,14 @@ def test_short_reads_say_nothing_about_bandwidth() -> None:
     stripes.end(1, READ)
     assert stripes.bandwidth(0) == pytest.approx(1e9)
     assert stripes.bandwidth(1) == pytest.approx(1e9)
+
+
+@pytest.mark.parametrize("length", [4096, READ])
+def test_a_first_read_that_hangs_is_not_waited_for_long(length: int) -> None:
+    """Before anything was measured, and a slow card has its time."""
+    stripes = Stripes(2, lambda: 0.0)
+    assert stripes.begin(length) == 0
+    assert LEAST_PATIENCE_S + length / 1e6 < stripes.patience_s(0) < 30
 
 
 def test_a_drive_that_fails_rests_for_longer_each_time() -> None:

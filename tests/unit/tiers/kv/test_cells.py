@@ -39,15 +39,6 @@ def test_more_cells_take_no_less(several: list[CellTensor], n_cells: int, more: 
     assert cells.bytes_for(0) == 0
 
 
-@given(several=st.lists(tensors, min_size=1, max_size=4), size=st.integers(0, 100_000), most=st.integers(0, 100))
-def test_as_many_cells_as_fit(several: list[CellTensor], size: int, most: int) -> None:
-    cells = Cells(several, PAGE)
-    n_cells = cells.cells_in(size, most)
-    assert 0 <= n_cells <= most
-    assert cells.bytes_for(n_cells) <= size
-    assert n_cells == most or cells.bytes_for(n_cells + 1) > size
-
-
 @given(tensor=tensors, n_cells=st.integers(0, 100))
 def test_unused_are_all_whole_pages_in_which_no_cell_in_use_has_a_byte(tensor: CellTensor, n_cells: int) -> None:
     used = {address // PAGE for address in bytes_of(tensor, range(min(n_cells, tensor.n_cells)))}

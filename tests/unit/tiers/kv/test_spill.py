@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import random
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -244,6 +246,36 @@ def test_a_stop_while_pieces_come_back(tmp_path: Path) -> None:
                 rig.run(1)
             rig.checks_left = None
             rig.run(1)
+
+
+@pytest.mark.parametrize("n_rows", [300, 100, 0])
+@in_child
+def test_a_stop_while_a_folder_hangs(n_rows: int, tmp_path: Path) -> None:
+    """It ends the wait at once; what is written late counts as far as it is still what it was."""
+    with rig_in(tmp_path) as rig:
+        rig.run(300)
+        real, answers = rig.file.write, threading.Event()
+
+        def write(address: int, length: int, offset: int) -> None:
+            assert answers.wait(20)
+            real(address, length, offset)
+
+        rig.file.write = write  # type: ignore[method-assign]
+        rig.checks_left = 3
+        began_s = time.monotonic()
+        for _ in range(2):
+            with pytest.raises(Cancelled):
+                rig.run(1)
+        assert time.monotonic() - began_s < 10
+        rig.checks_left = None
+        rig.cut(n_rows)
+        answers.set()
+        for _ in range(3):
+            rig.run(300)
+        assert not rig.spill.texts[0].is_writing
+        rig.cut(0)
+        rig.run(1)
+        assert os.fstat(rig.file._fd).st_size == 0
 
 
 @in_child
