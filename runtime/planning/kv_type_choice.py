@@ -72,7 +72,7 @@ def choose_kv_type(gguf: GgufModel, config: ModelConfig, prepare: Callable[[Mode
         if prepared.known is None or prepared.why_plain:
             return replace(prepared, kv_type_reason=f"{kv_type}: llama.cpp's own loader keeps no budget")
         n_tokens = n_tokens or max(1, Planner(prepared).plan().wanted_context_tokens // 2)
-        speeds = speeds or dict(attention_speeds(config, list(LEAST_GAINS)))
+        speeds = speeds or dict(attention_speeds(config, list(LEAST_GAINS), prepared.budget_bytes))
         options.append(_weighed(prepared, typed, n_tokens, speeds))
     if not options:
         assert refusal is not None

@@ -14,15 +14,17 @@ import pytest
 
 import edge_run
 from edge_run import ModelConfig
-from edge_run.base.units import KIB
+from edge_run.base.units import GIB, KIB, MIB
 from edge_run.cli.shared.answer import opened
 from edge_run.cli.shared.terminal import Terminal
+from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import engine as mesh_engine
 from edge_run.runtime.mesh.engine import MeshOptions
 from edge_run.runtime.planning.plan import planner
+from edge_run.runtime.probing import kernels
 from edge_run.runtime.tools.pack import pack
 from edge_run.tiers import gguf_header
-from exactness import open_at
+from exactness import count_peak_from_here, open_at
 from fake_mesh import Hub
 from in_child import in_child
 from kit_models import KIT
@@ -52,6 +54,18 @@ def _compare_lines(path: Path, options: dict[str, Any]) -> None:
     assert said is not None, f"no plan by expert has the lines of the run: {set(found)}"
     differing = {what: (said.get(what), found.get(what)) for what in OF_ANY_BUDGET if said.get(what) != found.get(what)}
     assert not differing, f"planned and run: {differing}"
+
+
+@in_child
+def test_what_weighing_types_of_keys_takes_is_in_the_budget(tmp_path: Path) -> None:
+    kernels.last_cache_bytes = lambda: GIB  # as of a large server
+    path = make_model("llama", tmp_path)
+    count_peak_from_here()
+    options: dict[str, Any] = {"memory": 150 * MIB, "kv_type": "auto", "cache_folder": tmp_path / "cache"}
+    engine = Engine.open(path, ModelConfig(**OPTIONS, **options))
+    assert "q8_0" in engine.plan.kv_type_reason
+    assert engine.memory_use.peak_bytes <= engine.budget_bytes == 150 * MIB
+    engine.close()
 
 
 def test_a_packed_file_is_in_the_plan_as_in_the_run(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_the_best(found: list[Option], kept: str | None, wanted: str) -> None:
 
 
 def speeds(slowness: float) -> Any:
-    return lambda config, types: {kind: (1e12 / slowness**i, 1e12 / slowness**i) for i, kind in enumerate(LEAST_GAINS)}
+    return lambda config, types, budget_bytes: {kind: (1e12 / slowness**i, 1e12 / slowness**i) for i, kind in enumerate(LEAST_GAINS)}
 
 
 def test_a_plan_says_what_was_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
