@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig, kv_types
@@ -21,13 +22,22 @@ from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHA
 _FOLDER = "attention"
 
 
-def attention_speeds(
-    config: ModelConfig, types: Sequence[str], budget_bytes: int
-) -> Mapping[str, tuple[float, float]]:
+@dataclass(frozen=True, slots=True)
+class AttentionSpeeds:
+    """How fast attention is, by the types of keys and values.
+
+    by_type: floating point operations a second in a pass of one token, and in one of many.
+    is_disturbed: other programs were at work meanwhile.
+    """
+
+    by_type: Mapping[str, tuple[float, float]]
+    is_disturbed: bool = False
+
+
+def attention_speeds(config: ModelConfig, types: Sequence[str], budget_bytes: int) -> AttentionSpeeds:
     """Return the speeds of attention on keys and values of `types`, as `q8_0/q4_0`; measures what is not known.
 
-    They are floating point operations a second in a pass of one token, and in one of many. Measuring takes about a
-    second for each, and is kept unless other programs were at work meanwhile.
+    Measuring takes about a second for each, and is kept unless it was disturbed.
 
     budget_bytes: of the run; measuring takes a part of it.
     """
@@ -37,13 +47,14 @@ def attention_speeds(
     kept, how = _kept(_place(config)), f"{threads} threads, {narrow_bytes(budget_bytes)} bytes"
     alike = kept.get(how, {})
     if all(kind in alike for kind in types):
-        return {kind: alike[kind] for kind in types}
+        return AttentionSpeeds({kind: alike[kind] for kind in types})
     load = OtherLoad()
     found = {kind: _measure(kind, threads, budget_bytes) for kind in types}  # all, so that they are compared at one time
-    if load.share <= OTHERS_SHARE:
+    is_disturbed = load.share > OTHERS_SHARE
+    if not is_disturbed:
         kept[how] = {**alike, **found}
         keep_file(_place(config), json.dumps(kept).encode(), "the speed of attention")
-    return found
+    return AttentionSpeeds(found, is_disturbed)
 
 
 def _measure(kind: str, threads: int, budget_bytes: int) -> tuple[float, float]:
