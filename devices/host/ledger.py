@@ -99,15 +99,31 @@ class Ledger:
         which nothing was granted, closing does nothing.
         """
         with self._locked():
-            entries = self._entries()
-            own, others = _own(entries), [run for run in _runs(entries) if run.pid != os.getpid()]
-            held_bytes = process_memory().resident_bytes if held_bytes is None else held_bytes
-            base_bytes = max(held_bytes - _added(own), *(entry.base_bytes for entry in own), 0)
-            unread_bytes = base_bytes + _added(own) - held_bytes
-            free_bytes = self._available_bytes(promised_bytes=lambda group: unread_bytes + _promised(others, group))
-            if needed_bytes > free_bytes:
-                raise _refusal(needed_bytes, free_bytes, model, others, own)
-            return self._write(_Entry(os.getpid(), pid_namespace(), model, base_bytes, needed_bytes - held_bytes))
+            return self._write(self._entry(needed_bytes, model, held_bytes))
+
+    def check(self, least_bytes: int, model: str) -> None:
+        """Raise BudgetError where not even `least_bytes` in all are free for this process, the least for `model`."""
+        with self._locked():
+            self._entry(least_bytes, model, is_least=True)
+
+    @property
+    def free_bytes(self) -> int:
+        """What this process may hold in all; negative where more than there is was promised."""
+        return self._available_bytes(promised_bytes=self.promised_bytes)
+
+    def _entry(
+        self, needed_bytes: int, model: str, held_bytes: int | None = None, *, is_least: bool = False
+    ) -> _Entry:
+        """Return a grant to be written down, as `grant` says. The ledger is locked. Raises BudgetError."""
+        entries = self._entries()
+        own, others = _own(entries), [run for run in _runs(entries) if run.pid != os.getpid()]
+        held_bytes = process_memory().resident_bytes if held_bytes is None else held_bytes
+        base_bytes = max(held_bytes - _added(own), *(entry.base_bytes for entry in own), 0)
+        unread_bytes = base_bytes + _added(own) - held_bytes
+        free_bytes = self._available_bytes(promised_bytes=lambda group: unread_bytes + _promised(others, group))
+        if needed_bytes > free_bytes:
+            raise _refusal(needed_bytes, free_bytes, model, others, own, is_least=is_least)
+        return _Entry(os.getpid(), pid_namespace(), model, base_bytes, needed_bytes - held_bytes)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -166,8 +182,13 @@ def _promised(runs: Iterable[Run], group: Path | None) -> int:
     )
 
 
-def _refusal(needed_bytes: int, free_bytes: int, model: str, others: list[Run], own: list[_Entry]) -> BudgetError:
-    """Return the error for a budget that is not there: who has it, and what to do."""
+def _refusal(
+    needed_bytes: int, free_bytes: int, model: str, others: list[Run], own: list[_Entry], *, is_least: bool = False
+) -> BudgetError:
+    """Return the error for a budget that is not there: who has it, and what to do.
+
+    is_least: less would not do.
+    """
     found_bytes = max(0, free_bytes)
     largest = sorted(others, key=lambda run: run.granted_bytes, reverse=True)
     named = [
@@ -180,11 +201,12 @@ def _refusal(needed_bytes: int, free_bytes: int, model: str, others: list[Run], 
         named.append(f"{format_size(_added(own))} to this process ({', '.join(entry.model for entry in own)})")
     promised = f"; granted are {', '.join(named)}" if named else ""
     advice = "end another run" if others else "close the other model" if own else "end other programs"
-    if found_bytes >= MIB:
+    if found_bytes >= MIB and not is_least:
         advice = f"lower --memory to at most {found_bytes // MIB}MiB, or {advice}"
     return BudgetError(
-        f"{model}: the plan needs {format_size(needed_bytes)} of memory for the whole process, and "
-        f"{format_size(found_bytes)} is free for it{promised}; {advice}",
+        f"{model}: {'it needs at least' if is_least else 'the plan needs'} {format_size(needed_bytes)} of memory for "
+        f"the whole process, and {format_size(found_bytes)} is free for it{promised}; {advice}",
         needed_bytes=needed_bytes,
+        minimum_bytes=needed_bytes if is_least else 0,
         found_bytes=found_bytes,
     )

@@ -135,6 +135,14 @@ def test_without_others_the_machine_is_too_small(tmp_path: Path) -> None:
         Ledger(tmp_path, free(2 * GIB)).grant(3 * GIB, "model.gguf", 0)
 
 
+def test_a_check_of_the_least_promises_nothing_and_advises_no_less(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, free(2 * GIB))
+    ledger.check(2 * GIB, "model.gguf")
+    assert (ledger.free_bytes, ledger.runs()) == (2 * GIB, [])
+    with pytest.raises(BudgetError, match=r"model.gguf: it needs at least 3.00 GiB .* 2.00 GiB is free for it; end other"):
+        ledger.check(3 * GIB, "model.gguf")
+
+
 @pytest.mark.parametrize("read_bytes", [0, 1, 2, 4], ids="{} GiB read".format)
 def test_two_models_in_one_process_are_counted_once_each(
     tmp_path: Path, resident: dict[int, int], read_bytes: int
