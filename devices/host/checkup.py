@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_run.base.findings import NOTE, OK, PROBLEM, Finding
-from edge_run.base.units import KIB, MIB, format_size
+from edge_run.base.units import KIB, MIB, format_count, format_size
 from edge_run.devices.host.ledger import Ledger, Run
+from edge_run.devices.host.machine import usable_cores
 from edge_run.devices.host.memory import memory_groups
 from edge_run.devices.host.system_files import system_text
 
@@ -40,6 +41,15 @@ def check_groups(root: Path = Path("/")) -> list[Finding]:
         for folder, limit in limits.items()
         if limit is not None
     ]
+
+
+def check_quota(root: Path = Path("/")) -> Finding | None:
+    """A limit of processor time: containers, systemd units."""
+    cores = usable_cores(root)
+    if cores.quota == cores.logical:
+        return None
+    text = f"control groups leave the time of {cores.quota:g} of {cores.logical} processors, so {format_count(cores.at_once, 'thread')} compute"
+    return Finding("processor time", NOTE, text, "to have more: docker run --cpus, CPUQuota= of a systemd unit")
 
 
 def check_runs(ledger: Ledger) -> list[Finding]:

@@ -19,7 +19,7 @@ from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.profile import DeviceProfile, GpuProfile, KernelSpeed, RepackedSpeed
 from edge_run.base.units import format_count
 from edge_run.devices.host.disk import NORMAL, Effort, measure_disk
-from edge_run.devices.host.machine import OtherLoad, cpu_name, describe_machine, usable_cpus
+from edge_run.devices.host.machine import OtherLoad, cpu_name, describe_machine, usable_cores
 from edge_run.devices.host.mount import Mount, find_mount
 from edge_run.devices.host.profile import (
     CostsFigure,
@@ -143,7 +143,8 @@ def recall_drive(gguf: GgufModel, config: ModelConfig) -> float:
 
 def this_setup() -> MeasuredSetup:
     """Return what the figures of this device depend on."""
-    return MeasuredSetup(cpu_name(), platform.machine(), len(usable_cpus()), library_version())
+    cores = usable_cores()
+    return MeasuredSetup(cpu_name(), platform.machine(), cores.logical, cores.quota, library_version())
 
 
 class _Session:
@@ -176,8 +177,8 @@ class _Session:
             measured_at=min(figure.measured_at for figure in figures),
             library=self.identity.library,
             cpu=self.machine.cpu,
-            physical_cores=self.machine.physical_cores,
-            logical_cores=self.machine.logical_cores,
+            physical_cores=self.machine.cores.physical,
+            logical_cores=self.machine.cores.logical,
             memory_bytes=self.machine.memory_bytes,
             memory_limit_bytes=self.machine.memory_limit_bytes,
             node_s=costs.costs.node_s,

@@ -81,7 +81,7 @@ def test_a_gpu_that_the_processor_plays_is_given_less_to_do(benches: list[GpuBen
 
 
 def test_what_was_measured_is_kept(tmp_path: Path) -> None:
-    store, identity = ProfileStore(tmp_path), MeasuredSetup("cpu", "x86_64", 2, "llama-cpp-python 0")
+    store, identity = ProfileStore(tmp_path), MeasuredSetup("cpu", "x86_64", 2, 2.0, "llama-cpp-python 0")
     known = measured(REAL, WANTED)
     assert store.save(identity, known)
     assert store.load(identity) == known
