@@ -14,6 +14,7 @@ from edge_run.devices.host.system_files import control_groups, system_text
 MARGIN_BYTES = 256 * MIB
 MARGIN_SHARE = 0.05
 LAG_BYTES_PER_CORE = MIB // 2  # each core keeps back 64 pages of what a group uses, and as many of what its cache has
+_KERNEL_PARTS = ("kernel_stack", "pagetables", "percpu", "vmalloc", "slab")
 
 Promised = Callable[[Path | None], int]
 
@@ -171,7 +172,11 @@ def room_bytes(group: MemoryGroup, own: ProcessMemory | None = None) -> int | No
 
 
 def _kernel_bytes(group: MemoryGroup, stat: dict[str, str]) -> int:
+    """Return what the kernel itself keeps in a group: its sum, or, before Linux 5.18, the parts that there are."""
     try:
-        return int(stat["kernel"] if "kernel" in stat else (group.folder / "memory.kmem.usage_in_bytes").read_text())
+        names = [name for name in (["kernel"] if "kernel" in stat else _KERNEL_PARTS) if name in stat]
+        if names:
+            return sum(int(stat[name]) for name in names)
+        return int((group.folder / "memory.kmem.usage_in_bytes").read_text())  # version 1
     except (OSError, ValueError):
         return 0
