@@ -65,7 +65,7 @@ def check_runs(ledger: Ledger) -> list[Finding]:
             "other runs",
             OK,
             f"process {run.pid} with {', '.join(run.models)}: granted {format_size(run.granted_bytes)}, holds "
-            f"{format_size(run.resident_bytes)}",
+            f"{format_size(run.held_bytes)}",
         )
         for run in runs
     ]

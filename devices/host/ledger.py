@@ -31,17 +31,20 @@ _LARGEST_PID = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A live process with grants: the models they are for, what they allow it in all, and what it holds now."""
+    """A live process with grants: the models they are for, what they allow it in all, and what it holds now.
+
+    held_bytes: without pages of files. A model that begins in the page cache has still to be copied.
+    """
 
     pid: int
     models: tuple[str, ...]
     granted_bytes: int
-    resident_bytes: int
+    held_bytes: int
 
     @property
     def rest_bytes(self) -> int:
         """What it may still take."""
-        return max(0, self.granted_bytes - self.resident_bytes)
+        return max(0, self.granted_bytes - self.held_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class Ledger:
         """Promise this process `needed_bytes` in all, for `model`. Raises BudgetError when that is not free.
 
         held_bytes: the part of needed_bytes that the process held already when it was measured; None: what it holds
-        now. An earlier model's weights may be in it, as far as they were read by then. So a grant adds needed_bytes -
+        now, pages of files aside. An earlier model's weights may be in it, as far as they were read by then. So a grant adds needed_bytes -
         held_bytes to what the process may come to hold, which is at least held_bytes and at least what was granted
         before: nothing is counted twice, and what the earlier model has still to read is not forgotten.
 
@@ -117,7 +120,7 @@ class Ledger:
         """Return a grant to be written down, as `grant` says. The ledger is locked. Raises BudgetError."""
         entries = self._entries()
         own, others = _own(entries), [run for run in _runs(entries) if run.pid != os.getpid()]
-        held_bytes = process_memory().resident_bytes if held_bytes is None else held_bytes
+        held_bytes = process_memory().held_bytes if held_bytes is None else held_bytes
         base_bytes = max(held_bytes - _added(own), *(entry.base_bytes for entry in own), 0)
         unread_bytes = base_bytes + _added(own) - held_bytes
         free_bytes = self._available_bytes(promised_bytes=lambda group: unread_bytes + _promised(others, group))
@@ -168,9 +171,9 @@ def _runs(entries: Iterable[_Entry]) -> list[Run]:
     runs = []
     for pid, own in by_process.items():
         with contextlib.suppress(psutil.Error, OSError):
-            resident_bytes = psutil.Process(pid).memory_info().rss
+            held_bytes = process_memory(pid).held_bytes
             granted_bytes = max(entry.base_bytes for entry in own) + _added(own)
-            runs.append(Run(pid, tuple(entry.model for entry in own), granted_bytes, resident_bytes))
+            runs.append(Run(pid, tuple(entry.model for entry in own), granted_bytes, held_bytes))
     return runs
 
 
