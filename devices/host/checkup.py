@@ -54,9 +54,9 @@ def check_quota(root: Path = Path("/")) -> Finding | None:
 
 def check_runs(ledger: Ledger) -> list[Finding]:
     """The models that are open now."""
-    if ledger.folder is None:
+    if not ledger.folders:
         why = "no folder of this user's own for a ledger of budgets: two runs could together exceed memory"
-        return [Finding("other runs", NOTE, why, "make /run/user or the temporary folder writable")]
+        return [Finding("other runs", NOTE, why, "make /run/user or /tmp writable")]
     runs = ledger.runs()
     if not runs:
         return [Finding("other runs", OK, "none")]

@@ -19,7 +19,7 @@ from pathlib import Path
 from edge_run.base.errors import BudgetError
 from edge_run.base.strict_json import LARGEST, parse
 from edge_run.base.units import MIB, format_size
-from edge_run.devices.host.locks import LivingFile, locked, own_folder, pid_namespace, read_living, user_folders
+from edge_run.devices.host.locks import LivingFile, locked, own_folders, pid_namespace, read_living, user_folders
 from edge_run.devices.host.memory import available_bytes, memory_groups, process_memory
 
 logger = logging.getLogger(__name__)
@@ -69,12 +69,14 @@ class _Entry:
 class Ledger:
     """The ledger in `folder`, by default the user's. Thread-safe; any number in a process are one and the same.
 
-    available_bytes: what this process may hold in all, as in `memory.py`. `folder` is None where no ledger can
-    be kept.
+    Grants are written to the first of `folders`, and read from all: another process of the user may have had no other.
+    It is empty where no ledger can be kept.
+
+    available_bytes: what this process may hold in all, as in `memory.py`.
     """
 
     def __init__(self, folder: Path | None = None, available_bytes: Callable[..., int] = available_bytes) -> None:
-        self.folder = own_folder([folder] if folder else user_folders())
+        self.folders = own_folders([folder] if folder else user_folders())
         self._available_bytes = available_bytes
 
     def runs(self) -> list[Run]:
@@ -130,23 +132,25 @@ class Ledger:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with locked(self.folder / "lock") if self.folder else contextlib.nullcontext():
+        with contextlib.ExitStack() as locks:
+            for folder in self.folders:  # in the same order in every process
+                locks.enter_context(locked(folder / "lock"))
             yield
 
     def _write(self, entry: _Entry) -> contextlib.ExitStack:
         grant = contextlib.ExitStack()
         try:
-            if self.folder:
-                file = LivingFile(self.folder, _PREFIX, json.dumps(dataclasses.asdict(entry)).encode())
+            if self.folders:
+                file = LivingFile(self.folders[0], _PREFIX, json.dumps(dataclasses.asdict(entry)).encode())
                 grant.callback(file.remove)
         except OSError as error:
-            logger.info("a grant cannot be written down in %s: %s", self.folder, error)
+            logger.info("a grant cannot be written down in %s: %s", self.folders[0], error)
         return grant
 
     def _entries(self) -> list[_Entry]:
         """Return the grants of live processes that we can see. The ledger is locked."""
         entries = []
-        for content in read_living(self.folder, _PREFIX) if self.folder else ():
+        for content in (content for folder in self.folders for content in read_living(folder, _PREFIX)):
             with contextlib.suppress(ValueError, TypeError):  # another version's
                 entries.append(_Entry(**parse(content)))
         return [entry for entry in entries if entry.namespace == pid_namespace()]

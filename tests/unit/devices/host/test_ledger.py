@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from edge_run.base.units import GIB, MIB
 from edge_run.devices.host import ledger as ledger_module
 from edge_run.devices.host import locks
 from edge_run.devices.host.ledger import Ledger, Run
-from edge_run.devices.host.locks import LivingFile, own_folder
+from edge_run.devices.host.locks import LivingFile, own_folders
 from edge_run.devices.host.memory import MemoryGroup, ProcessMemory, Promised, process_memory
 
 OTHER = os.getppid()  # a live process that is not this one
@@ -279,10 +280,10 @@ def test_a_lock_that_is_held_for_ever_is_done_without(tmp_path: Path, monkeypatc
 
 def test_the_folder_is_made_for_its_user_alone(tmp_path: Path) -> None:
     folder = tmp_path / "edge-run-7"
-    assert own_folder([tmp_path / "nowhere" / "edge-run", folder]) == folder
+    assert own_folders([tmp_path / "nowhere" / "edge-run", folder, tmp_path / "later"]) == [folder]
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.chmod(0o755)
-    assert own_folder([folder]) == folder
+    assert own_folders([folder]) == [folder]
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
@@ -291,9 +292,9 @@ def test_a_link_a_file_or_somebody_elses_folder_is_not_ours(tmp_path: Path, monk
     (tmp_path / "target").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "target")
     (tmp_path / "file").touch()
-    assert own_folder([tmp_path / "link", tmp_path / "file"]) is None
+    assert own_folders([tmp_path / "link", tmp_path / "file"]) == []
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert own_folder([tmp_path / "target"]) is None
+    assert own_folders([tmp_path / "target"]) == []
 
 
 @pytest.mark.parametrize("missing", ["folder", "locks"])
@@ -303,7 +304,7 @@ def test_without_a_ledger_nothing_is_promised_and_nothing_fails(
     if missing == "locks":
         monkeypatch.setattr(locks, "HAS_LOCKS", False)
     ledger = Ledger(tmp_path / "no" / "folder" if missing == "folder" else tmp_path, free(GIB))
-    assert ledger.folder is None
+    assert ledger.folders == []
     with ledger.grant(MIB, "model.gguf"):
         assert (ledger.runs(), ledger.promised_bytes()) == ([], 0)
     with pytest.raises(BudgetError):
@@ -322,4 +323,22 @@ def test_a_grant_that_cannot_be_written_down_is_given(tmp_path: Path, monkeypatc
 
 def test_the_users_folders_do_not_hang_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/somewhere")
-    assert locks.user_folders()[0] == Path(f"/run/user/{os.geteuid()}/edge-run")
+    monkeypatch.setenv("TMPDIR", "/elsewhere")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    user = os.geteuid()
+    wanted = [f"/run/user/{user}/edge-run", f"/tmp/edge-run-{user}", f"/var/tmp/edge-run-{user}"]
+    assert list(map(str, locks.user_folders())) == wanted
+
+
+def test_what_began_without_a_session_is_seen_within_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a job of cron's, which has no /run/user. And a folder that has two names is one."""
+    session, folder, link = tmp_path / "session" / "edge-run", tmp_path / "tmp", tmp_path / "var"
+    link.symlink_to(tmp_path)
+    monkeypatch.setattr(ledger_module, "user_folders", lambda: [session, folder, link / "tmp"])
+    with Ledger(None, free(GIB)).grant(MIB, "of-cron.gguf", 0):
+        session.parent.mkdir()
+        ledger = Ledger(None, free(GIB))
+        assert ledger.folders == [session, folder]
+        with ledger.grant(MIB, "of-the-session.gguf", 0):
+            assert (len(list(folder.glob("run-*"))), len(list(session.glob("run-*")))) == (1, 1)
+            assert [sorted(run.models) for run in ledger.runs()] == [["of-cron.gguf", "of-the-session.gguf"]]
