@@ -46,7 +46,7 @@ class MeasuredSetup:
     architecture: the instruction set.
     cores: the logical cores that this process may use.
     quota: how many of them it has the time of.
-    library: the version of llama.cpp.
+    library: the build of llama.cpp.
     """
 
     cpu: str

@@ -31,7 +31,7 @@ from edge_run.devices.host.profile import (
     ProfileStore,
     RepackedFigure,
 )
-from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.llama.library import library_build, library_version
 from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHARE, Multiplication, measured_now
 from edge_run.tiers.gguf import GgufModel, read_gguf
@@ -142,9 +142,9 @@ def recall_drive(gguf: GgufModel, config: ModelConfig) -> float:
 
 
 def this_setup() -> MeasuredSetup:
-    """Return what the figures of this device depend on."""
+    """Return what the figures of this device depend on, and what is decided by them."""
     cores = usable_cores()
-    return MeasuredSetup(cpu_name(), platform.machine(), cores.logical, cores.quota, library_version())
+    return MeasuredSetup(cpu_name(), platform.machine(), cores.logical, cores.quota, library_build())
 
 
 class _Session:
@@ -175,7 +175,7 @@ class _Session:
         figures: list[CostsFigure | KernelFigure | DiskFigure] = [costs, *kernel_figures, *disks]
         return DeviceProfile(
             measured_at=min(figure.measured_at for figure in figures),
-            library=self.identity.library,
+            library=library_version(),
             cpu=self.machine.cpu,
             physical_cores=self.machine.cores.physical,
             logical_cores=self.machine.cores.logical,
