@@ -48,7 +48,8 @@ def check_quota(root: Path = Path("/")) -> Finding | None:
     cores = usable_cores(root)
     if cores.quota == cores.logical:
         return None
-    text = f"control groups leave the time of {cores.quota:g} of {cores.logical} processors, so {format_count(cores.at_once, 'thread')} compute"
+    threads = format_count(cores.at_once, "thread")
+    text = f"control groups leave the time of {cores.quota:g} of {cores.logical} processors: {threads} by default"
     return Finding("processor time", NOTE, text, "to have more: docker run --cpus, CPUQuota= of a systemd unit")
 
 

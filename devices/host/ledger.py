@@ -95,9 +95,10 @@ class Ledger:
         """Promise this process `needed_bytes` in all, for `model`. Raises BudgetError when that is not free.
 
         held_bytes: the part of needed_bytes that the process held already when it was measured; None: what it holds
-        now, pages of files aside. An earlier model's weights may be in it, as far as they were read by then. So a grant adds needed_bytes -
-        held_bytes to what the process may come to hold, which is at least held_bytes and at least what was granted
-        before: nothing is counted twice, and what the earlier model has still to read is not forgotten.
+        now, pages of files aside. An earlier model's weights may be in it, as far as they were read by then. So a grant
+        adds needed_bytes - held_bytes to what the process may come to hold, which is at least held_bytes and at least
+        what was granted before: nothing is counted twice, and what the earlier model has still to read is not
+        forgotten.
 
         Of two processes that ask at once, one is first. A grant that cannot be written down is given all the same.
         It lasts until what is returned is closed, which may be done twice, or the process ends; in a forked child, to
@@ -116,9 +117,7 @@ class Ledger:
         """What this process may hold in all; negative where more than there is was promised."""
         return self._available_bytes(promised_bytes=self.promised_bytes)
 
-    def _entry(
-        self, needed_bytes: int, model: str, held_bytes: int | None = None, *, is_least: bool = False
-    ) -> _Entry:
+    def _entry(self, needed_bytes: int, model: str, held_bytes: int | None = None, *, is_least: bool = False) -> _Entry:
         """Return a grant to be written down, as `grant` says. The ledger is locked. Raises BudgetError."""
         entries = self._entries()
         own, others = _own(entries), [run for run in _runs(entries) if run.pid != os.getpid()]

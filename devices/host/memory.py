@@ -129,9 +129,7 @@ def available_bytes(root: Path = Path("/"), promised_bytes: Promised = _nothing)
     folder); the result may then be negative.
     """
     own = process_memory()
-    rooms: list[tuple[Path | None, int]] = [
-        (None, machine_memory(root).available_bytes + own.held_bytes)
-    ]
+    rooms: list[tuple[Path | None, int]] = [(None, machine_memory(root).available_bytes + own.held_bytes)]
     for group in memory_groups("self", root):
         if (room := room_bytes(group, own)) is not None:
             rooms.append((group.folder, room))

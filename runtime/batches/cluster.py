@@ -258,7 +258,9 @@ class ClusterPlaces:
         while not self._n_waiting:
             workers, now_s = list(self._workers.values()), time.monotonic()
             newest = [one.newest for one in workers]
-            newest_s = [now_s - one.asked[it] if it is not None else None for one, it in zip(workers, newest, strict=True)]
+            newest_s = [
+                now_s - one.asked[it] if it is not None else None for one, it in zip(workers, newest, strict=True)
+            ]
             number = to_take_back([one.load for one in workers], newest_s)
             if number is None:
                 return

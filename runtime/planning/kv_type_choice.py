@@ -37,6 +37,7 @@ LEAST_GAINS = {PLAIN: 1.0, "q8_0": 1.1, "q8_0/q4_0": 1.3}  # over 16 bits, to be
 STICKINESS = 1.1
 _FOLDER = "kv-types"
 
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """A type, what the model was prepared as with it, and the seconds that a text is expected to take.

@@ -49,7 +49,9 @@ def attention_speeds(config: ModelConfig, types: Sequence[str], budget_bytes: in
     if all(kind in alike for kind in types):
         return AttentionSpeeds({kind: alike[kind] for kind in types})
     load = OtherLoad()
-    found = {kind: _measure(kind, threads, budget_bytes) for kind in types}  # all, so that they are compared at one time
+    found = {
+        kind: _measure(kind, threads, budget_bytes) for kind in types
+    }  # all, so that they are compared at one time
     is_disturbed = load.share > OTHERS_SHARE
     if not is_disturbed:
         kept[how] = {**alike, **found}
@@ -61,7 +63,7 @@ def _measure(kind: str, threads: int, budget_bytes: int) -> tuple[float, float]:
     from edge_run.runtime.probing.kernels import measure_attention
 
     narrow, wide = (
-        measure_attention(tokens, **ATTENTION, threads=threads, types=kv_types(kind), budget_bytes=budget_bytes)
+        measure_attention(tokens, ATTENTION, threads=threads, types=kv_types(kind), budget_bytes=budget_bytes)
         for tokens in (1, MANY_TOKENS)
     )
     return narrow, wide

@@ -7,6 +7,7 @@ gates, nodes. Not covered: element-wise work other than the gate, which is small
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import time
@@ -26,6 +27,7 @@ from edge_run.runtime.llama import _ggml
 from edge_run.runtime.llama.holdings import repacking_bytes
 from edge_run.runtime.llama.repacking import Repacking, groups_of
 from edge_run.runtime.probing.workbench import ALIGNMENT_BYTES, GpuBench, apart, workbench
+from edge_run.runtime.probing.workload import AttentionShape
 from edge_run.tiers.gguf_format import F16, F32, TENSOR_TYPES, TensorType
 from edge_run.tiers.residency import Residency
 
@@ -159,10 +161,7 @@ def _repack_s(repacking: Repacking, weights: Sequence[int], type_name: str, *, b
 @apart
 def measure_attention(
     tokens: int,
-    kv_tokens: int,
-    head_elements: int,
-    heads: int,
-    kv_heads: int,
+    shape: AttentionShape,
     threads: int,
     gpu: GpuBench | None = None,
     types: tuple[str, str] = ("f16", "f16"),
@@ -175,6 +174,7 @@ def measure_attention(
     Counts 4 for each of `tokens * kv_tokens * head_elements * heads`: every token sees every key; those that a causal
     mask hides cost next to nothing and are not to be counted.
     """
+    kv_tokens, head_elements, heads, kv_heads = dataclasses.astuple(shape)
     kv_elements = head_elements * kv_heads * kv_tokens
     layers = 1
     if tokens <= NARROW_TOKENS:

@@ -284,7 +284,7 @@ class _Session:
 
         self._on_step("Attention, nodes and stops")
         load = OtherLoad()
-        one, many = (kernels.measure_attention(tokens, **ATTENTION, threads=threads) for tokens in (1, MANY_TOKENS))
+        one, many = (kernels.measure_attention(tokens, ATTENTION, threads=threads) for tokens in (1, MANY_TOKENS))
         costs = PassOverheads(threads, kernels.measure_node_s(threads), kernels.measure_stop_s(threads), (one, many))
         figure = CostsFigure(measured_now(), load.share > OTHERS_SHARE, costs)
         self._keep(Measurements(costs=(figure,)))

@@ -152,7 +152,9 @@ def test_a_check_of_the_least_promises_nothing_and_advises_no_less(tmp_path: Pat
     ledger = Ledger(tmp_path, free(2 * GIB))
     ledger.check(2 * GIB, "model.gguf")
     assert (ledger.free_bytes, ledger.runs()) == (2 * GIB, [])
-    with pytest.raises(BudgetError, match=r"model.gguf: it needs at least 3.00 GiB .* 2.00 GiB is free for it; end other"):
+    with pytest.raises(
+        BudgetError, match=r"model.gguf: it needs at least 3.00 GiB .* 2.00 GiB is free for it; end other"
+    ):
         ledger.check(3 * GIB, "model.gguf")
 
 

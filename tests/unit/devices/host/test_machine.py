@@ -87,7 +87,7 @@ def test_a_quota_of_processor_time(
     assert (found.quota, found.at_once) == (quota, at_once)
     note = check_quota(tmp_path)
     assert (note is not None) == (quota < 4)
-    assert note is None or note.finding.startswith(f"control groups leave the time of {quota:g} of 4 processors, so ")
+    assert note is None or note.finding.startswith(f"control groups leave the time of {quota:g} of 4 processors: ")
 
 
 def test_cores_are_as_psutil_counts_them() -> None:

@@ -89,7 +89,9 @@ def test_a_limit_of_writes_is_none_of_reads(tmp_path: Path) -> None:
 def test_a_limit_of_another_drive_is_none_of_this_one(root: Path, folder: str, wanted: str) -> None:
     (root / "disk3").mkdir()
     info = root / "proc/self/mountinfo"
-    write(info, info.read_text().replace(" 8:1 ", " 0:40 ") + f"41 22 253:0 / {root}/disk3 rw - ext4 /dev/mapper/a rw\n")
+    write(
+        info, info.read_text().replace(" 8:1 ", " 0:40 ") + f"41 22 253:0 / {root}/disk3 rw - ext4 /dev/mapper/a rw\n"
+    )
     for number, place in {"254:0": "vda", "8:0": "sda", "8:1": "sda/sda1", "8:16": "sdb", "253:0": "dm-0"}.items():
         write(root / f"sys/devices/{place}/dev", f"{number}\n")
         for link in (root / f"sys/dev/block/{number}", root / f"sys/class/block/{Path(place).name}"):

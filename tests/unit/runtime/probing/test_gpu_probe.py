@@ -36,7 +36,7 @@ def benches(monkeypatch: pytest.MonkeyPatch) -> list[GpuBench]:
         return KernelSpeed(name, row_elements, tokens, threads, by_expert, 1e11 / tokens)
 
     monkeypatch.setattr(gpu_probe.kernels, "measure_matmul", measure_matmul)
-    monkeypatch.setattr(gpu_probe.kernels, "measure_attention", lambda tokens, **_: 1e12 * tokens)
+    monkeypatch.setattr(gpu_probe.kernels, "measure_attention", lambda tokens, shape, **_: 1e12 * tokens)
     monkeypatch.setattr(gpu_probe.kernels, "measure_node_s", lambda threads, gpu: 2e-6)
     monkeypatch.setattr(gpu_probe, "measure_upload", lambda gpu: 5e9)
     monkeypatch.setattr(gpu_probe, "measure_border_s", lambda gpu: 3e-5)

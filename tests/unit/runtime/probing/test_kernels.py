@@ -16,6 +16,7 @@ from edge_run.base.units import MIB
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.llama import _ggml
 from edge_run.runtime.probing import kernels, workbench
+from edge_run.runtime.probing.workload import AttentionShape
 from edge_run.tiers.gguf_format import F32, TENSOR_TYPES
 
 WEIGHT_TYPES = [kind.name for kind in TENSOR_TYPES.values() if kind.name not in kernels.NO_KERNEL]
@@ -63,7 +64,7 @@ def test_rows_that_fill_more_than_the_weights_are_meant_to_take() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 33])
 def test_attention(tokens: int) -> None:
-    assert 1e6 < kernels.measure_attention(tokens, 512, 64, 8, 2, 1) < 1e13
+    assert 1e6 < kernels.measure_attention(tokens, AttentionShape(512, 64, 8, 2), 1) < 1e13
 
 
 def test_a_node_costs_less_than_a_millisecond() -> None:
@@ -73,7 +74,7 @@ def test_a_node_costs_less_than_a_millisecond() -> None:
 def test_memory_is_given_back() -> None:
     def measure_all() -> None:
         kernels.measure_matmul("F16", 4096, 1, 1)
-        kernels.measure_attention(2, 2048, 64, 8, 8, 1)
+        kernels.measure_attention(2, AttentionShape(2048, 64, 8, 8), 1)
         kernels.measure_node_s(1)
 
     measure_all()  # some memory ggml takes once for the process
@@ -149,7 +150,7 @@ def test_memory_of_a_measurement_is_within_the_budget(monkeypatch: pytest.Monkey
     monkeypatch.setattr(kernels, "CACHE_MULTIPLE", 3)
     monkeypatch.setattr(kernels, "last_cache_bytes", lambda: 1 << 30)
     budget = process_memory().resident_bytes + 64 * MIB
-    kernels.measure_attention(1, 1024, 128, 8, 8, 1, budget_bytes=budget)
+    kernels.measure_attention(1, AttentionShape(1024, 128, 8, 8), 1, budget_bytes=budget)
     monkeypatch.setattr(kernels, "available_bytes", lambda: budget)
     kernels.measure_matmul("F16", 1024, 1, 1)
     assert max(arenas) < 20 * MIB
