@@ -28,7 +28,13 @@ from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.runtime.planning.expert_plan import plan_moe
 from edge_run.runtime.planning.experts import routed_read
-from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident, plan_streamed, row_ranges
+from edge_run.runtime.planning.memory_plan import (
+    plan_plain,
+    plan_resident,
+    plan_streamed,
+    row_ranges,
+    with_page_tables,
+)
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.repack_choice import kinds_to_pack
 from edge_run.runtime.planning.repack_terms import with_repacking
@@ -164,7 +170,8 @@ class Planner:
 
     @property
     def _whole_bytes(self) -> int:
-        return self._resident_terms.holdings.total_bytes + len(self._chunks) * self._address_space.chunk_bytes
+        weights_bytes = len(self._chunks) * self._address_space.chunk_bytes
+        return with_page_tables(self._resident_terms.holdings.total_bytes + weights_bytes)
 
     @property
     def minimum_bytes(self) -> int:
