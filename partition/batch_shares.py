@@ -4,7 +4,8 @@ A machine that answers many at once is given requests one by one, and always has
 enough while many are left. At the end it is not: a slow machine would still work on a full load when fast ones have
 nothing left to do. So none has more unfinished requests than its share, by the tokens a second that were measured; and
 when none is left to give, one that another machine would answer much sooner is taken back (as MapReduce has its last
-tasks done elsewhere: Dean and Ghemawat, 2004, but done twice there).
+tasks done elsewhere: Dean and Ghemawat, 2004, but done twice there). That happens to a request once: one that is long
+by itself would begin anew without end.
 """
 
 from __future__ import annotations
@@ -51,26 +52,32 @@ def next_machine(n_unfinished: int, loads: Sequence[MachineLoad]) -> int | None:
     return min(free, key=lambda number: (loads[number].n_asked + 1) / rates[number], default=None)
 
 
-def to_take_back(loads: Sequence[MachineLoad], newest_s: Sequence[float]) -> int | None:
+def to_take_back(loads: Sequence[MachineLoad], newest_s: Sequence[float | None]) -> int | None:
     """Return the number of the machine whose newest request another would answer much sooner; None where none would.
 
-    newest_s: for how long each machine has had its newest request.
+    newest_s: for how long each machine has had the newest of its requests that may be taken back; None without one.
     """
-    free = [load.most / load.requests_per_s for load in loads if load.requests_per_s and load.n_asked < load.most]
-    if not free:
-        return None
-    left = [_left_s(load, for_s) for load, for_s in zip(loads, newest_s, strict=True)]
-    slowest = max(range(len(loads)), key=left.__getitem__)
-    return slowest if left[slowest] > SOONER * min(free) else None
+    answer_s = {
+        number: load.most / load.requests_per_s
+        for number, load in enumerate(loads)
+        if load.requests_per_s and load.n_asked < load.most
+    }
+    left_s = [_left_s(load, for_s) for load, for_s in zip(loads, newest_s, strict=True)]
+
+    def is_late(number: int) -> bool:
+        elsewhere_s = min((one_s for other, one_s in answer_s.items() if other != number), default=math.inf)
+        return left_s[number] > SOONER * elsewhere_s
+
+    return max(filter(is_late, range(len(loads))), key=left_s.__getitem__, default=None)
 
 
-def _left_s(load: MachineLoad, newest_s: float) -> float:
+def _left_s(load: MachineLoad, newest_s: float | None) -> float:
     """Return how long a machine is expected to take for its newest request.
 
     What is overdue takes as long again, as it may be frozen; and so does what nothing is known of.
     """
     expected_s = max(load.n_asked, load.most) / load.requests_per_s if load.requests_per_s else 0.0
-    return abs(expected_s - newest_s) if load.n_asked else 0.0
+    return abs(expected_s - newest_s) if load.n_asked and newest_s is not None else 0.0
 
 
 def _quota(n_unfinished: int, load: MachineLoad, share: float) -> int:

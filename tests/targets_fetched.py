@@ -134,7 +134,7 @@ def profiles(folder: Path, stack: ExitStack) -> Target:
         (profile.RepackedFigure(when, False, RepackedSpeed("Q4_0", 512, 1, 1, False, 1e9, 1e9), True),),
     )
     store = profile.ProfileStore(folder, lambda: datetime(2026, 1, 2, 4, tzinfo=timezone.utc))
-    identity = profile.MeasuredSetup("a processor", "x86_64", 4, "a library")
+    identity = profile.MeasuredSetup("a processor", "x86_64", 4, 4.0, "a library")
     assert store.save(identity, measured)
     (path,) = (folder / "profiles").iterdir()
     seed = path.read_bytes()

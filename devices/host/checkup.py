@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_run.base.findings import NOTE, OK, PROBLEM, Finding
-from edge_run.base.units import KIB, MIB, format_size
+from edge_run.base.units import KIB, MIB, format_count, format_size
 from edge_run.devices.host.ledger import Ledger, Run
+from edge_run.devices.host.machine import usable_cores
 from edge_run.devices.host.memory import memory_groups
 from edge_run.devices.host.system_files import system_text
 
@@ -42,11 +43,21 @@ def check_groups(root: Path = Path("/")) -> list[Finding]:
     ]
 
 
+def check_quota(root: Path = Path("/")) -> Finding | None:
+    """A limit of processor time: containers, systemd units."""
+    cores = usable_cores(root)
+    if cores.quota == cores.logical:
+        return None
+    threads = format_count(cores.at_once, "thread")
+    text = f"control groups leave the time of {cores.quota:g} of {cores.logical} processors: {threads} by default"
+    return Finding("processor time", NOTE, text, "to have more: docker run --cpus, CPUQuota= of a systemd unit")
+
+
 def check_runs(ledger: Ledger) -> list[Finding]:
     """The models that are open now."""
-    if ledger.folder is None:
+    if not ledger.folders:
         why = "no folder of this user's own for a ledger of budgets: two runs could together exceed memory"
-        return [Finding("other runs", NOTE, why, "make /run/user or the temporary folder writable")]
+        return [Finding("other runs", NOTE, why, "make /run/user or /tmp writable")]
     runs = ledger.runs()
     if not runs:
         return [Finding("other runs", OK, "none")]
@@ -55,7 +66,7 @@ def check_runs(ledger: Ledger) -> list[Finding]:
             "other runs",
             OK,
             f"process {run.pid} with {', '.join(run.models)}: granted {format_size(run.granted_bytes)}, holds "
-            f"{format_size(run.resident_bytes)}",
+            f"{format_size(run.held_bytes)}",
         )
         for run in runs
     ]

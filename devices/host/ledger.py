@@ -19,7 +19,7 @@ from pathlib import Path
 from edge_run.base.errors import BudgetError
 from edge_run.base.strict_json import LARGEST, parse
 from edge_run.base.units import MIB, format_size
-from edge_run.devices.host.locks import LivingFile, locked, own_folder, pid_namespace, read_living, user_folders
+from edge_run.devices.host.locks import LivingFile, locked, own_folders, pid_namespace, read_living, user_folders
 from edge_run.devices.host.memory import available_bytes, memory_groups, process_memory
 
 logger = logging.getLogger(__name__)
@@ -31,17 +31,20 @@ _LARGEST_PID = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A live process with grants: the models they are for, what they allow it in all, and what it holds now."""
+    """A live process with grants: the models they are for, what they allow it in all, and what it holds now.
+
+    held_bytes: without pages of files. A model that begins in the page cache has still to be copied.
+    """
 
     pid: int
     models: tuple[str, ...]
     granted_bytes: int
-    resident_bytes: int
+    held_bytes: int
 
     @property
     def rest_bytes(self) -> int:
         """What it may still take."""
-        return max(0, self.granted_bytes - self.resident_bytes)
+        return max(0, self.granted_bytes - self.held_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,14 @@ class _Entry:
 class Ledger:
     """The ledger in `folder`, by default the user's. Thread-safe; any number in a process are one and the same.
 
-    available_bytes: what this process may hold in all, as in `memory.py`. `folder` is None where no ledger can
-    be kept.
+    Grants are written to the first of `folders`, and read from all: another process of the user may have had no other.
+    It is empty where no ledger can be kept.
+
+    available_bytes: what this process may hold in all, as in `memory.py`.
     """
 
     def __init__(self, folder: Path | None = None, available_bytes: Callable[..., int] = available_bytes) -> None:
-        self.folder = own_folder([folder] if folder else user_folders())
+        self.folders = own_folders([folder] if folder else user_folders())
         self._available_bytes = available_bytes
 
     def runs(self) -> list[Run]:
@@ -90,44 +95,61 @@ class Ledger:
         """Promise this process `needed_bytes` in all, for `model`. Raises BudgetError when that is not free.
 
         held_bytes: the part of needed_bytes that the process held already when it was measured; None: what it holds
-        now. An earlier model's weights may be in it, as far as they were read by then. So a grant adds needed_bytes -
-        held_bytes to what the process may come to hold, which is at least held_bytes and at least what was granted
-        before: nothing is counted twice, and what the earlier model has still to read is not forgotten.
+        now, pages of files aside. An earlier model's weights may be in it, as far as they were read by then. So a grant
+        adds needed_bytes - held_bytes to what the process may come to hold, which is at least held_bytes and at least
+        what was granted before: nothing is counted twice, and what the earlier model has still to read is not
+        forgotten.
 
         Of two processes that ask at once, one is first. A grant that cannot be written down is given all the same.
         It lasts until what is returned is closed, which may be done twice, or the process ends; in a forked child, to
         which nothing was granted, closing does nothing.
         """
         with self._locked():
-            entries = self._entries()
-            own, others = _own(entries), [run for run in _runs(entries) if run.pid != os.getpid()]
-            held_bytes = process_memory().resident_bytes if held_bytes is None else held_bytes
-            base_bytes = max(held_bytes - _added(own), *(entry.base_bytes for entry in own), 0)
-            unread_bytes = base_bytes + _added(own) - held_bytes
-            free_bytes = self._available_bytes(promised_bytes=lambda group: unread_bytes + _promised(others, group))
-            if needed_bytes > free_bytes:
-                raise _refusal(needed_bytes, free_bytes, model, others, own)
-            return self._write(_Entry(os.getpid(), pid_namespace(), model, base_bytes, needed_bytes - held_bytes))
+            return self._write(self._entry(needed_bytes, model, held_bytes))
+
+    def check(self, least_bytes: int, model: str) -> None:
+        """Raise BudgetError where not even `least_bytes` in all are free for this process, the least for `model`."""
+        with self._locked():
+            self._entry(least_bytes, model, is_least=True)
+
+    @property
+    def free_bytes(self) -> int:
+        """What this process may hold in all; negative where more than there is was promised."""
+        return self._available_bytes(promised_bytes=self.promised_bytes)
+
+    def _entry(self, needed_bytes: int, model: str, held_bytes: int | None = None, *, is_least: bool = False) -> _Entry:
+        """Return a grant to be written down, as `grant` says. The ledger is locked. Raises BudgetError."""
+        entries = self._entries()
+        own, others = _own(entries), [run for run in _runs(entries) if run.pid != os.getpid()]
+        held_bytes = process_memory().held_bytes if held_bytes is None else held_bytes
+        base_bytes = max(held_bytes - _added(own), *(entry.base_bytes for entry in own), 0)
+        unread_bytes = base_bytes + _added(own) - held_bytes
+        free_bytes = self._available_bytes(promised_bytes=lambda group: unread_bytes + _promised(others, group))
+        if needed_bytes > free_bytes:
+            raise _refusal(needed_bytes, free_bytes, model, others, own, is_least=is_least)
+        return _Entry(os.getpid(), pid_namespace(), model, base_bytes, needed_bytes - held_bytes)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with locked(self.folder / "lock") if self.folder else contextlib.nullcontext():
+        with contextlib.ExitStack() as locks:
+            for folder in self.folders:  # in the same order in every process
+                locks.enter_context(locked(folder / "lock"))
             yield
 
     def _write(self, entry: _Entry) -> contextlib.ExitStack:
         grant = contextlib.ExitStack()
         try:
-            if self.folder:
-                file = LivingFile(self.folder, _PREFIX, json.dumps(dataclasses.asdict(entry)).encode())
+            if self.folders:
+                file = LivingFile(self.folders[0], _PREFIX, json.dumps(dataclasses.asdict(entry)).encode())
                 grant.callback(file.remove)
         except OSError as error:
-            logger.info("a grant cannot be written down in %s: %s", self.folder, error)
+            logger.info("a grant cannot be written down in %s: %s", self.folders[0], error)
         return grant
 
     def _entries(self) -> list[_Entry]:
         """Return the grants of live processes that we can see. The ledger is locked."""
         entries = []
-        for content in read_living(self.folder, _PREFIX) if self.folder else ():
+        for content in (content for folder in self.folders for content in read_living(folder, _PREFIX)):
             with contextlib.suppress(ValueError, TypeError):  # another version's
                 entries.append(_Entry(**parse(content)))
         return [entry for entry in entries if entry.namespace == pid_namespace()]
@@ -152,9 +174,9 @@ def _runs(entries: Iterable[_Entry]) -> list[Run]:
     runs = []
     for pid, own in by_process.items():
         with contextlib.suppress(psutil.Error, OSError):
-            resident_bytes = psutil.Process(pid).memory_info().rss
+            held_bytes = process_memory(pid).held_bytes
             granted_bytes = max(entry.base_bytes for entry in own) + _added(own)
-            runs.append(Run(pid, tuple(entry.model for entry in own), granted_bytes, resident_bytes))
+            runs.append(Run(pid, tuple(entry.model for entry in own), granted_bytes, held_bytes))
     return runs
 
 
@@ -166,8 +188,13 @@ def _promised(runs: Iterable[Run], group: Path | None) -> int:
     )
 
 
-def _refusal(needed_bytes: int, free_bytes: int, model: str, others: list[Run], own: list[_Entry]) -> BudgetError:
-    """Return the error for a budget that is not there: who has it, and what to do."""
+def _refusal(
+    needed_bytes: int, free_bytes: int, model: str, others: list[Run], own: list[_Entry], *, is_least: bool = False
+) -> BudgetError:
+    """Return the error for a budget that is not there: who has it, and what to do.
+
+    is_least: less would not do.
+    """
     found_bytes = max(0, free_bytes)
     largest = sorted(others, key=lambda run: run.granted_bytes, reverse=True)
     named = [
@@ -180,11 +207,12 @@ def _refusal(needed_bytes: int, free_bytes: int, model: str, others: list[Run], 
         named.append(f"{format_size(_added(own))} to this process ({', '.join(entry.model for entry in own)})")
     promised = f"; granted are {', '.join(named)}" if named else ""
     advice = "end another run" if others else "close the other model" if own else "end other programs"
-    if found_bytes >= MIB:
+    if found_bytes >= MIB and not is_least:
         advice = f"lower --memory to at most {found_bytes // MIB}MiB, or {advice}"
     return BudgetError(
-        f"{model}: the plan needs {format_size(needed_bytes)} of memory for the whole process, and "
-        f"{format_size(found_bytes)} is free for it{promised}; {advice}",
+        f"{model}: {'it needs at least' if is_least else 'the plan needs'} {format_size(needed_bytes)} of memory for "
+        f"the whole process, and {format_size(found_bytes)} is free for it{promised}; {advice}",
         needed_bytes=needed_bytes,
+        minimum_bytes=needed_bytes if is_least else 0,
         found_bytes=found_bytes,
     )

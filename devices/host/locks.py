@@ -35,27 +35,33 @@ _held: set[int] = set()  # descriptors with locks of ours
 def user_folders() -> list[Path]:
     """Return where files about a user's processes may lie, best first.
 
-    The environment is not asked: it differs from one process of a user to the next.
+    The environment is not asked: it differs from one process of a user to the next. /run/user differs too: it is there
+    during a session only, and a job of cron's has none.
     """
     if not hasattr(os, "geteuid"):
         return []
     user = os.geteuid()
-    return [Path(f"/run/user/{user}/edge-run"), Path(tempfile.gettempdir(), f"edge-run-{user}")]
+    return [Path(f"/run/user/{user}/edge-run"), *(Path(folder, f"edge-run-{user}") for folder in ("/tmp", "/var/tmp"))]
 
 
-def own_folder(folders: Iterable[Path]) -> Path | None:
-    """Return the first of `folders` that is ours alone and can be written to, made where its parent is there."""
+def own_folders(folders: Iterable[Path]) -> list[Path]:
+    """Return those of `folders` that are ours alone and can be written to.
+
+    The first is made where its parent is there, and is the one to write to; the others are where they were made before.
+    """
+    own: dict[tuple[int, int], Path] = {}  # /var/tmp may be a link to /tmp
     for folder in folders if HAS_LOCKS else ():
         with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700, exist_ok=True)
+            if not own:
+                folder.mkdir(mode=0o700, exist_ok=True)
             status = folder.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 continue
             if status.st_mode & 0o077:
                 folder.chmod(0o700)
             if os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-                return folder
-    return None
+                own.setdefault((status.st_dev, status.st_ino), folder)
+    return list(own.values())
 
 
 def pid_namespace() -> int:

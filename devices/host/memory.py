@@ -14,13 +14,14 @@ from edge_run.devices.host.system_files import control_groups, system_text
 MARGIN_BYTES = 256 * MIB
 MARGIN_SHARE = 0.05
 LAG_BYTES_PER_CORE = MIB // 2  # each core keeps back 64 pages of what a group uses, and as many of what its cache has
+_KERNEL_PARTS = ("kernel_stack", "pagetables", "percpu", "vmalloc", "slab")
 
 Promised = Callable[[Path | None], int]
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Bytes of this process: resident now, resident at most so far, swapped out, and private writable mappings.
+    """Bytes of a process: resident now, resident at most so far, swapped out, and private writable mappings.
 
     file_bytes: the part of what is resident that is of files, which the kernel counts as page cache.
     """
@@ -30,6 +31,11 @@ class ProcessMemory:
     swapped_bytes: int
     data_bytes: int
     file_bytes: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What is resident and nobody else could have: the kernel takes the page cache back when it needs memory."""
+        return self.resident_bytes - self.file_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +84,21 @@ def count_peak_anew(earlier_bytes: int) -> None:
         _Peak.earlier_bytes = max(_Peak.earlier_bytes, earlier_bytes)
 
 
-def process_memory() -> ProcessMemory:
-    """Return what this process holds now."""
+def process_memory(process: int | None = None) -> ProcessMemory:
+    """Return what a process (an id; None for this one) holds now. Raises psutil.Error for another that is gone."""
     try:
-        text = Path("/proc/self/status").read_text()
+        text = Path(f"/proc/{process or 'self'}/status").read_text()
     except OSError:
         import psutil
 
-        info = psutil.Process().memory_info()
+        info = psutil.Process(process).memory_info()
         return ProcessMemory(info.rss, getattr(info, "peak_wset", info.rss), 0, info.vms)
     fields = dict(line.split(":", 1) for line in text.splitlines() if line.startswith(("Vm", "Rss")))
     resident, peak, swapped, data, files = (
         int(fields.get(key, "0 kB").split()[0]) * 1024 for key in ("VmRSS", "VmHWM", "VmSwap", "VmData", "RssFile")
     )
-    return ProcessMemory(resident, max(peak, _Peak.earlier_bytes), swapped, data, files)
+    earlier_peak = 0 if process else _Peak.earlier_bytes
+    return ProcessMemory(resident, max(peak, earlier_peak), swapped, data, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +129,7 @@ def available_bytes(root: Path = Path("/"), promised_bytes: Promised = _nothing)
     folder); the result may then be negative.
     """
     own = process_memory()
-    rooms: list[tuple[Path | None, int]] = [
-        (None, machine_memory(root).available_bytes + own.resident_bytes - own.file_bytes)
-    ]
+    rooms: list[tuple[Path | None, int]] = [(None, machine_memory(root).available_bytes + own.held_bytes)]
     for group in memory_groups("self", root):
         if (room := room_bytes(group, own)) is not None:
             rooms.append((group.folder, room))
@@ -166,12 +171,16 @@ def room_bytes(group: MemoryGroup, own: ProcessMemory | None = None) -> int | No
     except (OSError, ValueError):
         return None
     cache = sum(int(stat.get(f"total_{kind}", stat.get(kind, 0))) for kind in ("inactive_file", "active_file"))
-    others = max(0, usage - cache - _kernel_bytes(group, stat) - (own.resident_bytes - own.file_bytes))
+    others = max(0, usage - cache - _kernel_bytes(group, stat) - own.held_bytes)
     return max(0, limit - (others if others > LAG_BYTES_PER_CORE * (os.cpu_count() or 1) else 0))
 
 
 def _kernel_bytes(group: MemoryGroup, stat: dict[str, str]) -> int:
+    """Return what the kernel itself keeps in a group: its sum, or, before Linux 5.18, the parts that there are."""
     try:
-        return int(stat["kernel"] if "kernel" in stat else (group.folder / "memory.kmem.usage_in_bytes").read_text())
+        names = [name for name in (["kernel"] if "kernel" in stat else _KERNEL_PARTS) if name in stat]
+        if names:
+            return sum(int(stat[name]) for name in names)
+        return int((group.folder / "memory.kmem.usage_in_bytes").read_text())  # version 1
     except (OSError, ValueError):
         return 0

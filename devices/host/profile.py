@@ -45,12 +45,14 @@ class MeasuredSetup:
     cpu: the name of its processor.
     architecture: the instruction set.
     cores: the logical cores that this process may use.
-    library: the version of llama.cpp.
+    quota: how many of them it has the time of.
+    library: the build of llama.cpp.
     """
 
     cpu: str
     architecture: str
     cores: int
+    quota: float
     library: str
 
     @property

@@ -21,7 +21,7 @@ from typing import TypeAlias
 import psutil
 
 from edge_run.base.errors import ProtocolError
-from edge_run.devices.host.locks import own_folder, user_folders
+from edge_run.devices.host.locks import own_folders, user_folders
 
 logger = logging.getLogger(__name__)
 
@@ -173,5 +173,4 @@ def _mark_name(key: str, port: int) -> str | None:
     digest = hashlib.sha256(f"edge-run link\0{key}\0{port}".encode()).hexdigest()[:32]
     if sys.platform == "linux":
         return f"\0edge-run-link-{digest}"
-    folder = own_folder(user_folders())
-    return str(folder / f"link-{digest}") if folder else None
+    return next((str(folder / f"link-{digest}") for folder in own_folders(user_folders())), None)

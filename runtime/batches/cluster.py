@@ -45,6 +45,7 @@ class _ClusterWorker:
     """A worker whose model is open.
 
     asked: the requests that it has, and when it was given each; the newest last.
+    returnable: those of them that may be taken back.
     is_lost: it is not there any more.
     is_broken: one of its tasks failed in a way that is none of ours, as for want of memory.
     """
@@ -54,12 +55,18 @@ class _ClusterWorker:
     pace: AnswerPace
     n_asked: int = 0
     asked: dict[Future[Any], float] = field(default_factory=dict)
+    returnable: set[Future[Any]] = field(default_factory=set)
     is_lost: bool = False
     is_broken: bool = False
 
     @property
     def load(self) -> MachineLoad:
         return MachineLoad(self.most, self.n_asked, self.pace.tokens_per_s, self.pace.requests_per_s)
+
+    @property
+    def newest(self) -> Future[Any] | None:
+        """The newest request that may be taken back."""
+        return next((one for one in reversed(self.asked) if one in self.returnable), None)
 
     def take(self) -> None:
         if not self.n_asked:
@@ -109,10 +116,13 @@ class ClusterPlaces:
         self._n_unfinished = n_unfinished
         return functools.partial(self._answer, await self._next_worker())
 
-    async def _next_worker(self) -> _ClusterWorker:
-        """Wait until the next request should go to a worker; return that one, which has a place for it."""
+    async def _next_worker(self, earlier: _ClusterWorker | None = None) -> _ClusterWorker:
+        """Wait until the next request should go to a worker; return that one, which has a place for it.
+
+        earlier: the worker that had the request before, which is given it again only where there is no other.
+        """
         while True:
-            workers = list(self._workers.values())
+            workers = [one for one in self._workers.values() if one is not earlier] or list(self._workers.values())
             number = next_machine(self._n_unfinished, [one.load for one in workers]) if workers else None
             if number is not None:
                 workers[number].take()
@@ -124,22 +134,28 @@ class ClusterPlaces:
                 self._n_waiting -= 1
 
     async def _answer(self, worker: _ClusterWorker, request: BatchRequest) -> BatchResult:
-        n_lost = 0
+        n_lost, is_returnable = 0, True
         while True:
             if worker.is_lost:  # since it was given the request
                 worker.n_asked -= 1
-            elif found := await self._ask(worker, request):
+            elif found := await self._ask(worker, request, is_returnable=is_returnable):
                 return found
             else:
                 n_lost += worker.is_lost or worker.is_broken
+                is_returnable &= self._workers.get(worker.address) is not worker  # else it was taken back
             if n_lost == MOST_LOST:
                 return refused(Refusal(500, f"{n_lost} workers of the cluster ended or failed with this request"))
-            worker = await self._next_worker()
+            worker = await self._next_worker(worker)
 
-    async def _ask(self, worker: _ClusterWorker, request: BatchRequest) -> BatchResult | None:
-        """Return the result; None where the worker cannot give one, and others may."""
+    async def _ask(self, worker: _ClusterWorker, request: BatchRequest, *, is_returnable: bool) -> BatchResult | None:
+        """Return the result; None where the worker cannot give one, and others may.
+
+        is_returnable: it may be taken back.
+        """
         future = self._submit("answer", worker.address, answer, self._host.name, msgspec.json.encode(request))
         worker.asked[future] = time.monotonic()
+        if is_returnable:
+            worker.returnable.add(future)
         found: dict[str, Any] | None = None
         try:
             found = await future
@@ -150,6 +166,7 @@ class ClusterPlaces:
             found = {"failure": error_document(MeshError(f"a task failed: {type(error).__name__}: {error}"))}
         finally:
             del worker.asked[future]
+            worker.returnable.discard(future)
             worker.n_asked -= 1
             self._tell()
         if found is None:
@@ -235,13 +252,15 @@ class ClusterPlaces:
         """When no request is left to give, have those of slow workers answered by fast ones that have a place."""
         while not self._n_waiting:
             workers, now_s = list(self._workers.values()), time.monotonic()
-            newest_s = [now_s - next(reversed(one.asked.values()), now_s) for one in workers]
+            newest = [one.newest for one in workers]
+            newest_s = [
+                now_s - one.asked[it] if it is not None else None for one, it in zip(workers, newest, strict=True)
+            ]
             number = to_take_back([one.load for one in workers], newest_s)
-            newest = next(reversed(workers[number].asked), None) if number is not None else None
-            if newest is None:
+            if number is None:
                 return
             changed = self._changed
-            await self._client.cancel([newest], force=True)
+            await self._client.cancel([newest[number]], force=True)
             await changed.wait()
 
     async def _lose(self, worker: _ClusterWorker) -> None:

@@ -78,10 +78,10 @@ def check_model(path: Path, gguf: GgufModel, error: str) -> Finding:
 
 
 def check_size(weights_bytes: int, budget_bytes: int) -> Finding:
-    """Whether the model fits, or streams."""
-    budget = f"the budget of {format_size(budget_bytes)}"
-    text = f"fits {budget}" if weights_bytes < budget_bytes else f"does not fit {budget}: it will be streamed"
-    return Finding("size", OK, text)
+    """Whether the model streams for its weights alone; what else it takes, a plan says."""
+    text = f"its weights alone take {format_size(weights_bytes)} of the budget of {format_size(budget_bytes)}"
+    rest = "it will be streamed" if weights_bytes >= budget_bytes else "`edge-run plan` says whether all of it fits"
+    return Finding("size", OK, f"{text}: {rest}")
 
 
 def check_holes(path: Path, start: int) -> list[Finding]:

@@ -31,6 +31,7 @@ from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.llama.work_buffer import work_bytes
+from edge_run.runtime.planning.memory_plan import with_page_tables
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.repack_choice import choose_kinds
 from edge_run.runtime.planning.terms import Terms
@@ -197,11 +198,15 @@ class _Loading:
         address_space = AddressSpace(spans, self._prepared.config.chunk_bytes)
         address_space.reserve()
         chunks = address_space.holding(host_ranges(model)) if self._offload else range(address_space.n_chunks)
-        room_bytes = budget_bytes - len(chunks) * address_space.chunk_bytes
-        is_whole = may_be_whole and self._with_draft(Holdings.now(model.vocabulary)).total_bytes <= room_bytes
+        weights_bytes = len(chunks) * address_space.chunk_bytes
+
+        def has_room(held: Holdings) -> bool:
+            return with_page_tables(held.total_bytes + weights_bytes) <= budget_bytes
+
+        is_whole = may_be_whole and has_room(self._with_draft(Holdings.now(model.vocabulary)))
         repacked = self._repacked(model, is_whole=is_whole)
         context, holdings = self._context(model, repacked, stops=not is_whole)
-        if is_whole and holdings.total_bytes > room_bytes:
+        if is_whole and not has_room(holdings):
             context.close()
             if repacked:
                 repacked.undo()

@@ -11,12 +11,10 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from edge_run.base.results import Numerics
 from edge_run.runtime.inspection.cache import file_facts
-from edge_run.runtime.llama._ggml import L
-from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.llama.library import library_build
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.kv.block_file import FORMAT
 from edge_run.tiers.kv.record import NAME_BYTES
@@ -36,22 +34,10 @@ def kept_identity(gguf: GgufModel, numerics: Numerics, signature: str) -> KeptId
     Raises OSError where the model's files cannot be read.
     """
     files = [file_facts(shard.path) for shard in gguf.shards]
-    library = _digest([library_version(), numerics.kernels, *map(_build_facts, _library_files())]).hex()
+    library = _digest([library_build(), numerics.kernels]).hex()
     key = _digest([FORMAT, library, files, dataclasses.asdict(numerics), signature])
     path = str(gguf.shards[0].path.resolve())
     return KeptIdentity(key, {"library": library, "path": path, "file": _digest(files).hex()})
-
-
-def _library_files() -> list[Path]:
-    return sorted((Path(L.__file__).parent / "lib").glob("*ggml*")) + sorted(
-        (Path(L.__file__).parent / "lib").glob("*llama*")
-    )
-
-
-def _build_facts(path: Path) -> list[object]:
-    """Return what changes when a library is built again."""
-    status = path.stat()
-    return [path.name, status.st_size, status.st_mtime_ns]
 
 
 def _digest(facts: object) -> bytes:

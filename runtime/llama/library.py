@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -11,11 +12,30 @@ _BEFORE, _AFTER = "llama_cpp_python-", ".dist-info"
 
 @functools.cache
 def library_version() -> str:
-    """Return the installed llama-cpp-python, which names the llama.cpp build in it."""
-    spec = PathFinder.find_spec("llama_cpp")  # also where a package without its code stands in for it
-    places = spec.submodule_search_locations if spec and spec.submodule_search_locations else ()
-    found = [folder.name for place in places for folder in Path(place).parent.glob(f"{_BEFORE}*{_AFTER}")]
+    """Return the installed llama-cpp-python, which names the version of llama.cpp in it."""
+    found = [folder.name for place in _places() for folder in place.parent.glob(f"{_BEFORE}*{_AFTER}")]
     return f"llama-cpp-python {_version(found)}"
+
+
+@functools.cache
+def library_build() -> str:
+    """Return the version with what tells one build of it from another: it computes at another speed, or other bits.
+
+    That is by the names, sizes and times of the libraries' files.
+    """
+    files = sorted(path for place in _places() for path in place.glob("lib/*") if _is_ours(path.name))
+    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return f"{library_version()}, build {hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+
+
+def _is_ours(name: str) -> bool:
+    return "ggml" in name or "llama" in name
+
+
+def _places() -> list[Path]:
+    """Return the folders of the package."""
+    spec = PathFinder.find_spec("llama_cpp")  # also where a package without its code stands in for it
+    return [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
 
 
 def _version(folders: list[str]) -> str:

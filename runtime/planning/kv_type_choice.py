@@ -4,15 +4,16 @@ Fewer bits leave more room for weights, so that less is read for each token, and
 all. But attention on them may be several times as slow, and they cost quality. So 16 bits stay unless fewer make a
 text of half the context, which is read and gone on with, faster by as much as their quality is worth; or unless only
 fewer have room for the whole context. The type belongs to the numerics key: what was chosen before stays unless
-something else gains a tenth more.
+something else gains a tenth more, and where other programs disturbed the measurement, nothing changes it.
 
 Only types that cost next to no quality are weighed (benchmarks/kv_types.py): keys of four bits spoil some models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, ConfigError
@@ -28,12 +29,13 @@ from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.tiers.gguf import GgufModel
 
+if TYPE_CHECKING:
+    from edge_run.runtime.probing.attention import AttentionSpeeds
+
 PLAIN = "f16"
 LEAST_GAINS = {PLAIN: 1.0, "q8_0": 1.1, "q8_0/q4_0": 1.3}  # over 16 bits, to be worth what they cost in quality
 STICKINESS = 1.1
 _FOLDER = "kv-types"
-
-Speeds = Mapping[str, tuple[float, float]]  # of attention on each type, operations a second: one token, many tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def choose_kv_type(gguf: GgufModel, config: ModelConfig, prepare: Callable[[Mode
     """
     from edge_run.runtime.probing.attention import attention_speeds
 
-    options, refusal, n_tokens, speeds = list[Option](), None, 0, dict[str, tuple[float, float]]()
+    options, refusal, n_tokens, speeds = list[Option](), None, 0, None
     for kv_type in LEAST_GAINS:
         typed = replace(config, kv_type=kv_type) if _can_be(gguf, config, kv_type) else None
         if typed is None:
@@ -72,25 +74,29 @@ def choose_kv_type(gguf: GgufModel, config: ModelConfig, prepare: Callable[[Mode
         if prepared.known is None or prepared.why_plain:
             return replace(prepared, kv_type_reason=f"{kv_type}: llama.cpp's own loader keeps no budget")
         n_tokens = n_tokens or max(1, Planner(prepared).plan().wanted_context_tokens // 2)
-        speeds = speeds or dict(attention_speeds(config, list(LEAST_GAINS)))
+        speeds = speeds or attention_speeds(config, list(LEAST_GAINS), prepared.budget_bytes)
         options.append(_weighed(prepared, typed, n_tokens, speeds))
-    if not options:
+    if speeds is None:
         assert refusal is not None
         raise refusal
     key, kept = decision_key(replace(config, kv_type=PLAIN)), _decisions(gguf, config)
-    chosen = best(options, kept.get(key))
-    if kept.get(key) != chosen.kv_type:
+    chosen = best(options, kept.get(key), is_kept_at_any_cost=speeds.is_disturbed)
+    if kept.get(key) != chosen.kv_type and not speeds.is_disturbed:
         save(gguf, config.cache / _FOLDER, {**kept, key: chosen.kv_type})
     return replace(chosen.prepared, kv_type_reason=reason(options, chosen, n_tokens))
 
 
-def best(options: Sequence[Option], kept: str | None = None) -> Option:
-    """Return the best of `options`, of which the first has the most bits. kept: the type that was chosen before."""
+def best(options: Sequence[Option], kept: str | None = None, *, is_kept_at_any_cost: bool = False) -> Option:
+    """Return the best of `options`, of which the first has the most bits.
+
+    kept: the type that was chosen before.
+    is_kept_at_any_cost: it stays where it has room, as the costs are not to be trusted.
+    """
     able = [one for one in options if one.has_room] or options
     costs = {one.kv_type: one.cost_s * LEAST_GAINS[one.kv_type] for one in able}
     found = min(able, key=lambda one: costs[one.kv_type])
     earlier = next((one for one in able if one.kv_type == kept), None)
-    if earlier and costs[earlier.kv_type] <= STICKINESS * costs[found.kv_type]:
+    if earlier and (is_kept_at_any_cost or costs[earlier.kv_type] <= STICKINESS * costs[found.kv_type]):
         return earlier
     return found
 
@@ -113,17 +119,17 @@ def _can_be(gguf: GgufModel, config: ModelConfig, kv_type: str) -> bool:
     return True
 
 
-def _weighed(prepared: Prepared, config: ModelConfig, n_tokens: int, attention: Speeds) -> Option:
+def _weighed(prepared: Prepared, config: ModelConfig, n_tokens: int, attention: AttentionSpeeds) -> Option:
     """Return a type with the time of a text of `n_tokens` tokens that goes on."""
     from edge_run.runtime.probing.probe import recall
 
     planner = Planner(prepared)
     plan = planner.plan()
     there = replace(plan, streamed_bytes_per_pass=_read_at(plan, n_tokens))
-    speeds = attention[config.kv_type]
+    speeds = attention.by_type[config.kv_type]
     profile = recall(prepared.gguf, prepared.config)
     if profile and planner.can_time(profile):
-        profile = _with_attention(profile, speeds, attention[PLAIN])
+        profile = _with_attention(profile, speeds, attention.by_type[PLAIN])
         times, width = planner.times(there, profile), planner.known.micro_batch_tokens
         cost_s = times.prefill_s(n_tokens, width, is_first=False)
         cost_s += ANSWER_TOKENS * times.pass_s(1, n_tokens, 1, is_first=False)

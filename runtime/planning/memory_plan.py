@@ -64,9 +64,13 @@ def plan_resident(terms: Terms, address_space: AddressSpace, chunks: Collection[
     return make_plan(
         terms,
         mode="resident",
-        minimum_bytes=terms.holdings.total_bytes + weights,
+        minimum_bytes=with_page_tables(terms.holdings.total_bytes + weights),
         pinned_bytes=weights,
-        items=(*terms.holdings.items(), PlanItem("pinned", weights, "the whole model fits the budget")),
+        items=(
+            *terms.holdings.items(),
+            _page_tables(terms.holdings.total_bytes + weights),
+            PlanItem("pinned", weights, "the whole model fits the budget"),
+        ),
     )
 
 
@@ -147,8 +151,12 @@ def items_besides_weights(terms: Terms, rows_bytes: int, weights_bytes: int) -> 
     return (
         *terms.holdings.items(),
         PlanItem("rows", rows_bytes, "rows of token tables in use; the rest of a table stays on disk"),
-        PlanItem("page tables", mapped // PAGE_TABLE_SHARE, "what the kernel keeps to map all this"),
+        _page_tables(mapped),
     )
+
+
+def _page_tables(mapped_bytes: int) -> PlanItem:
+    return PlanItem("page tables", mapped_bytes // PAGE_TABLE_SHARE, "what the kernel keeps to map all this")
 
 
 def with_page_tables(size_bytes: int) -> int:

@@ -28,7 +28,13 @@ from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.runtime.planning.expert_plan import plan_moe
 from edge_run.runtime.planning.experts import routed_read
-from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident, plan_streamed, row_ranges
+from edge_run.runtime.planning.memory_plan import (
+    plan_plain,
+    plan_resident,
+    plan_streamed,
+    row_ranges,
+    with_page_tables,
+)
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.repack_choice import kinds_to_pack
 from edge_run.runtime.planning.repack_terms import with_repacking
@@ -134,7 +140,7 @@ class Planner:
 
     def plan(self, budget_bytes: int | None = None) -> Plan:
         """Return the plan under a budget, by default the configured one. Raises BudgetError when it is too small."""
-        budget_bytes = budget_bytes or self.prepared.budget_bytes
+        budget_bytes = self.prepared.budget_bytes if budget_bytes is None else budget_bytes
         terms = replace(self._streamed_terms, budget_bytes=budget_bytes)
         if self.prepared.why_plain:
             return plan_plain(
@@ -164,15 +170,20 @@ class Planner:
 
     @property
     def _whole_bytes(self) -> int:
-        return self._resident_terms.holdings.total_bytes + len(self._chunks) * self._address_space.chunk_bytes
+        weights_bytes = len(self._chunks) * self._address_space.chunk_bytes
+        return with_page_tables(self._resident_terms.holdings.total_bytes + weights_bytes)
+
+    @property
+    def minimum_bytes(self) -> int:
+        """The smallest budget that works."""
+        try:
+            return self.plan(1).minimum_bytes
+        except BudgetError as error:
+            return error.minimum_bytes
 
     def sweep(self) -> list[Plan]:
         """Return plans under budgets from the smallest that works to one that holds the whole model."""
-        try:
-            least = self.plan(1).minimum_bytes
-        except BudgetError as error:
-            least = error.minimum_bytes
-        whole = self._whole_bytes
+        least, whole = self.minimum_bytes, self._whole_bytes
         budgets = [round_up(int(least + share * (whole - least)), MIB) for share in SWEPT_SHARES]
         return [self.plan(budget) for budget in dict.fromkeys(budgets)]
 

@@ -14,7 +14,7 @@ from edge_run.base.errors import BudgetError, NotSupported
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.units import round_down
 from edge_run.devices.host.ledger import Ledger
-from edge_run.devices.host.memory import Promised, available_bytes, charges_reserved, default_budget_bytes
+from edge_run.devices.host.memory import charges_reserved, default_budget_bytes
 from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL
 from edge_run.runtime.graph.repackable import kind_of, tensors_of
 from edge_run.runtime.inspection.cache import inspect
@@ -69,12 +69,12 @@ def prepare(
         if is_slice:
             raise NotSupported("kv type auto: devices of a mesh share one type; name it (--kv-type)")
         return choose_kv_type(gguf, config, lambda typed: prepare(gguf, typed, ledger, is_opened=is_opened))
-    promised_bytes = (ledger or Ledger()).promised_bytes
-    config = embedding_config(config, gguf, lambda: int(config.memory or default_budget_bytes(promised_bytes)))
+    ledger = ledger or Ledger()
+    config = embedding_config(config, gguf, lambda: _budget_bytes(config, ledger))
     check_kv_types(gguf, config)
     if not config.micro_batch_tokens and (is_slice or config.gpu_memory != 0):  # a GPU has buffers of another kind
         config = replace(config, micro_batch_tokens=WIDEST_MICRO_BATCH)
-    opening = _Opening(gguf, promised_bytes, is_opened=is_opened, is_slice=is_slice)
+    opening = _Opening(gguf, ledger, is_opened=is_opened, is_slice=is_slice)
     if is_slice and config.repack == "on":
         raise NotSupported("repack on: weights that devices share are not repacked; leave out --repack or --mesh")
     if is_slice and config.embeddings:
@@ -137,7 +137,7 @@ class _Opening:
     """How a model is prepared, whatever the width of its passes; see `prepare`."""
 
     gguf: GgufModel
-    promised_bytes: Promised
+    ledger: Ledger
     is_opened: bool
     is_slice: bool
 
@@ -147,7 +147,7 @@ class _Opening:
         if asked.context_tokens is None:
             asked = replace(asked, context_tokens=self._usual_tokens(asked))
         config = speculation_config(asked, gguf)
-        budget_bytes = int(config.memory or default_budget_bytes(self.promised_bytes))
+        budget_bytes = _budget_bytes(config, self.ledger)
         draft = self._draft(config, is_tried=self.is_opened and config.check_file)
         if draft and self.is_opened:
             draft.check_budget(budget_bytes)
@@ -166,7 +166,7 @@ class _Opening:
             shorter = self.prepare(replace(asked, context_tokens=tokens))
             return replace(shorter, wanted_context_tokens=prepared.known.context_tokens)
         if self.is_opened:
-            _check_budget(prepared, self.promised_bytes)
+            _check_budget(prepared, self.ledger)
         return prepared
 
     def _usual_tokens(self, asked: ModelConfig) -> int:
@@ -190,7 +190,7 @@ class _Opening:
         """Return what a plan of the model is made from, with a context of the length that `asked` has."""
         config = speculation_config(asked, self.gguf)
         draft = self._draft(config, is_tried=False)
-        budget_bytes = int(config.memory or default_budget_bytes(self.promised_bytes))
+        budget_bytes = _budget_bytes(config, self.ledger)
         packed = choose_packed(self.gguf, config)
         return Prepared(self.gguf, config, budget_bytes, draft=draft, packed=packed, known=_outlined(self.gguf, config))
 
@@ -247,8 +247,14 @@ def _with_offload(prepared: Prepared) -> Prepared:
     return replace(prepared, offload=parts.model, draft_offload=parts.draft, profile=times.profile)
 
 
-def _check_budget(prepared: Prepared, promised_bytes: Promised) -> None:
-    """Raise BudgetError where the budget is too small even for opening the model."""
-    planner, room = Planner(prepared), min(prepared.budget_bytes, available_bytes(promised_bytes=promised_bytes))
-    if planner.opening_bytes > room:
-        planner.plan(room)
+def _budget_bytes(config: ModelConfig, ledger: Ledger) -> int:
+    return int(config.memory or default_budget_bytes(ledger.promised_bytes))
+
+
+def _check_budget(prepared: Prepared, ledger: Ledger) -> None:
+    """Raise BudgetError where what is free, or the budget, is too small even for opening the model."""
+    planner = Planner(prepared)
+    if planner.opening_bytes > ledger.free_bytes:
+        ledger.check(planner.minimum_bytes, prepared.gguf.shards[0].path.name)
+    if planner.opening_bytes > prepared.budget_bytes:
+        planner.plan()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig, kv_types
@@ -21,41 +22,60 @@ from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHA
 _FOLDER = "attention"
 
 
-def attention_speeds(config: ModelConfig, types: Sequence[str]) -> Mapping[str, tuple[float, float]]:
+@dataclass(frozen=True, slots=True)
+class AttentionSpeeds:
+    """How fast attention is, by the types of keys and values.
+
+    by_type: floating point operations a second in a pass of one token, and in one of many.
+    is_disturbed: other programs were at work meanwhile.
+    """
+
+    by_type: Mapping[str, tuple[float, float]]
+    is_disturbed: bool = False
+
+
+def attention_speeds(config: ModelConfig, types: Sequence[str], budget_bytes: int) -> AttentionSpeeds:
     """Return the speeds of attention on keys and values of `types`, as `q8_0/q4_0`; measures what is not known.
 
-    They are floating point operations a second in a pass of one token, and in one of many. Measuring takes about a
-    second for each, and is kept unless other programs were at work meanwhile.
+    Measuring takes about a second for each, and is kept unless it was disturbed.
+
+    budget_bytes: of the run; measuring takes a part of it.
     """
+    from edge_run.runtime.probing.kernels import narrow_bytes
+
     threads = compute_threads(config.threads)
-    kept = _kept(_place(config))
-    of_threads = kept.get(str(threads), {})
-    if all(kind in of_threads for kind in types):
-        return {kind: of_threads[kind] for kind in types}
+    kept, how = _kept(_place(config)), f"{threads} threads, {narrow_bytes(budget_bytes)} bytes"
+    alike = kept.get(how, {})
+    if all(kind in alike for kind in types):
+        return AttentionSpeeds({kind: alike[kind] for kind in types})
     load = OtherLoad()
-    found = {kind: _measure(kind, threads) for kind in types}  # all, so that they are compared at one time
-    if load.share <= OTHERS_SHARE:
-        kept[str(threads)] = {**of_threads, **found}
+    found = {
+        kind: _measure(kind, threads, budget_bytes) for kind in types
+    }  # all, so that they are compared at one time
+    is_disturbed = load.share > OTHERS_SHARE
+    if not is_disturbed:
+        kept[how] = {**alike, **found}
         keep_file(_place(config), json.dumps(kept).encode(), "the speed of attention")
-    return found
+    return AttentionSpeeds(found, is_disturbed)
 
 
-def _measure(kind: str, threads: int) -> tuple[float, float]:
+def _measure(kind: str, threads: int, budget_bytes: int) -> tuple[float, float]:
     from edge_run.runtime.probing.kernels import measure_attention
 
     narrow, wide = (
-        measure_attention(tokens, **ATTENTION, threads=threads, types=kv_types(kind)) for tokens in (1, MANY_TOKENS)
+        measure_attention(tokens, ATTENTION, threads=threads, types=kv_types(kind), budget_bytes=budget_bytes)
+        for tokens in (1, MANY_TOKENS)
     )
     return narrow, wide
 
 
 def _kept(place: Path) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return what was kept, by threads; nothing of what is not as it should be."""
+    """Return what was kept, by how it was measured; nothing of what is not as it should be."""
     try:
         found = parse(place.read_bytes())
         kept = {
-            str(threads): {str(kind): (float(narrow), float(wide)) for kind, (narrow, wide) in speeds.items()}
-            for threads, speeds in found.items()
+            str(how): {str(kind): (float(narrow), float(wide)) for kind, (narrow, wide) in speeds.items()}
+            for how, speeds in found.items()
         }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

@@ -110,9 +110,9 @@ def _fitting(gpu: Gpu, wanted: Sequence[Multiplication]) -> list[Multiplication]
 def _attention(tokens: int, bench: GpuBench) -> float:
     """Return the speed of attention: the processor's where the GPU has no kernel for it, as it is computed there."""
     try:
-        return kernels.measure_attention(tokens, **ATTENTION, threads=1, gpu=bench)
+        return kernels.measure_attention(tokens, ATTENTION, threads=1, gpu=bench)
     except NotSupported:
-        return kernels.measure_attention(tokens, **ATTENTION, threads=1)
+        return kernels.measure_attention(tokens, ATTENTION, threads=1)
 
 
 def _is_disturbed(load: OtherLoad, gpu: Gpu) -> bool:

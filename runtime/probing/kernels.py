@@ -7,9 +7,11 @@ gates, nodes. Not covered: element-wise work other than the gate, which is small
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +21,13 @@ from numpy.random import default_rng
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.profile import KernelSpeed, RepackedSpeed
 from edge_run.base.units import MIB
+from edge_run.devices.host.machine import usable_cpus
+from edge_run.devices.host.memory import available_bytes, process_memory
 from edge_run.runtime.llama import _ggml
 from edge_run.runtime.llama.holdings import repacking_bytes
 from edge_run.runtime.llama.repacking import Repacking, groups_of
 from edge_run.runtime.probing.workbench import ALIGNMENT_BYTES, GpuBench, apart, workbench
+from edge_run.runtime.probing.workload import AttentionShape
 from edge_run.tiers.gguf_format import F16, F32, TENSOR_TYPES, TensorType
 from edge_run.tiers.residency import Residency
 
@@ -31,6 +36,7 @@ NARROW_TOKENS = 32  # up to this width the weights' way from DRAM can be what ta
 NARROW_BYTES = 96 * MIB
 BATCH_BYTES = 16 * MIB
 CACHE_MULTIPLE = 3  # the weights of a pass are so many times the caches, so that none are still there
+ROOM_SHARE = 1 / 4  # of the memory that this process may still take, for what a pass goes through
 MATRICES = 4
 EXPERTS = 8
 I32 = 26
@@ -80,8 +86,8 @@ def measure_matmul(
 
     by_expert: as in a mixture of experts, several experts with `tokens` tokens each. gpu: which does it instead.
 
-    Takes about half a second, and as memory 96 MiB (or three times the processor's last cache; 16 MiB for wide
-    passes) and 9 bytes for each element of the activations, `(tokens, row_elements)`. Raises NotSupported for a type
+    Takes about half a second, and as memory `narrow_bytes` (16 MiB for wide passes) and 9 bytes for each element of
+    the activations, `(tokens, row_elements)`. Raises NotSupported for a type
     that cannot be multiplied, ConfigError for figures that cannot be.
     """
     speed, _ = _measure(type_name, row_elements, tokens, threads, by_expert, gpu)
@@ -109,7 +115,7 @@ def _measure(
     if row_elements % kind.block_elements:
         raise ConfigError(f"{type_name} rows are multiples of {kind.block_elements} elements, not {row_elements}")
     row_bytes = kind.size_bytes(row_elements)
-    wanted_bytes = BATCH_BYTES if tokens > NARROW_TOKENS else max(NARROW_BYTES, CACHE_MULTIPLE * last_cache_bytes())
+    wanted_bytes = BATCH_BYTES if tokens > NARROW_TOKENS else narrow_bytes()
     wanted_bytes //= gpu.slowness if gpu else 1
     rows = max(1, round(wanted_bytes / (MATRICES * ROWS_MULTIPLE * row_bytes))) * ROWS_MULTIPLE
     matrices = max(1, round(wanted_bytes / (rows * row_bytes)))
@@ -155,24 +161,25 @@ def _repack_s(repacking: Repacking, weights: Sequence[int], type_name: str, *, b
 @apart
 def measure_attention(
     tokens: int,
-    kv_tokens: int,
-    head_elements: int,
-    heads: int,
-    kv_heads: int,
+    shape: AttentionShape,
     threads: int,
     gpu: GpuBench | None = None,
     types: tuple[str, str] = ("f16", "f16"),
+    budget_bytes: int | None = None,
 ) -> float:
     """Return the floating point operations a second of flash attention, on keys and values of `types`.
+
+    budget_bytes: what this process may hold, as in `narrow_bytes`.
 
     Counts 4 for each of `tokens * kv_tokens * head_elements * heads`: every token sees every key; those that a causal
     mask hides cost next to nothing and are not to be counted.
     """
+    kv_tokens, head_elements, heads, kv_heads = dataclasses.astuple(shape)
     kv_elements = head_elements * kv_heads * kv_tokens
     layers = 1
     if tokens <= NARROW_TOKENS:
-        wanted_bytes = max(NARROW_BYTES, CACHE_MULTIPLE * last_cache_bytes())
-        layers = min(ATTENTION_LAYERS, max(1, wanted_bytes // (gpu.slowness if gpu else 1) // (4 * kv_elements)))
+        wanted_bytes = narrow_bytes(budget_bytes) // (gpu.slowness if gpu else 1)
+        layers = min(ATTENTION_LAYERS, max(1, wanted_bytes // (4 * kv_elements)))
     arena_bytes = 4 * kv_elements * layers + 8 * head_elements * heads * tokens + 2 * kv_tokens * tokens
     with workbench(threads, arena_bytes, layers, gpu) as bench:
         ggml, context = bench.ggml, bench.context
@@ -243,10 +250,29 @@ def measure_stop_s(threads: int) -> float:
     return sorted(times)[STOPS // 10]  # others that are at work would be most of the median
 
 
-def last_cache_bytes(root: Path = CACHES) -> int:
-    """Return the size of the processor's last level of cache, all parts of it; 0 where the kernel does not say."""
+def narrow_bytes(budget_bytes: int | None = None) -> int:
+    """Return how much a narrow pass goes through: more than the caches hold, where there is room for it.
+
+    Halved until it fits in its share of the room, so that runs with about the same room measure the same.
+
+    budget_bytes: what this process may hold; None for all that is available to it.
+    """
+    wanted_bytes = max(NARROW_BYTES, CACHE_MULTIPLE * last_cache_bytes())
+    limit_bytes = min(available_bytes(), budget_bytes or sys.maxsize)
+    room_bytes = ROOM_SHARE * (limit_bytes - process_memory().resident_bytes)
+    while wanted_bytes > max(BATCH_BYTES, room_bytes):
+        wanted_bytes //= 2
+    return wanted_bytes
+
+
+def last_cache_bytes(root: Path = CACHES, cpus: Collection[int] | None = None) -> int:
+    """Return the size of the last level of cache, all parts of it; 0 where the kernel does not say.
+
+    cpus: the processors whose caches count, by default those that this process may use.
+    """
     caches: dict[tuple[int, str], int] = {}
-    for folder in root.glob("cpu[0-9]*/cache/index*"):
+    cpus = usable_cpus() if cpus is None else cpus
+    for folder in (folder for cpu in cpus for folder in root.glob(f"cpu{cpu}/cache/index*")):
         try:
             level, shared, size = ((folder / name).read_text().strip() for name in ("level", "shared_cpu_list", "size"))
             caches[int(level), shared] = int(size.removesuffix("K")) * 1024

@@ -19,7 +19,7 @@ from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.profile import DeviceProfile, GpuProfile, KernelSpeed, RepackedSpeed
 from edge_run.base.units import format_count
 from edge_run.devices.host.disk import NORMAL, Effort, measure_disk
-from edge_run.devices.host.machine import OtherLoad, cpu_name, describe_machine, usable_cpus
+from edge_run.devices.host.machine import OtherLoad, cpu_name, describe_machine, usable_cores
 from edge_run.devices.host.mount import Mount, find_mount
 from edge_run.devices.host.profile import (
     CostsFigure,
@@ -31,7 +31,7 @@ from edge_run.devices.host.profile import (
     ProfileStore,
     RepackedFigure,
 )
-from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.llama.library import library_build, library_version
 from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHARE, Multiplication, measured_now
 from edge_run.tiers.gguf import GgufModel, read_gguf
@@ -142,8 +142,9 @@ def recall_drive(gguf: GgufModel, config: ModelConfig) -> float:
 
 
 def this_setup() -> MeasuredSetup:
-    """Return what the figures of this device depend on."""
-    return MeasuredSetup(cpu_name(), platform.machine(), len(usable_cpus()), library_version())
+    """Return what the figures of this device depend on, and what is decided by them."""
+    cores = usable_cores()
+    return MeasuredSetup(cpu_name(), platform.machine(), cores.logical, cores.quota, library_build())
 
 
 class _Session:
@@ -174,10 +175,10 @@ class _Session:
         figures: list[CostsFigure | KernelFigure | DiskFigure] = [costs, *kernel_figures, *disks]
         return DeviceProfile(
             measured_at=min(figure.measured_at for figure in figures),
-            library=self.identity.library,
+            library=library_version(),
             cpu=self.machine.cpu,
-            physical_cores=self.machine.physical_cores,
-            logical_cores=self.machine.logical_cores,
+            physical_cores=self.machine.cores.physical,
+            logical_cores=self.machine.cores.logical,
             memory_bytes=self.machine.memory_bytes,
             memory_limit_bytes=self.machine.memory_limit_bytes,
             node_s=costs.costs.node_s,
@@ -283,7 +284,7 @@ class _Session:
 
         self._on_step("Attention, nodes and stops")
         load = OtherLoad()
-        one, many = (kernels.measure_attention(tokens, **ATTENTION, threads=threads) for tokens in (1, MANY_TOKENS))
+        one, many = (kernels.measure_attention(tokens, ATTENTION, threads=threads) for tokens in (1, MANY_TOKENS))
         costs = PassOverheads(threads, kernels.measure_node_s(threads), kernels.measure_stop_s(threads), (one, many))
         figure = CostsFigure(measured_now(), load.share > OTHERS_SHARE, costs)
         self._keep(Measurements(costs=(figure,)))

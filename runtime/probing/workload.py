@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from edge_run.devices.host.profile import utc_now
 
-ATTENTION: dict[str, Any] = {"kv_tokens": 1024, "head_elements": 128, "heads": 32, "kv_heads": 8}
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Attention of `heads` heads of `head_elements` on `kv_tokens` keys and values, which have `kv_heads` heads."""
+
+    kv_tokens: int
+    head_elements: int
+    heads: int
+    kv_heads: int
+
+
+ATTENTION = AttentionShape(kv_tokens=1024, head_elements=128, heads=32, kv_heads=8)
 MANY_TOKENS = 512
 OTHERS_SHARE = 0.1  # of the cores: from here on what was measured is the device at work for others too
 

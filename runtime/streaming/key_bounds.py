@@ -57,20 +57,20 @@ def choose_pages(scores: Floats, n_rows: int, keep_rows: int, pages_together: in
     """Return which of `n_rows` rows are looked at, `keep_rows` at most, by the `scores` of their pages in each head.
 
     Rows that are in no page of `scores` are the latest, and are looked at. pages_together: so many are chosen at once,
-    for the best of them.
+    for the best of them; of those that have no room together, the best.
     """
-    n_pages, unit_rows = len(scores), pages_together * PAGE_ROWS
+    n_pages = len(scores)
     chosen = np.zeros(n_rows, np.bool_)
     chosen[:PAGE_ROWS] = True
     recent_rows = max(n_rows - n_pages * PAGE_ROWS, keep_rows // RECENT_SHARE // PAGE_ROWS * PAGE_ROWS)
     chosen[max(0, n_rows - recent_rows) :] = True
     rank = (scores - scores.max(0)).max(1)
-    for unit in np.argsort(-np.maximum.reduceat(rank, range(0, n_pages, pages_together)), kind="stable"):
-        rows = slice(unit * unit_rows, min((unit + 1) * unit_rows, n_pages * PAGE_ROWS))
-        n_new = rows.stop - rows.start - int(chosen[rows].sum())
-        if n_new and int(chosen.sum()) + n_new > keep_rows:
-            break
-        chosen[rows] = True
+    unit = np.arange(n_pages) // pages_together
+    unit_rank = np.maximum.reduceat(rank, range(0, n_pages, pages_together))[unit]
+    order = np.lexsort((-rank, unit, -unit_rank))  # units by rank, then the pages of each
+    pages = chosen[: n_pages * PAGE_ROWS].reshape(n_pages, PAGE_ROWS)
+    n_chosen = chosen.sum() + np.cumsum(PAGE_ROWS - pages[order].sum(1))
+    pages[order[n_chosen <= keep_rows]] = True
     return chosen
 
 

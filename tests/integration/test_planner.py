@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from edge_run import BudgetError, ModelConfig
-from edge_run.base.units import MIB
+from edge_run.base.units import GIB, MIB
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.inspection.cache import inspect
 from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.planning.memory_plan import PAGE_TABLE_SHARE
 from edge_run.runtime.planning.plan import planner
 from edge_run.tiers.gguf import read_gguf
 from in_child import in_child
@@ -48,6 +49,16 @@ def test_sizes_and_graph_are_those_of_the_run(name: str, kv_type: str, tmp_path:
     for read in reads:
         tensor = tensors[read.name]
         assert tensor.offset <= read.address < tensor.offset + tensor.size_bytes
+
+
+def test_what_is_resident_has_page_tables_too(grown: Path, tmp_path: Path) -> None:
+    plans = planner(grown, ModelConfig(**OPTIONS, cache_folder=tmp_path))
+    sizes = {item.what: item.size_bytes for item in plans.plan(GIB).items}
+    mapped = sum(sizes.values()) - sizes["page tables"]
+    assert sizes["page tables"] == mapped // PAGE_TABLE_SHARE > 0
+    least = plans._whole_bytes
+    assert least >= sum(sizes.values()), "a chunk may be smaller than the others"
+    assert (plans.plan(least).mode, plans.plan(least - 1).mode) == ("resident", "streamed")
 
 
 @in_child

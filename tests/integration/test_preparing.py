@@ -14,15 +14,22 @@ import pytest
 
 import edge_run
 from edge_run import ModelConfig
-from edge_run.base.units import KIB
+from edge_run.base.errors import BudgetError
+from edge_run.base.units import GIB, KIB, MIB, format_size
 from edge_run.cli.shared.answer import opened
 from edge_run.cli.shared.terminal import Terminal
+from edge_run.devices.host.ledger import Ledger
+from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import engine as mesh_engine
 from edge_run.runtime.mesh.engine import MeshOptions
+from edge_run.runtime.planning import prepare as prepare_module
 from edge_run.runtime.planning.plan import planner
+from edge_run.runtime.planning.prepare import prepare
+from edge_run.runtime.probing import kernels
 from edge_run.runtime.tools.pack import pack
 from edge_run.tiers import gguf_header
-from exactness import open_at
+from edge_run.tiers.gguf import read_gguf
+from exactness import count_peak_from_here, open_at
 from fake_mesh import Hub
 from in_child import in_child
 from kit_models import KIT
@@ -52,6 +59,31 @@ def _compare_lines(path: Path, options: dict[str, Any]) -> None:
     assert said is not None, f"no plan by expert has the lines of the run: {set(found)}"
     differing = {what: (said.get(what), found.get(what)) for what in OF_ANY_BUDGET if said.get(what) != found.get(what)}
     assert not differing, f"planned and run: {differing}"
+
+
+@pytest.mark.parametrize("available", [10 * MIB, 0, -GIB])
+@pytest.mark.parametrize("memory", [4 * GIB, None])
+def test_what_is_not_free_is_not_a_budget_that_is_too_small(
+    memory: int | None, available: int, kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_module, "default_budget_bytes", lambda promised_bytes: max(0, available) // 2)
+    ledger, config = Ledger(tmp_path, lambda promised_bytes: available), ModelConfig(**OPTIONS, memory=memory)
+    refusal = rf"{kit.name}: it needs at least .* {format_size(max(0, available))} is free for it; end other programs$"
+    with pytest.raises(BudgetError, match=refusal) as caught:
+        prepare(read_gguf(kit), config, ledger)
+    assert caught.value.minimum_bytes > 10 * MIB
+
+
+@in_child
+def test_what_weighing_types_of_keys_takes_is_in_the_budget(tmp_path: Path) -> None:
+    kernels.last_cache_bytes = lambda: GIB  # as of a large server
+    path = make_model("llama", tmp_path)
+    count_peak_from_here()
+    options: dict[str, Any] = {"memory": 150 * MIB, "kv_type": "auto", "cache_folder": tmp_path / "cache"}
+    engine = Engine.open(path, ModelConfig(**OPTIONS, **options))
+    assert "q8_0" in engine.plan.kv_type_reason
+    assert engine.memory_use.peak_bytes <= engine.budget_bytes == 150 * MIB
+    engine.close()
 
 
 def test_a_packed_file_is_in_the_plan_as_in_the_run(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Kernels:
         self.repacked.append((type_name, row_elements, tokens, threads))
         return RepackedSpeed(type_name, row_elements, tokens, threads, by_expert, 2e9, 4e9)
 
-    def measure_attention(self, tokens: int, **shape: int) -> float:
+    def measure_attention(self, tokens: int, shape: object, **how: int) -> float:
         return 5e9 * tokens
 
     def measure_node_s(self, threads: int) -> float:

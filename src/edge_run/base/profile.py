@@ -21,7 +21,7 @@ class DiskProfile:
 
     is_direct: reads go past the page cache. first_use_bytes_per_s: large reads into memory that was never used before,
     as when a model is read for the first time. cpu_s_per_byte: what large reads take of the cores, into used and into
-    new memory. limit: bandwidth limits of the control group, as the kernel writes them.
+    new memory. limit: of reads, by the control groups, as the kernel writes it.
     """
 
     folder: str

@@ -94,6 +94,9 @@ def test_a_request_is_taken_back_where_another_machine_ends_it_much_sooner() -> 
     assert to_take_back([free, unknown], [0.0, 3.0]) is None
     assert to_take_back([free, full], [0.0, 0.0]) is None, "begun anew, it would not come sooner"
     assert to_take_back([free, MachineLoad(4, 14, 40.0, 2.0)], [0.0, 0.0]) == 1, "it would wait there"
+    assert to_take_back([free, slow], [0.0, None]) is None, "none that may be taken back"
+    assert to_take_back([MachineLoad(4, 1, 40.0, 2.0)], [6.1]) is None, "no other machine"
+    assert to_take_back([MachineLoad(4, 1, 40.0, 2.0), MachineLoad(4, 1, 40.0, 2.0)], [6.1, None]) == 0
     assert to_take_back([unknown, unknown], [9.0, 9.0]) is None
     assert to_take_back([], []) is None
 

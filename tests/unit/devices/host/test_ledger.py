@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from edge_run.base.errors import BudgetError
@@ -17,8 +18,8 @@ from edge_run.base.units import GIB, MIB
 from edge_run.devices.host import ledger as ledger_module
 from edge_run.devices.host import locks
 from edge_run.devices.host.ledger import Ledger, Run
-from edge_run.devices.host.locks import LivingFile, own_folder
-from edge_run.devices.host.memory import MemoryGroup, Promised
+from edge_run.devices.host.locks import LivingFile, own_folders
+from edge_run.devices.host.memory import MemoryGroup, ProcessMemory, Promised, process_memory
 
 OTHER = os.getppid()  # a live process that is not this one
 
@@ -28,12 +29,11 @@ def resident(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """What each process holds; one that is not in it holds what it holds."""
     held: dict[int, int] = {}
 
-    class Process(psutil.Process):
-        def memory_info(self) -> object:
-            real = super().memory_info()
-            return real._replace(rss=held.get(self.pid, real.rss))
+    def look(process: int | None = None) -> ProcessMemory:
+        real, pid = process_memory(process), process or os.getpid()
+        return replace(real, resident_bytes=held[pid], file_bytes=0) if pid in held else real
 
-    monkeypatch.setattr(psutil, "Process", Process)
+    monkeypatch.setattr(ledger_module, "process_memory", look)
     return held
 
 
@@ -107,6 +107,19 @@ def test_what_others_may_still_take_is_not_free(tmp_path: Path, resident: dict[i
     assert ledger.runs() == []
 
 
+def test_what_is_mapped_of_files_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that begins in the page cache is copied later, by this process too."""
+    began = ProcessMemory(4 * GIB, 4 * GIB, 0, 0, file_bytes=4 * GIB)
+    monkeypatch.setattr(ledger_module, "process_memory", lambda process=None: began)
+    ledger, other = Ledger(tmp_path, free(10 * GIB)), other_run(tmp_path, 4 * GIB)
+    assert ledger.promised_bytes() == 4 * GIB
+    with ledger.grant(4 * GIB, "first.gguf", 0):
+        assert ledger.promised_bytes() == 8 * GIB
+        with pytest.raises(BudgetError):
+            ledger.grant(2 * GIB + 1, "second.gguf")
+    other.remove()
+
+
 def test_a_refusal_names_the_others_in_one_line(tmp_path: Path, resident: dict[int, int]) -> None:
     resident.update({OTHER: 0, os.getpid(): 0})
     ledger, other = Ledger(tmp_path, free(10 * GIB)), other_run(tmp_path, 6 * GIB)
@@ -133,6 +146,16 @@ def test_without_others_the_machine_is_too_small(tmp_path: Path) -> None:
         Ledger(tmp_path, free(0)).grant(1, "model.gguf", 0)
     with pytest.raises(BudgetError, match=r"2.00 GiB is free for it; lower --memory to at most 2048MiB, or end other"):
         Ledger(tmp_path, free(2 * GIB)).grant(3 * GIB, "model.gguf", 0)
+
+
+def test_a_check_of_the_least_promises_nothing_and_advises_no_less(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, free(2 * GIB))
+    ledger.check(2 * GIB, "model.gguf")
+    assert (ledger.free_bytes, ledger.runs()) == (2 * GIB, [])
+    with pytest.raises(
+        BudgetError, match=r"model.gguf: it needs at least 3.00 GiB .* 2.00 GiB is free for it; end other"
+    ):
+        ledger.check(3 * GIB, "model.gguf")
 
 
 @pytest.mark.parametrize("read_bytes", [0, 1, 2, 4], ids="{} GiB read".format)
@@ -172,7 +195,7 @@ def test_what_is_held_now_counts_where_nothing_is_said(tmp_path: Path) -> None:
         (run,) = ledger.runs()
         assert run.models in {("first.gguf", "second.gguf"), ("second.gguf", "first.gguf")}
         twice = 10 * GIB - run.granted_bytes
-        assert 0 < twice <= 1.1 * run.resident_bytes, "the program is in both"
+        assert 0 < twice <= 1.1 * run.held_bytes, "the program is in both"
 
 
 def test_only_processes_in_a_group_count_there(
@@ -259,10 +282,10 @@ def test_a_lock_that_is_held_for_ever_is_done_without(tmp_path: Path, monkeypatc
 
 def test_the_folder_is_made_for_its_user_alone(tmp_path: Path) -> None:
     folder = tmp_path / "edge-run-7"
-    assert own_folder([tmp_path / "nowhere" / "edge-run", folder]) == folder
+    assert own_folders([tmp_path / "nowhere" / "edge-run", folder, tmp_path / "later"]) == [folder]
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.chmod(0o755)
-    assert own_folder([folder]) == folder
+    assert own_folders([folder]) == [folder]
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
@@ -271,9 +294,9 @@ def test_a_link_a_file_or_somebody_elses_folder_is_not_ours(tmp_path: Path, monk
     (tmp_path / "target").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "target")
     (tmp_path / "file").touch()
-    assert own_folder([tmp_path / "link", tmp_path / "file"]) is None
+    assert own_folders([tmp_path / "link", tmp_path / "file"]) == []
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert own_folder([tmp_path / "target"]) is None
+    assert own_folders([tmp_path / "target"]) == []
 
 
 @pytest.mark.parametrize("missing", ["folder", "locks"])
@@ -283,7 +306,7 @@ def test_without_a_ledger_nothing_is_promised_and_nothing_fails(
     if missing == "locks":
         monkeypatch.setattr(locks, "HAS_LOCKS", False)
     ledger = Ledger(tmp_path / "no" / "folder" if missing == "folder" else tmp_path, free(GIB))
-    assert ledger.folder is None
+    assert ledger.folders == []
     with ledger.grant(MIB, "model.gguf"):
         assert (ledger.runs(), ledger.promised_bytes()) == ([], 0)
     with pytest.raises(BudgetError):
@@ -302,4 +325,22 @@ def test_a_grant_that_cannot_be_written_down_is_given(tmp_path: Path, monkeypatc
 
 def test_the_users_folders_do_not_hang_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/somewhere")
-    assert locks.user_folders()[0] == Path(f"/run/user/{os.geteuid()}/edge-run")
+    monkeypatch.setenv("TMPDIR", "/elsewhere")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    user = os.geteuid()
+    wanted = [f"/run/user/{user}/edge-run", f"/tmp/edge-run-{user}", f"/var/tmp/edge-run-{user}"]
+    assert list(map(str, locks.user_folders())) == wanted
+
+
+def test_what_began_without_a_session_is_seen_within_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a job of cron's, which has no /run/user. And a folder that has two names is one."""
+    session, folder, link = tmp_path / "session" / "edge-run", tmp_path / "tmp", tmp_path / "var"
+    link.symlink_to(tmp_path)
+    monkeypatch.setattr(ledger_module, "user_folders", lambda: [session, folder, link / "tmp"])
+    with Ledger(None, free(GIB)).grant(MIB, "of-cron.gguf", 0):
+        session.parent.mkdir()
+        ledger = Ledger(None, free(GIB))
+        assert ledger.folders == [session, folder]
+        with ledger.grant(MIB, "of-the-session.gguf", 0):
+            assert (len(list(folder.glob("run-*"))), len(list(session.glob("run-*")))) == (1, 1)
+            assert [sorted(run.models) for run in ledger.runs()] == [["of-cron.gguf", "of-the-session.gguf"]]

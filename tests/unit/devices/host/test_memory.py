@@ -92,14 +92,21 @@ def test_version_1_counts_the_cache_of_the_whole_subtree(tmp_path: Path) -> None
     assert available_bytes(tmp_path) == 4 * GIB
 
 
-def test_a_budget_of_a_whole_group_is_there_though_files_were_read_and_the_kernel_keeps_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kept",
+    [{"kernel": 7 * MIB, "slab": MIB}, {"kernel_stack": MIB, "pagetables": 2 * MIB, "slab": 4 * MIB}],
+    ids=["now", "before Linux 5.18"],
+)
+def test_a_budget_of_a_whole_group_is_there_though_files_were_read_and_the_kernel_keeps_tables(
+    kept: dict[str, int], tmp_path: Path
+) -> None:
     """Libraries that were read twice are "active" pages of the group, and those that are mapped are resident here."""
     own = memory.ProcessMemory(OWN, OWN, 0, OWN, file_bytes=30 * MIB)
     cache, kernel = {"inactive_file": 5 * MIB, "active_file": 40 * MIB}, 7 * MIB
     usage_bytes = OWN - own.file_bytes + sum(cache.values()) + kernel
     tree = Tree(tmp_path, "0::/app\n")
     tree.version_2("/app", str(GIB), usage_bytes)
-    tree.write("sys/fs/cgroup/app/memory.stat", "".join(f"{k} {v}\n" for k, v in {**cache, "kernel": kernel}.items()))
+    tree.write("sys/fs/cgroup/app/memory.stat", "".join(f"{k} {v}\n" for k, v in {**cache, **kept}.items()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "process_memory", lambda: own)
         assert available_bytes(tmp_path) == GIB

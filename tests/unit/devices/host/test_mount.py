@@ -68,9 +68,42 @@ def test_version_2_limits_of_all_groups_above(tmp_path: Path) -> None:
     write(tmp_path / "proc/self/cgroup", "0::/slice/app\n")
     write(tmp_path / "sys/fs/cgroup/slice/app/io.max", "8:0 rbps=500000000 wbps=max riops=max wiops=max\n")
     write(tmp_path / "sys/fs/cgroup/slice/io.max", "8:0 rbps=max wbps=max riops=120 wiops=max\n")
-    assert read_limits(tmp_path) == (
-        "8:0 rbps=500000000 wbps=max riops=max wiops=max; 8:0 rbps=max wbps=max riops=120 wiops=max"
+    assert read_limits(root=tmp_path) == "8:0 rbps=500000000; 8:0 riops=120"
+
+
+def test_a_limit_of_writes_is_none_of_reads(tmp_path: Path) -> None:
+    write(tmp_path / "proc/self/cgroup", "0::/app\n")
+    write(tmp_path / "sys/fs/cgroup/app/io.max", "8:0 rbps=max wbps=5000 riops=max wiops=7\n")
+    assert read_limits(root=tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("folder", "wanted"),
+    [
+        ("disk", "8:0 rbps=5"),  # btrfs, by its device's name
+        ("disk2", "254:0 rbps=7"),
+        ("disk3", "8:0 rbps=5; 8:16 rbps=6"),  # of two drives
+        ("disk/with space", "8:0 rbps=5; 8:16 rbps=6; 254:0 rbps=7"),  # over a network: nobody knows
+    ],
+)
+def test_a_limit_of_another_drive_is_none_of_this_one(root: Path, folder: str, wanted: str) -> None:
+    (root / "disk3").mkdir()
+    info = root / "proc/self/mountinfo"
+    write(
+        info, info.read_text().replace(" 8:1 ", " 0:40 ") + f"41 22 253:0 / {root}/disk3 rw - ext4 /dev/mapper/a rw\n"
     )
+    for number, place in {"254:0": "vda", "8:0": "sda", "8:1": "sda/sda1", "8:16": "sdb", "253:0": "dm-0"}.items():
+        write(root / f"sys/devices/{place}/dev", f"{number}\n")
+        for link in (root / f"sys/dev/block/{number}", root / f"sys/class/block/{Path(place).name}"):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(root / f"sys/devices/{place}")
+    write(root / "sys/devices/sda/sda1/partition", "1\n")
+    (root / "sys/devices/dm-0/slaves").mkdir()
+    for name, place in {"sda1": "sda/sda1", "sdb": "sdb"}.items():
+        (root / f"sys/devices/dm-0/slaves/{name}").symlink_to(root / f"sys/devices/{place}")
+    write(root / "proc/self/cgroup", "0::/app\n")
+    write(root / "sys/fs/cgroup/app/io.max", "8:0 rbps=5\n8:16 rbps=6\n254:0 rbps=7\n")
+    assert find_mount(root / folder, root).limit == wanted
 
 
 def test_version_1_limits(tmp_path: Path) -> None:
@@ -78,8 +111,9 @@ def test_version_1_limits(tmp_path: Path) -> None:
     folder = tmp_path / "sys/fs/cgroup/blkio/box-17"
     write(folder / "blkio.throttle.read_bps_device", "254:0 500000000\n")
     write(folder / "blkio.throttle.read_iops_device", "254:0 90\n")
-    assert read_limits(tmp_path) == "254:0 500000000 bps; 254:0 90 iops"
+    assert read_limits(root=tmp_path) == "254:0 500000000 bps; 254:0 90 iops"
+    assert read_limits(["8:0"], tmp_path) == ""
     write(tmp_path / "proc/self/cgroup", "7:blkio:/\n0::/\n")
-    assert read_limits(tmp_path) == ""
+    assert read_limits(root=tmp_path) == ""
     write(tmp_path / "proc/self/cgroup", "7:blkio:/../box-17\n0::/\n")
-    assert read_limits(tmp_path) == "", "outside of what this namespace shows"
+    assert read_limits(root=tmp_path) == "", "outside of what this namespace shows"

@@ -27,7 +27,7 @@ from edge_run.devices.host.profile import (
 )
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
-DEVICE = MeasuredSetup("AMD EPYC", "x86_64", 2, "llama-cpp-python 0.3.36")
+DEVICE = MeasuredSetup("AMD EPYC", "x86_64", 2, 2.0, "llama-cpp-python 0.3.36")
 MOUNT = Mount("/dev/vda", "ext4", "4711", "")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -86,7 +87,7 @@ def test_a_worker_that_was_lost_before_it_was_asked_does_not_count_against_the_r
             worker.is_lost = True
         given = iter([*gone[1:], last])
 
-        async def next_worker() -> _ClusterWorker:
+        async def next_worker(earlier: _ClusterWorker) -> _ClusterWorker:
             worker = next(given)
             worker.take()
             return worker
@@ -97,3 +98,46 @@ def test_a_worker_that_was_lost_before_it_was_asked_does_not_count_against_the_r
         assert [one.n_asked for one in workers] == [0] * len(workers)
 
     anyio.run(main)
+
+
+def test_a_request_is_taken_back_once_and_goes_to_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes 15 times as long as the others would begin anew again and again."""
+    from edge_run.runtime.batches import cluster
+
+    now_s, asked = 0.0, list[str]()
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    async def main() -> None:
+        nonlocal now_s
+        places, workers = places_of({"w0": None, "w1": None}, [])
+        for worker in workers:
+            worker.pace.start(-2.0)
+            worker.pace.add(0.0, 3)
+
+        def submit(function: Any, *arguments: object, workers: list[str], **_: Any) -> asyncio.Future[Any]:
+            asked.append(workers[0])
+            future = asyncio.get_running_loop().create_future()
+            running.append(future)
+            return future
+
+        async def cancel(futures: list[asyncio.Future[Any]], force: bool) -> None:
+            from distributed import CancelledError
+
+            for future in futures:
+                future.set_exception(CancelledError())
+
+        running = list[asyncio.Future[Any]]()
+        places._client.submit, places._client.cancel = submit, cancel  # type: ignore[method-assign, assignment]
+        workers[0].take()
+        answer = asyncio.create_task(places._answer(workers[0], REQUEST))
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+            await places._take_back()
+            now_s += 7.0
+        await asyncio.sleep(0.01)
+        running[-1].set_result(ANSWER)
+        assert (await answer).status == 200
+        assert [one.n_asked for one in workers] == [0, 0]
+
+    anyio.run(main)
+    assert asked == ["w0", "w1"]

@@ -345,8 +345,10 @@ def test_rotating_drives_and_their_partitions(
 
 
 def test_size_against_the_budget() -> None:
-    assert "fits" in file_check.check_size(GIB, 2 * GIB).finding
-    assert "streamed" in file_check.check_size(3 * GIB, 2 * GIB).finding
+    alone = "its weights alone take {} of the budget of 2.00 GiB: {}"
+    small, large = file_check.check_size(GIB, 2 * GIB), file_check.check_size(2 * GIB, 2 * GIB)
+    assert small.finding == alone.format("1.00 GiB", "`edge-run plan` says whether all of it fits")
+    assert large.finding == alone.format("2.00 GiB", "it will be streamed")
 
 
 # All of it

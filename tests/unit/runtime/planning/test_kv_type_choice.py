@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,8 +45,9 @@ def test_the_best(found: list[Option], kept: str | None, wanted: str) -> None:
     assert best(found, kept).kv_type == wanted
 
 
-def speeds(slowness: float) -> Any:
-    return lambda config, types: {kind: (1e12 / slowness**i, 1e12 / slowness**i) for i, kind in enumerate(LEAST_GAINS)}
+def speeds(slowness: float, *, is_disturbed: bool = False) -> Any:
+    found = {kind: (1e12 / slowness**i, 1e12 / slowness**i) for i, kind in enumerate(LEAST_GAINS)}
+    return lambda config, types, budget_bytes: attention.AttentionSpeeds(found, is_disturbed)
 
 
 def test_a_plan_says_what_was_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +66,40 @@ def test_a_plan_says_what_was_weighed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "f16" in short.kv_type_reason
     assert "no room for the whole context" in short.kv_type_reason
     assert (short.kv_bytes, short.context_tokens) == (small.kv_bytes, 16384)
+
+
+def test_a_disturbed_measurement_changes_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, cache = make_model("llama", tmp_path), tmp_path / "cache"
+    given: dict[str, Any] = {"context_tokens": 16384, "micro_batch_tokens": 64, "threads": 1, "check_file": False}
+
+    def choose(slowness: float, *, is_disturbed: bool) -> str:
+        monkeypatch.setattr(attention, "attention_speeds", speeds(slowness, is_disturbed=is_disturbed))
+        found = plan(path, memory="1GiB", kv_type="auto", cache_folder=cache, **given)
+        return found.kv_type_reason.partition(",")[0]
+
+    faster, slower = 1e-3, 1e3  # with fewer bits
+    assert choose(faster, is_disturbed=True) != "f16"
+    assert not list(cache.glob("kv-types/*")), "not kept"
+    assert choose(slower, is_disturbed=False) == "f16"
+    assert choose(faster, is_disturbed=True) == "f16"
+    assert choose(faster, is_disturbed=False) != "f16"
+
+
+def test_a_speed_is_kept_where_nothing_disturbed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, measured = ModelConfig(threads=1, cache_folder=tmp_path), list[str]()
+
+    def measure(kind: str, threads: int, budget_bytes: int) -> tuple[float, float]:
+        measured.append(kind)
+        return 1e9, 1e9
+
+    monkeypatch.setattr(attention, "_measure", measure)
+    for share, is_kept in ((0.5, False), (0.0, True)):
+        monkeypatch.setattr(attention, "OtherLoad", lambda share=share: SimpleNamespace(share=share))
+        found = attention.attention_speeds(config, ["f16"], 1 << 30)
+        assert (found.by_type, found.is_disturbed) == ({"f16": (1e9, 1e9)}, not is_kept)
+    assert measured == ["f16"] * 2
+    assert not attention.attention_speeds(config, ["f16"], 1 << 30).is_disturbed
+    assert measured == ["f16"] * 2, "known"
 
 
 def test_what_a_type_is_weighed_among_is_what_the_model_and_the_settings_allow(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def benches(monkeypatch: pytest.MonkeyPatch) -> list[GpuBench]:
         return KernelSpeed(name, row_elements, tokens, threads, by_expert, 1e11 / tokens)
 
     monkeypatch.setattr(gpu_probe.kernels, "measure_matmul", measure_matmul)
-    monkeypatch.setattr(gpu_probe.kernels, "measure_attention", lambda tokens, **_: 1e12 * tokens)
+    monkeypatch.setattr(gpu_probe.kernels, "measure_attention", lambda tokens, shape, **_: 1e12 * tokens)
     monkeypatch.setattr(gpu_probe.kernels, "measure_node_s", lambda threads, gpu: 2e-6)
     monkeypatch.setattr(gpu_probe, "measure_upload", lambda gpu: 5e9)
     monkeypatch.setattr(gpu_probe, "measure_border_s", lambda gpu: 3e-5)
@@ -81,7 +81,7 @@ def test_a_gpu_that_the_processor_plays_is_given_less_to_do(benches: list[GpuBen
 
 
 def test_what_was_measured_is_kept(tmp_path: Path) -> None:
-    store, identity = ProfileStore(tmp_path), MeasuredSetup("cpu", "x86_64", 2, "llama-cpp-python 0")
+    store, identity = ProfileStore(tmp_path), MeasuredSetup("cpu", "x86_64", 2, 2.0, "llama-cpp-python 0")
     known = measured(REAL, WANTED)
     assert store.save(identity, known)
     assert store.load(identity) == known

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gguf
 import numpy as np
@@ -14,6 +16,7 @@ from edge_run.base.units import MIB
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.llama import _ggml
 from edge_run.runtime.probing import kernels, workbench
+from edge_run.runtime.probing.workload import AttentionShape
 from edge_run.tiers.gguf_format import F32, TENSOR_TYPES
 
 WEIGHT_TYPES = [kind.name for kind in TENSOR_TYPES.values() if kind.name not in kernels.NO_KERNEL]
@@ -61,7 +64,7 @@ def test_rows_that_fill_more_than_the_weights_are_meant_to_take() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 33])
 def test_attention(tokens: int) -> None:
-    assert 1e6 < kernels.measure_attention(tokens, 512, 64, 8, 2, 1) < 1e13
+    assert 1e6 < kernels.measure_attention(tokens, AttentionShape(512, 64, 8, 2), 1) < 1e13
 
 
 def test_a_node_costs_less_than_a_millisecond() -> None:
@@ -71,7 +74,7 @@ def test_a_node_costs_less_than_a_millisecond() -> None:
 def test_memory_is_given_back() -> None:
     def measure_all() -> None:
         kernels.measure_matmul("F16", 4096, 1, 1)
-        kernels.measure_attention(2, 2048, 64, 8, 8, 1)
+        kernels.measure_attention(2, AttentionShape(2048, 64, 8, 8), 1)
         kernels.measure_node_s(1)
 
     measure_all()  # some memory ggml takes once for the process
@@ -116,6 +119,43 @@ def test_what_patterns_stand_for_is_plausible(type_name: str) -> None:
     assert 1e-3 < np.abs(values).mean() < 10
 
 
+@pytest.mark.parametrize(
+    ("available", "budget", "wanted"),
+    [
+        (1 << 40, None, 3 << 30),  # three times the caches
+        (256 * MIB, None, 48 * MIB),
+        (1 << 40, 256 * MIB, 48 * MIB),
+        (10 * MIB, None, MIB * 3 // 4),  # there is no room
+    ],
+)
+def test_a_pass_goes_through_a_part_of_the_room(
+    available: int, budget: int | None, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "CACHE_MULTIPLE", 3)
+    monkeypatch.setattr(kernels, "last_cache_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(kernels, "available_bytes", lambda: available)
+    monkeypatch.setattr(kernels, "process_memory", lambda: SimpleNamespace(resident_bytes=50 * MIB))
+    assert kernels.narrow_bytes(budget) == wanted
+
+
+def test_memory_of_a_measurement_is_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    arenas = []
+    usual = kernels.workbench
+
+    def look(threads: int, arena_bytes: int, *rest: Any) -> Any:
+        arenas.append(arena_bytes)
+        return usual(threads, arena_bytes, *rest)
+
+    monkeypatch.setattr(kernels, "workbench", look)
+    monkeypatch.setattr(kernels, "CACHE_MULTIPLE", 3)
+    monkeypatch.setattr(kernels, "last_cache_bytes", lambda: 1 << 30)
+    budget = process_memory().resident_bytes + 64 * MIB
+    kernels.measure_attention(1, AttentionShape(1024, 128, 8, 8), 1, budget_bytes=budget)
+    monkeypatch.setattr(kernels, "available_bytes", lambda: budget)
+    kernels.measure_matmul("F16", 1024, 1, 1)
+    assert max(arenas) < 20 * MIB
+
+
 def test_the_last_cache_counts_every_part_once(tmp_path: Path) -> None:
     def cache(cpu: int, index: int, level: int, shared: str, size: str) -> None:
         folder = tmp_path / f"cpu{cpu}/cache/index{index}"
@@ -127,5 +167,6 @@ def test_the_last_cache_counts_every_part_once(tmp_path: Path) -> None:
         cache(cpu, 0, 1, str(cpu), "32K")
         cache(cpu, 3, 3, "0-1" if cpu < 2 else "2-3", "16384K")
     (tmp_path / "cpu9/cache/index0").mkdir(parents=True)
-    assert kernels.last_cache_bytes(tmp_path) == 32 * MIB
-    assert kernels.last_cache_bytes(tmp_path / "nowhere") == 0
+    assert kernels.last_cache_bytes(tmp_path, range(10)) == 32 * MIB
+    assert kernels.last_cache_bytes(tmp_path, [2]) == 16 * MIB, "those of others are none of ours"
+    assert kernels.last_cache_bytes(tmp_path / "nowhere", range(10)) == 0

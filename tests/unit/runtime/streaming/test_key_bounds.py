@@ -63,8 +63,15 @@ def test_a_block_is_chosen_for_the_best_of_its_pages() -> None:
     scores[20] = 1.0
     chosen = choose_pages(scores, 32 * PAGE_ROWS + 3, 8 * PAGE_ROWS, pages_together=4)
     found = [page for page in range(32) if chosen[page * PAGE_ROWS : (page + 1) * PAGE_ROWS].all()]
-    assert found == [0, 8, 9, 10, 11, 31]  # the first, the block of the best, and of the latest those that are whole
+    assert found == [0, 8, 9, 10, 11, 20, 31]  # the first, a block, of the next one what has room, and of the latest
     assert chosen[-2 * PAGE_ROWS :].all()
+
+
+@pytest.mark.parametrize("keep_rows", [64, 300, 1000])
+@pytest.mark.parametrize("pages_together", [1, 16])
+def test_as_many_rows_as_were_asked_for(keep_rows: int, pages_together: int) -> None:
+    scores = np.random.default_rng(0).standard_normal((1250, 4)).astype(np.float32)
+    assert keep_rows - 2 * PAGE_ROWS < choose_pages(scores, 20_000, keep_rows, pages_together).sum() <= keep_rows
 
 
 @pytest.mark.parametrize(("n_rows", "keep_rows"), [(64, 64), (65, 64), (1000, 64), (10, 64)])
