@@ -78,7 +78,7 @@ def test_blocks_of_another_length_are_damaged(tmp_path: Path) -> None:
     padded = [-(-length // PAGE) * PAGE for length in lengths]
     for change in (0, -PAGE):
         sizes = [*padded[:-1], padded[-1] + change]
-        table = b"".join(ENTRY.pack(0, first + i, 0, size, 0) for i, size in enumerate(sizes))
+        table = b"".join(ENTRY.pack(0, first + i, PAGE, size, 0) for i, size in enumerate(sizes))
         if not change:
             check_blocks(facts, table, gguf)
             continue
