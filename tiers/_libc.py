@@ -26,6 +26,7 @@ _MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 22, 23, 25  # since 
 
 _M_MMAP_THRESHOLD = -3
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
+_MFD_CLOEXEC = 0x01
 _CACHESTAT = 451  # the number of that system call, on every architecture; since Linux 6.5
 
 
@@ -61,6 +62,7 @@ _mremap = _function("mremap", _ADDRESS, _LENGTH, _LENGTH, _INT, _ADDRESS, result
 _mincore = _function("mincore", _ADDRESS, _LENGTH, _ADDRESS)
 _syscall = _function("syscall", ctypes.c_long, _INT, _ADDRESS, _ADDRESS, _INT, result=ctypes.c_long)
 _madvise = _function("madvise", _ADDRESS, _LENGTH, _INT)
+_memfd_create = _function("memfd_create", ctypes.c_char_p, ctypes.c_uint)
 _has_64 = hasattr(_C, "fallocate64")  # musl has only the other one
 _fallocate = _function("fallocate64" if _has_64 else "fallocate", _INT, _INT, ctypes.c_int64, ctypes.c_int64)
 
@@ -128,6 +130,14 @@ def cached_bytes(descriptor: int, offset: int, length: int) -> int:
     asked, found = (ctypes.c_uint64 * 2)(offset, length), (ctypes.c_uint64 * 5)()
     _checked(_syscall(_CACHESTAT, descriptor, asked, found, 0), f"cachestat of {length} bytes")
     return PAGE * int(found[0])
+
+
+def memory_file(name: str) -> int:
+    """Make an empty file in memory, and return its descriptor. Raises OSError.
+
+    A Python that was built for an older C library, as Conda's, has no such function of its own.
+    """
+    return _checked(_memfd_create(name.encode(), _MFD_CLOEXEC), "memfd_create")
 
 
 def punch_hole(descriptor: int, offset: int, length: int) -> None:
@@ -219,9 +229,9 @@ def _why_no_moves() -> str:
 
 def _why_no_stubs() -> str:
     try:
-        descriptor = os.memfd_create("edge-run-trial")
+        descriptor = memory_file("edge-run-trial")
     except OSError as error:
-        return f"files in memory are refused (memfd_create: {error.strerror})"
+        return f"files in memory are refused ({error.strerror})"
     try:
         os.close(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY))
     except OSError as error:

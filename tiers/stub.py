@@ -24,6 +24,7 @@ from typing import BinaryIO
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ModelFileError, TierReadError, from_system
 from edge_run.base.units import round_up
+from edge_run.tiers import _libc
 from edge_run.tiers.address_space import MappedSpan
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_format import DEFAULT_ALIGNMENT_BYTES, MAGIC
@@ -60,7 +61,7 @@ class Stubs(Closing):
 
     def _new(self, number: int) -> BinaryIO:
         name = f"edge-run-stub-{next(_numbers)}"
-        file = self._stack.enter_context(os.fdopen(os.memfd_create(name), "wb"))
+        file = self._stack.enter_context(os.fdopen(_libc.memory_file(name), "wb"))
         self._files.append(file)
         self._numbers[f"/memfd:{name} (deleted)".encode()] = number
         return file

@@ -5,12 +5,14 @@ Between the two it logs the cache's size. At that moment one small piece of memo
 that clearing it takes no more than that piece. Once the context is made, fresh memory is laid there instead: it reads
 as zeros like a cache that was cleared, and takes a page where something is written.
 
-A cache that is not found, as a small one that the allocator cut from its heap, is left as it is.
+A cache that is not found, as a small one that the allocator cut from its heap, is left as it is; so are all where the
+system allows no files in memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sys
@@ -23,6 +25,8 @@ from edge_run.devices.host.memory import count_peak_anew, process_memory
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers import _libc
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES
+
+logger = logging.getLogger(__name__)
 
 MAPS = Path("/proc/self/maps")
 HUGE_PAGE = 2 * MIB
@@ -73,15 +77,19 @@ class CacheMemory:
     def _take(self, size_bytes: int) -> None:
         """Lay a small piece of memory under the cache of about `size_bytes` bytes that has just been allocated."""
         new = _new(_anonymous(), self._before)
-        place = next(filter(None, (_allocation_in(place, size_bytes) for place in new)), None)
-        if place is None:
+        try:
+            place = next(filter(None, (_allocation_in(place, size_bytes) for place in new)), None)
+            if place is None:
+                return
+            descriptor = _libc.memory_file("edge-run-cache")
+        except OSError as error:  # a sandbox may allow neither
+            logger.info("caches take all their memory at once: %s", error)
             return
         if not self.ranges:
             self._peak_bytes = process_memory().peak_bytes
         start, stop = place[0] + _libc.PAGE, place[1] - _libc.PAGE
         piece_bytes = max(HUGE_PAGE, round_up((stop - start) // MOST_PIECES, HUGE_PAGE))
         first = min(stop, round_up(start, HUGE_PAGE))
-        descriptor = os.memfd_create("edge-run-cache")
         try:
             os.ftruncate(descriptor, piece_bytes)
             borders = sorted({start, *range(first, stop, piece_bytes), stop})

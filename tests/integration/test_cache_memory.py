@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import resource
@@ -122,6 +123,19 @@ def test_a_cache_is_found_beside_memory_that_is_mapped_meanwhile(is_mapped_first
     cache_memory._anonymous = growing
     assert compare(llama) > 12 * MIB
     assert len(mapped) > 1
+
+
+@pytest.mark.parametrize("forbidden", ["files in memory", "own memory as a file"])
+@in_child
+def test_where_a_sandbox_forbids_what_it_takes_caches_have_all_their_memory(forbidden: str, llama: Path) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if forbidden == "files in memory":
+        _libc.memory_file = refuse
+    else:
+        cache_memory.open = refuse  # type: ignore[attr-defined]
+    assert compare(llama) == 0
 
 
 @in_child
