@@ -23,10 +23,11 @@ from edge_run.runtime.grammars.schema_grammar import JSON_SCHEMA
 from edge_run.runtime.processes.cell import Cell, LostProcess, Overrun
 
 LOADING_S = 120.0
-READING_S = 2.0  # of a schema, and of a grammar, which answers may wait for meanwhile
-MOST_S = 10.0  # that the grammar of an answer may take, and for each token as long as so many steps of a plain one:
+READING_S = 2.0  # of a grammar, which other answers may wait for meanwhile
+MOST_S = 10.0  # of a schema, and of all that a grammar is asked; and for each token so many steps of a plain one:
 MOST_PLAIN_STEPS = 30  # JSON takes 2 to 7, a call of one of 128 tools up to 14
 MOST_GRAMMAR_BYTES = 8 << 20
+_CLOSED = "the model was closed while a grammar was opened"
 _JOBS, _CONVERTING = "edge_run.runtime.grammars.jobs", "edge_run.runtime.grammars.schema_grammar"
 
 
@@ -48,10 +49,13 @@ class GrammarRoom(Closing):
         Cancelled where the room is closed meanwhile.
         """
         _check_length(name, text)
+        n_closed = self._n_closed
         try:
             if name == JSON_SCHEMA:
                 text = self._convert(text)
                 _check_length(f"{name} as a grammar", text)
+            if self._n_closed != n_closed:
+                raise Cancelled(_CLOSED)
             number, opening = next(self._numbers), {"n_vocab": n_vocab, "name": name, "text": text}
             grammar = RoomedGrammar(self._cell, name, n_vocab, number, partial(self._load, number, opening))
             grammar.load()
@@ -64,7 +68,7 @@ class GrammarRoom(Closing):
         with self._converting:
             if schema != self._converted[0]:
                 self._converter.ask("load", LOADING_S)
-                grammar = self._converter.ask("convert", READING_S, schema=schema).decode("utf-8", "surrogatepass")
+                grammar = self._converter.ask("convert", MOST_S, schema=schema).decode("utf-8", "surrogatepass")
                 self._converted = schema, grammar
             return self._converted[1]
 
@@ -78,11 +82,12 @@ class GrammarRoom(Closing):
             while self._n_closed == n_closed:
                 measured = self._cell.ask("load_vocabulary", LOADING_S, path=os.fspath(self._path))
                 with contextlib.suppress(LostProcess):  # a grammar that was asked something meanwhile ended the process
-                    self._cell.ask("open_grammar", READING_S, is_first=False, number=number, **opening)
+                    limit_s = MOST_S if accepted else READING_S  # one that goes on was read before
+                    self._cell.ask("open_grammar", limit_s, is_first=False, number=number, **opening)
                     if accepted:
                         self._cell.ask("accept", is_first=False, number=number, tokens=list(accepted))
                     return float(measured), self._cell.n_started
-        raise Cancelled("the model was closed while a grammar was opened")
+        raise Cancelled(_CLOSED)
 
     def close(self) -> None:
         """End the processes. A later grammar starts others."""

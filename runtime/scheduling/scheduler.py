@@ -181,8 +181,7 @@ class Scheduler:
         if not self.n_waiting or not self._pool.has_free_sequence:
             return None
         now_s = self._clock()
-        waiting = (request for request in self._requests.values() if request.sequence is None)
-        request = min(waiting, key=lambda request: self._rank(request, now_s))
+        request = min(self._next_ones(), key=lambda request: self._rank(request, now_s))
         placed = self._pool.plan(request.tokens, request.salt)
         needed = len(request.tokens) - placed.n_tokens + GROWTH_TOKENS * (self.n_running + 1)
         if self.n_running and self._pool.room_beside(placed) < needed:
@@ -290,6 +289,15 @@ class Scheduler:
         ready = [request for request in self._running if request.n_left]
         group = sorted(ready, key=lambda request: request.last_pass)[: -(-self.n_running // n_groups)]
         return sorted(group, key=lambda request: request.turn)
+
+    def _next_ones(self) -> list[_Request]:
+        """Return the requests that are next to be admitted: those that had to give their place up, or all that wait.
+
+        One that waits with a higher priority goes before them.
+        """
+        waiting = [request for request in self._requests.values() if request.sequence is None]
+        highest = max(request.priority for request in waiting)
+        return [request for request in waiting if request.last_pass and request.priority == highest] or waiting
 
     def _rank(self, request: _Request, now_s: float) -> tuple[float, int, int, int]:
         return (*self._shares.rank(request.key, request.priority, request.arrived_s, now_s), request.number)

@@ -7,9 +7,11 @@ else by the last turn of its key, longest ago first; then by when it came.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+MOST_GONE = 100  # keys that no request has, but are remembered
 AGING_S = 30.0  # without anything, for which the requests of a key count as one priority higher
 
 
@@ -28,7 +30,10 @@ class _Share:
 
 
 class Shares:
-    """What each key was given. A key that no request has is remembered as long as that puts it behind others."""
+    """What each key was given.
+
+    Of the keys that no request has, those that were given most are remembered, as long as that puts them behind others.
+    """
 
     def __init__(self) -> None:
         self._shares: dict[str, _Share] = {}
@@ -42,12 +47,13 @@ class Shares:
     def leave(self, present: Iterable[str]) -> None:
         """Forget the keys that would be as new ones if they came again. present: the keys that have requests."""
         kept = set(present)
-        least = min((self._shares[key].tokens for key in kept), default=None)
-        self._shares = {
-            key: share
-            for key, share in self._shares.items()
-            if key in kept or (least is not None and share.tokens > least)
-        }
+        if not kept:
+            self._shares = {}
+            return
+        least = min(self._shares[key].tokens for key in kept)
+        gone = (key for key, share in self._shares.items() if key not in kept and share.tokens > least)
+        kept.update(heapq.nlargest(MOST_GONE, gone, key=lambda key: self._shares[key].tokens))
+        self._shares = {key: share for key, share in self._shares.items() if key in kept}
 
     def admit(self, key: str, priority: int, turn: int, now_s: float) -> None:
         """A request of a key is admitted."""

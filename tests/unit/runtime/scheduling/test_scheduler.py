@@ -130,6 +130,21 @@ def test_who_was_admitted_last_waits_again_when_cells_run_out() -> None:
     assert [token for part in planned.parts for token in part.tokens] == tokens[planned.parts[0].start :]
 
 
+@pytest.mark.parametrize("priority", [0, 1])
+def test_an_answer_that_gave_its_place_up_goes_on_before_others_begin(priority: int) -> None:
+    """Whatever its key was given, and however long they wait; but not before one of a higher priority."""
+    bench = Bench(n_cells=60)
+    first, second = (bench.scheduler.submit([100 * i + j for j in range(9)], key=str(i)) for i in range(2))
+    bench.step()
+    while not bench.scheduler.n_waiting:
+        bench.step()
+    other = bench.scheduler.submit([1000, 1001], priority, key="new")
+    bench.now = 100 * AGING_S
+    bench.scheduler.end(first)
+    bench.step()
+    assert bench.scheduler.running()[0] == (other if priority else second)
+
+
 def test_a_request_that_is_alone_has_all_cells_and_is_full_then() -> None:
     bench = Bench(n_cells=12)
     number = bench.scheduler.submit(list(range(10)))

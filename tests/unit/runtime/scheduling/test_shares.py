@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_run.runtime.scheduling.shares import Shares
+from edge_run.runtime.scheduling.shares import MOST_GONE, Shares
 
 
 def test_keys_that_are_gone_are_forgotten_once_they_would_be_as_new_ones() -> None:
@@ -15,6 +15,17 @@ def test_keys_that_are_gone_are_forgotten_once_they_would_be_as_new_ones() -> No
         shares.leave([new])
         key = new
     assert list(shares._shares) == [key]
+
+
+def test_no_more_keys_are_remembered_than_a_few_while_one_waits() -> None:
+    shares = Shares()
+    shares.enter("waits", ())
+    for number in range(3 * MOST_GONE):
+        shares.enter(new := str(number), ["waits"])
+        shares.give(new, 1 + number % 50)
+        shares.leave(["waits"])
+    assert len(shares._shares) == MOST_GONE + 1
+    assert min(share.tokens for key, share in shares._shares.items() if key != "waits") > 30, "who was given most"
 
 
 def test_a_key_that_had_more_than_others_is_behind_them_when_it_comes_again() -> None:
