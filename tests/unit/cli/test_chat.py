@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from edge_run.cli.shared.conversation_book import ConversationBook
 from edge_run.cli.shared.server_chat import ServerChat
 from edge_run.cli.shared.talks import TemplateTalk
 from edge_run.cli.shared.terminal import OutputError
-from edge_run.runtime.keeping.conversations import Conversation
+from edge_run.runtime.keeping import conversations
+from edge_run.runtime.keeping.conversations import Conversation, Conversations
 
 
 class FullTalk:
@@ -189,3 +191,28 @@ def test_what_another_chat_added_since_a_conversation_was_read_stays(
         book.resume(read)
         assert (book.name == "fox") is not bool(added)
         assert tuple(book.conversations.load("fox").parts) == (*first, *added)
+
+
+def test_a_folder_that_cannot_be_written_is_said_once_and_read_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    fox = (("user", "Hello"), ("assistant", "Yes?"))
+    Conversations(tmp_path).save(Conversation("fox", "model.gguf", fox))
+    monkeypatch.setattr(conversations, "LivingFile", refuse)
+    monkeypatch.setattr(conversations, "whole_file", refuse)
+    model: Any = SimpleNamespace(notices=(), keep_answers=lambda *_: None, conversation_rows=None)
+    talk, said, terminal = TemplateTalk(model, "", None, SamplingConfig()), list[str](), quiet_terminal()
+    terminal.say = lambda text, *style: said.append(text)
+    chat = Chat(model, talk, terminal, ConversationBook(tmp_path, tmp_path / "model.gguf", model))
+    chat.command("/load", "fox")
+    assert said.pop() == "Going on with fox, 0 tokens."
+    assert tuple(talk.parts) == fox
+    for _ in range(2):
+        chat._write_down()
+    (told,) = said
+    assert "cannot be kept (Permission denied); choose another folder with --prompt-cache" in told
+    chat.command("/save", "wolf")
+    assert "/save: " in said[-1]
