@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 
 from edge_run.base.errors import Cancelled, ConfigError, ContextFull, EdgeRunError, ProtocolError
@@ -118,10 +119,34 @@ def test_where_nobody_can_ask_again_the_chat_ends_with_the_first_error(
     if can_ask:
         loop.run()
     else:
-        with pytest.raises(ConfigError) as raised:
+        with pytest.raises(click.exceptions.Exit) as raised:  # the error itself would be said a second time
             loop.run()
-        assert raised.value is first
+        assert raised.value.exit_code == first.exit_code
     assert loop.noted == ["one", "two"]
+
+
+@pytest.mark.parametrize(("error", "code"), [(None, 0), (ContextFull("the context is full"), 8)])
+def test_a_message_that_is_answered_after_all_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, error: EdgeRunError | None, code: int
+) -> None:
+    class Talk(FullTalk):
+        def ask(self, text: str) -> Iterator[Any]:
+            if not self.asked or error:
+                return super().ask(text)
+            return iter(())
+
+    talk: Any = Talk(ConfigError(""))
+    talk.error = None
+    answer = SimpleNamespace(text="")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n/drop\n"))
+    monkeypatch.setattr("edge_run.cli.shared.chat.show", lambda *_: answer)
+    monkeypatch.setattr("edge_run.cli.shared.chat.say_notices", lambda *_: 0)
+    monkeypatch.setattr("edge_run.cli.shared.chat.say_figures", lambda *_: None)
+    model: Any = SimpleNamespace(notices=(), stats=SimpleNamespace(generations=0))
+    chat = Chat(model, talk, quiet_terminal(can_ask=False))
+    with pytest.raises(click.exceptions.Exit) if code else contextlib.nullcontext() as raised:
+        chat.run()
+    assert raised is None or raised.value.exit_code == code
 
 
 def test_a_chat_without_standard_input_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +196,9 @@ def test_a_chat_with_a_server_from_a_pipe_ends_with_its_error(
     terminal = quiet_terminal(can_ask=False)
     terminal.end_line = lambda: None
     client: Any = SimpleNamespace(answer=answer)
-    with pytest.raises(type(error)) as raised:
+    with pytest.raises((click.exceptions.Exit, OutputError)) as raised:
         ServerChat(client, {}, "", terminal).run()
-    assert raised.value is error
+    assert getattr(raised.value, "exit_code", None) == error.exit_code
 
 
 @pytest.mark.parametrize("added", [(), (("user", "Bye"), ("assistant", "Bye"))])

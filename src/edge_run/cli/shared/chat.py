@@ -104,6 +104,7 @@ class Chat(ChatLoop):
             self._book.begin()
         self._terminal.say(f"{format_count(n_dropped, 'message')} left out, the rest is read anew{kept}.", NOTICE)
         if text is not None:
+            self._failures.pop()  # that of this message, which is no failure if it is answered now
             self.answer(text)
 
     def answer(self, text: str) -> None:
