@@ -91,7 +91,10 @@ def quiet_terminal(*, can_ask: bool = True) -> Any:
         ("/clear  ", ["cleared"]),
         (" /clear", [" /clear"]),
         ("/clear now", []),
-        ("/claer it", []),
+        ("/claer", []),
+        ("/save fox", []),
+        ("/etc is a folder", ["/etc is a folder"]),
+        ("/etc\\\nis a folder", ["/etc\nis a folder"]),
         ("/help me", []),
         ("/exit", []),
         (" /exit", [" /exit"]),
@@ -100,7 +103,7 @@ def quiet_terminal(*, can_ask: bool = True) -> Any:
         (" ", []),
     ],
 )
-def test_a_command_begins_with_its_slash_and_has_no_words_that_it_does_not_know(
+def test_a_command_is_alone_or_has_its_words_and_all_else_is_text(
     monkeypatch: pytest.MonkeyPatch, line: str, noted: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{line}\n"))

@@ -15,6 +15,7 @@ from edge_run.cli.shared.terminal import Terminal
 
 PROMPT, MORE_PROMPT = "> ", ". "
 EXITS = ("/exit", "/quit", "/bye")
+COMMANDS = frozenset((*EXITS, "/help", "/clear", "/stats", "/drop", "/save", "/load"))  # of any chat
 _COMMAND = re.compile(r"(/[^\W\d_]+)(?:\s+(.*))?", re.DOTALL)
 
 
@@ -89,7 +90,7 @@ class ChatLoop(ABC):
     def _handle(self, text: str) -> None:
         command = text.rstrip()
         found = _COMMAND.fullmatch(command)
-        if found is None:
+        if found is None or (found[2] and found[1] not in COMMANDS):  # "/etc is a folder"
             if command or self.takes_empty:
                 self.answer(text)
         elif command == "/help":
