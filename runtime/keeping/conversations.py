@@ -60,8 +60,8 @@ class Conversations:
     def hold(self, name: str) -> LivingFile | None:
         """Have the conversation `name` for this process alone, until what is returned is removed or the process ends.
 
-        None is returned where the system, or the file system, has no locks. Raises ConfigError where another process has it, or for a bad
-        name, and TierReadError.
+        None is returned where the system, or the file system, has no locks. Raises ConfigError where another process
+        has it, or for a bad name, and TierReadError.
         """
         self._path(name)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import repeat
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ MOST_ROOM_BYTES = 64 * MIB
 SMALL_BYTES = 1 << 16  # of each body, which the bound of connections bounds; parsed in less than a few milliseconds
 
 _Kind = TypeVar("_Kind")
-_type_info = functools.cache(inspect.type_info)  # milliseconds for the larger kinds, of which there are few
+_type_info: Callable[[Any], inspect.Type] = functools.cache(inspect.type_info)  # which takes milliseconds
 
 
 class BodyRoom:

@@ -97,7 +97,8 @@ class Toolbox:
         A call that need not be made has any object as its arguments, as one has without a schema: functions of others
         say much that no grammar can.
         """
-        return json.dumps(form.call_or_schema([(name, {"type": "object"}) for name in self.schemas], json.loads(schema)))
+        calls = [(name, {"type": "object"}) for name in self.schemas]
+        return json.dumps(form.call_or_schema(calls, json.loads(schema)))
 
     def told(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return a conversation for a template that knows no tools: what it would say of them is in the texts."""
