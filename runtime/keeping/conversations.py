@@ -28,7 +28,7 @@ MOST_BYTES = 64 * MIB
 _NAME = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 _ENDING = ".json"
 _HELD, _LOCK = ".held-", ".lock"
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # how file systems say that they have none
 _MOST = 2**31
 
 
@@ -60,8 +60,8 @@ class Conversations:
     def hold(self, name: str) -> LivingFile | None:
         """Have the conversation `name` for this process alone, until what is returned is removed or the process ends.
 
-        None is returned where the system has no locks. Raises ConfigError where another process has it, or for a bad
-        name, and TierReadError.
+        None is returned where the system, or the file system, has no locks. Raises ConfigError where another process
+        has it, or for a bad name, and TierReadError.
         """
         self._path(name)
         try:

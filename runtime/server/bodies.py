@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import repeat
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -21,6 +23,7 @@ MOST_ROOM_BYTES = 64 * MIB
 SMALL_BYTES = 1 << 16  # of each body, which the bound of connections bounds; parsed in less than a few milliseconds
 
 _Kind = TypeVar("_Kind")
+_type_info: Callable[[Any], inspect.Type] = functools.cache(inspect.type_info)  # which takes milliseconds
 
 
 class BodyRoom:
@@ -81,7 +84,7 @@ def convert(value: Any, kind: type[_Kind], where: str = "") -> _Kind:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        value = _plain(value, inspect.type_info(kind))
+        value = _plain(value, _type_info(kind))
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -100,8 +103,8 @@ def _plain(value: Any, kind: inspect.Type) -> Any:
         is_number = any(isinstance(one, inspect.FloatType) for one in kinds)
         return int(value) if not is_number and any(isinstance(one, inspect.IntType) for one in kinds) else value
     if isinstance(value, list):
-        item = next((one.item_type for one in kinds if isinstance(one, inspect.ListType)), inspect.AnyType())
-        return [_plain(one, item) if isinstance(one, float | list | dict) else one for one in value]
+        items = zip(value, _item_kinds(kinds, len(value)), strict=True)
+        return [_plain(one, item) if isinstance(one, float | list | dict) else one for one, item in items]
     if isinstance(value, dict):
         structs = [one for one in kinds if isinstance(one, inspect.StructType)]
         fields = {field.encode_name: field for struct in structs for field in struct.fields}
@@ -111,6 +114,16 @@ def _plain(value: Any, kind: inspect.Type) -> Any:
             if inner is not None or name not in fields or fields[name].required
         }
     return value
+
+
+def _item_kinds(kinds: Iterable[inspect.Type], n_items: int) -> Iterable[inspect.Type]:
+    """Return the kind of each item of a list that is one of `kinds`."""
+    for kind in kinds:
+        if isinstance(kind, inspect.ListType | inspect.VarTupleType):
+            return repeat(kind.item_type, n_items)
+        if isinstance(kind, inspect.TupleType) and len(kind.item_types) == n_items:
+            return kind.item_types
+    return repeat(inspect.AnyType(), n_items)
 
 
 def _check_encoding(headers: Mapping[str, str]) -> None:

@@ -92,8 +92,13 @@ class Toolbox:
         return schema_text(form.schema([*self.schemas.items()]), "tools")
 
     def call_or_schema(self, form: ToolFormat, schema: str) -> str:
-        """Return what, as text, lets an answer be a call or follow a schema. Raises Refusal for a long one."""
-        return schema_text(form.call_or_schema([*self.schemas.items()], json.loads(schema)), "tools")
+        """Return what, as text, lets an answer be a call or follow a schema.
+
+        A call that need not be made has any object as its arguments, as one has without a schema: functions of others
+        say much that no grammar can.
+        """
+        calls = [(name, {"type": "object"}) for name in self.schemas]
+        return json.dumps(form.call_or_schema(calls, json.loads(schema)))
 
     def told(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return a conversation for a template that knows no tools: what it would say of them is in the texts."""

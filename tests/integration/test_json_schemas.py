@@ -261,7 +261,8 @@ def test_an_answer_to_a_schema_may_be_a_call_instead(form: ToolFormat, takes: Ta
     assert takes(schema, f'{form.answer_begins}{{"x": 1}}')
     assert takes(schema, f"{form.begins}{forced['text']}{written(made)}")
     assert not takes(schema, f"{form.answer_begins}{{}}")
-    assert not takes(schema, f"{form.begins}{forced['text']}{{}}")
+    assert takes(schema, f"{form.begins}{forced['text']}{written(made).replace('1', '[2]')}"), "arguments of any kind"
+    assert not takes(schema, f"{form.begins}{forced['text']}3")
 
 
 @pytest.mark.parametrize(

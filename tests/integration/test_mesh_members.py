@@ -13,6 +13,7 @@ import pytest
 
 from edge_run.base.errors import DeviceLost, EdgeRunError, NotTrusted
 from edge_run.base.mesh import Message
+from edge_run.cli.mesh.init import _acl_written
 from edge_run.devices.members.cluster import Invited, parse_join_line, read_cluster
 from edge_run.devices.mesh.changes import make_change, spread
 from edge_run.devices.mesh.node import LocalNode
@@ -244,7 +245,7 @@ def test_an_access_list_for_mosquitto_is_written(tmp_path: Path) -> None:
     assert f"topic write edge/v1/{made['cluster']}/members" in lines
     for place, code, told in (
         (path, 2, "exists, and is no empty file"),
-        (tmp_path, 2, "exists, and is no empty file"),
+        (tmp_path, 2, "is there, and is no file"),
         (tmp_path / "nowhere" / "acl", 5, "cannot be written"),
     ):
         assert told in device.run("init", "--broker", "h", "--acl", str(place), "--replace", code=code).stderr
@@ -252,6 +253,24 @@ def test_an_access_list_for_mosquitto_is_written(tmp_path: Path) -> None:
     known = read_cluster(device.mesh_folder)
     assert known
     assert known.id == made["cluster"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_access_list_goes_into_the_file_that_was_prepared_for_it(tmp_path: Path, fails: bool) -> None:
+    file, link = tmp_path / "edge.acl", tmp_path / "link.acl"
+    file.touch()
+    file.chmod(0o640)
+    link.symlink_to(file)
+    before = file.stat()
+    told = pytest.raises(ValueError, match="no cluster") if fails else contextlib.nullcontext()
+    with told, _acl_written(link, "mqtt://edge@127.0.0.1", "one"):
+        assert "user edge" in file.read_text()
+        if fails:
+            raise ValueError("no cluster")
+    after = file.stat()
+    assert link.is_symlink()
+    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+    assert bool(after.st_size) is not fails
 
 
 def test_a_cluster_over_a_broker_with_that_access_list(tmp_path: Path) -> None:

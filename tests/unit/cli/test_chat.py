@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 
 from edge_run.base.errors import Cancelled, ConfigError, ContextFull, EdgeRunError, ProtocolError
@@ -20,7 +22,8 @@ from edge_run.cli.shared.conversation_book import ConversationBook
 from edge_run.cli.shared.server_chat import ServerChat
 from edge_run.cli.shared.talks import TemplateTalk
 from edge_run.cli.shared.terminal import OutputError
-from edge_run.runtime.keeping.conversations import Conversation
+from edge_run.runtime.keeping import conversations
+from edge_run.runtime.keeping.conversations import Conversation, Conversations
 
 
 class FullTalk:
@@ -88,7 +91,10 @@ def quiet_terminal(*, can_ask: bool = True) -> Any:
         ("/clear  ", ["cleared"]),
         (" /clear", [" /clear"]),
         ("/clear now", []),
-        ("/claer it", []),
+        ("/claer", []),
+        ("/save fox", []),
+        ("/etc is a folder", ["/etc is a folder"]),
+        ("/etc\\\nis a folder", ["/etc\nis a folder"]),
         ("/help me", []),
         ("/exit", []),
         (" /exit", [" /exit"]),
@@ -97,7 +103,7 @@ def quiet_terminal(*, can_ask: bool = True) -> Any:
         (" ", []),
     ],
 )
-def test_a_command_begins_with_its_slash_and_has_no_words_that_it_does_not_know(
+def test_a_command_is_alone_or_has_its_words_and_all_else_is_text(
     monkeypatch: pytest.MonkeyPatch, line: str, noted: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{line}\n"))
@@ -116,10 +122,34 @@ def test_where_nobody_can_ask_again_the_chat_ends_with_the_first_error(
     if can_ask:
         loop.run()
     else:
-        with pytest.raises(ConfigError) as raised:
+        with pytest.raises(click.exceptions.Exit) as raised:  # the error itself would be said a second time
             loop.run()
-        assert raised.value is first
+        assert raised.value.exit_code == first.exit_code
     assert loop.noted == ["one", "two"]
+
+
+@pytest.mark.parametrize(("error", "code"), [(None, 0), (ContextFull("the context is full"), 8)])
+def test_a_message_that_is_answered_after_all_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, error: EdgeRunError | None, code: int
+) -> None:
+    class Talk(FullTalk):
+        def ask(self, text: str) -> Iterator[Any]:
+            if not self.asked or error:
+                return super().ask(text)
+            return iter(())
+
+    talk: Any = Talk(ConfigError(""))
+    talk.error = None
+    answer = SimpleNamespace(text="")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n/drop\n"))
+    monkeypatch.setattr("edge_run.cli.shared.chat.show", lambda *_: answer)
+    monkeypatch.setattr("edge_run.cli.shared.chat.say_notices", lambda *_: 0)
+    monkeypatch.setattr("edge_run.cli.shared.chat.say_figures", lambda *_: None)
+    model: Any = SimpleNamespace(notices=(), stats=SimpleNamespace(generations=0))
+    chat = Chat(model, talk, quiet_terminal(can_ask=False))
+    with pytest.raises(click.exceptions.Exit) if code else contextlib.nullcontext() as raised:
+        chat.run()
+    assert raised is None or raised.value.exit_code == code
 
 
 def test_a_chat_without_standard_input_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +199,9 @@ def test_a_chat_with_a_server_from_a_pipe_ends_with_its_error(
     terminal = quiet_terminal(can_ask=False)
     terminal.end_line = lambda: None
     client: Any = SimpleNamespace(answer=answer)
-    with pytest.raises(type(error)) as raised:
+    with pytest.raises((click.exceptions.Exit, OutputError)) as raised:
         ServerChat(client, {}, "", terminal).run()
-    assert raised.value is error
+    assert getattr(raised.value, "exit_code", None) == error.exit_code
 
 
 @pytest.mark.parametrize("added", [(), (("user", "Bye"), ("assistant", "Bye"))])
@@ -189,3 +219,28 @@ def test_what_another_chat_added_since_a_conversation_was_read_stays(
         book.resume(read)
         assert (book.name == "fox") is not bool(added)
         assert tuple(book.conversations.load("fox").parts) == (*first, *added)
+
+
+def test_a_folder_that_cannot_be_written_is_said_once_and_read_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    fox = (("user", "Hello"), ("assistant", "Yes?"))
+    Conversations(tmp_path).save(Conversation("fox", "model.gguf", fox))
+    monkeypatch.setattr(conversations, "LivingFile", refuse)
+    monkeypatch.setattr(conversations, "whole_file", refuse)
+    model: Any = SimpleNamespace(notices=(), keep_answers=lambda *_: None, conversation_rows=None)
+    talk, said, terminal = TemplateTalk(model, "", None, SamplingConfig()), list[str](), quiet_terminal()
+    terminal.say = lambda text, *style: said.append(text)
+    chat = Chat(model, talk, terminal, ConversationBook(tmp_path, tmp_path / "model.gguf", model))
+    chat.command("/load", "fox")
+    assert said.pop() == "Going on with fox, 0 tokens."
+    assert tuple(talk.parts) == fox
+    for _ in range(2):
+        chat._write_down()
+    (told,) = said
+    assert "cannot be kept (Permission denied); choose another folder with --prompt-cache" in told
+    chat.command("/save", "wolf")
+    assert "/save: " in said[-1]

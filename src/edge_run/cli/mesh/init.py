@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.files import mesh_folder, whole_file, writing
+from edge_run.base.files import file_to_write, mesh_folder, writing
 from edge_run.cli.mesh.invitation import show_invitation
 from edge_run.cli.mesh.options import (
     AUTHORITY,
@@ -71,7 +71,7 @@ def init(terminal: Terminal, /, broker: str | None, serve: str | None, **given: 
     acl: Path | None = given["acl"]
     if acl and broker is None:
         raise ConfigError("--acl: is for a mosquitto that is there; name it with --broker")
-    if acl and acl.exists() and not (acl.is_file() and acl.stat().st_size == 0):
+    if acl and file_to_write(acl, f"--acl {acl}").exists() and acl.stat().st_size:
         raise ConfigError(f"--acl {acl}: exists, and is no empty file; choose another name")
     check_listen(given["listen"], given["port"] or 0)
     folder, authority, serves = mesh_folder(), checked_authority(given), None
@@ -97,10 +97,18 @@ def init(terminal: Terminal, /, broker: str | None, serve: str | None, **given: 
 
 @contextlib.contextmanager
 def _acl_written(path: Path, broker: str, cluster: str) -> Iterator[None]:
-    """Write what a mosquitto lets members and guests do, unless the block fails. Raises TierReadError."""
+    """Write what a mosquitto lets members and guests do; the file is empty where the block fails. Raises TierReadError.
+
+    A file that is there keeps its owner and mode, which may have been prepared for mosquitto.
+    """
     from edge_run.devices.broker.access import mosquitto_acl
     from edge_run.devices.members.cluster import parse_broker
 
-    with writing(f"--acl {path}"), whole_file(path) as draft:
-        draft.write_text(mosquitto_acl(cluster, parse_broker(broker).user))
-        yield
+    with writing(f"--acl {path}"):
+        try:
+            path.write_text(mosquitto_acl(cluster, parse_broker(broker).user))
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):
+                path.write_text("")
+            raise

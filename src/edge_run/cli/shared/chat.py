@@ -36,6 +36,7 @@ class Chat(ChatLoop):
         self._model, self._talk, self._book = model, talk, book
         self._n_notices = len(model.notices)
         self._unanswered: str | None = None  # the last message, where it had no room
+        self._is_kept = True  # as far as is known
         self.hint, self.takes_empty = talk.hint, isinstance(talk, PlainTalk)
 
     def resume(self, conversation: Conversation) -> None:
@@ -103,6 +104,7 @@ class Chat(ChatLoop):
             self._book.begin()
         self._terminal.say(f"{format_count(n_dropped, 'message')} left out, the rest is read anew{kept}.", NOTICE)
         if text is not None:
+            self._failures.pop()  # that of this message, which is no failure if it is answered now
             self.answer(text)
 
     def answer(self, text: str) -> None:
@@ -126,9 +128,13 @@ class Chat(ChatLoop):
         say_figures(answer, self._terminal, self._talk.when_full)
 
     def _write_down(self) -> None:
-        """Keep the conversation as it is now; where that fails, say so, and go on."""
+        """Keep the conversation as it is now; where that fails, say so once, and go on."""
+        if self._book is None:
+            return
         try:
-            if self._book:
-                self._book.write(self._talk.parts)
+            self._book.write(self._talk.parts)
+            self._is_kept = True
         except EdgeRunError as error:
-            self._terminal.say(str(error))
+            if self._is_kept:
+                self._terminal.say(f"{error}; choose another folder with --prompt-cache, or --prompt-cache off")
+            self._is_kept = False

@@ -7,12 +7,15 @@ import re
 import sys
 from abc import ABC, abstractmethod
 
+import click
+
 from edge_run.base.errors import EdgeRunError
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.terminal import Terminal
 
 PROMPT, MORE_PROMPT = "> ", ". "
 EXITS = ("/exit", "/quit", "/bye")
+COMMANDS = frozenset((*EXITS, "/help", "/clear", "/stats", "/drop", "/save", "/load"))  # of any chat
 _COMMAND = re.compile(r"(/[^\W\d_]+)(?:\s+(.*))?", re.DOTALL)
 
 
@@ -28,7 +31,7 @@ class ChatLoop(ABC):
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
-        self._error: EdgeRunError | None = None  # the first, where nobody can ask again
+        self._failures: list[EdgeRunError] = []  # that were said
 
     @abstractmethod
     def answer(self, text: str) -> None:
@@ -45,8 +48,7 @@ class ChatLoop(ABC):
     def say_failed(self, error: EdgeRunError, advice: str) -> None:
         """Say why an answer failed, and what that leaves."""
         self._terminal.say(f"{error}{advice}")
-        if not self._terminal.can_ask:
-            self._error = self._error or error
+        self._failures.append(error)
 
     def command(self, name: str, rest: str) -> bool:
         """Obey a command that not every chat has; return whether there is such a one."""
@@ -55,7 +57,7 @@ class ChatLoop(ABC):
     def run(self, first: str | None = None) -> None:
         """Answer `first`, where there is one, then what the user writes, until the user leaves.
 
-        Without a terminal it then raises the first error that an answer had.
+        Where nobody could ask again, it then raises click's Exit with the code of the first answer that failed.
         """
         self._terminal.say(self.hint, NOTICE)
         is_leaving = False
@@ -76,8 +78,8 @@ class ChatLoop(ABC):
                 is_leaving = True
                 self._terminal.say("Ctrl-C again or Ctrl-D leaves.", NOTICE)
         self.say_stats()
-        if self._error:
-            raise self._error
+        if self._failures and not self._terminal.can_ask:
+            raise click.exceptions.Exit(self._failures[0].exit_code)
 
     def _next(self, first: str | None) -> str:
         if first is None:
@@ -88,7 +90,7 @@ class ChatLoop(ABC):
     def _handle(self, text: str) -> None:
         command = text.rstrip()
         found = _COMMAND.fullmatch(command)
-        if found is None:
+        if found is None or (found[2] and found[1] not in COMMANDS):  # "/etc is a folder"
             if command or self.takes_empty:
                 self.answer(text)
         elif command == "/help":

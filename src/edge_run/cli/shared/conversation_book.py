@@ -12,6 +12,7 @@ from edge_run.base.errors import ConfigError, TierReadError
 from edge_run.runtime.keeping.conversations import Conversation, Conversations
 
 if TYPE_CHECKING:
+    from edge_run.devices.host.locks import LivingFile
     from edge_run.runtime.generation.model import Model
 
 
@@ -22,11 +23,12 @@ class ConversationBook:
     """
 
     def __init__(self, folder: Path, path: Path, model: Model) -> None:
-        """Keep conversations in `folder`; path: of the model. Raises TierReadError where nothing can be kept there."""
+        """Keep conversations in `folder`; path: of the model. `write` says where nothing can be kept there."""
         self.conversations = Conversations(folder)
         self._path, self._model = path, model
-        self._name = _new_name()
-        self._hold = self.conversations.hold(self._name)
+        self._name = ""
+        self._hold: LivingFile | None = None
+        self._take(_new_name())
         model.keep_answers()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_run.base.config import PROMPT_CACHE_ON
-from edge_run.base.errors import Cancelled, ConfigError, NotSupported, TierReadError
+from edge_run.base.errors import Cancelled, ConfigError, NotSupported
 from edge_run.base.results import to_json
 from edge_run.cli.shared.answer import NOTICE, WrittenAnswer, follow, opened, say_figures, say_notices, show
 from edge_run.cli.shared.chat import Chat
@@ -41,8 +41,8 @@ def answer_once(settings: RunSettings, terminal: Terminal) -> None:
 def chat(settings: RunSettings, terminal: Terminal, continued: Conversation | None = None) -> None:
     """Open the model, and answer what the user writes until the user leaves. continued: what the chat goes on with."""
     is_first = settings.config.prompt_cache == PROMPT_CACHE_ON and not settings.config.prompt_folder.exists()
-    with _model(settings, terminal) as model, _book(settings, model, terminal) as book:
-        if is_first and book:
+    with _model(settings, terminal) as model, _book(settings, model) as book:
+        if is_first and book and settings.config.prompt_folder.exists():
             terminal.say(
                 f"Chats are kept in {settings.config.prompt_folder}, to go on with edge-run chat --continue; "
                 "--prompt-cache off keeps none, edge-run sessions rm --all erases all.",
@@ -56,15 +56,12 @@ def chat(settings: RunSettings, terminal: Terminal, continued: Conversation | No
 
 
 @contextlib.contextmanager
-def _book(settings: RunSettings, model: Model, terminal: Terminal) -> Iterator[ConversationBook | None]:
-    """Have what keeps the conversation for a block; None, with the reason said, where it cannot be kept."""
-    book = None
-    if settings.config.keeps_prompts and not settings.is_mesh:
-        try:
-            book = ConversationBook(settings.config.prompt_folder, settings.model, model)
-        except TierReadError as error:
-            terminal.say(f"{error}; choose another folder with --prompt-cache, or --prompt-cache off")
-    with contextlib.closing(book) if book else contextlib.nullcontext():
+def _book(settings: RunSettings, model: Model) -> Iterator[ConversationBook | None]:
+    """Have what keeps the conversation for a block; None where nothing is to be kept."""
+    if not settings.config.keeps_prompts or settings.is_mesh:
+        yield None
+        return
+    with contextlib.closing(ConversationBook(settings.config.prompt_folder, settings.model, model)) as book:
         yield book
 
 

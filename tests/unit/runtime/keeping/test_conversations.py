@@ -148,7 +148,7 @@ def test_a_conversation_is_held_by_one_chat_at_a_time(tmp_path: Path) -> None:
         Conversations(tmp_path / "file").hold("fox")
 
 
-@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
 def test_without_locks_a_chat_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def refuse(*given: object) -> None:
         raise OSError(code, "No locks")

@@ -275,6 +275,14 @@ def test_a_whole_number_may_have_a_point() -> None:
     assert (asked.max_tokens, asked.seed, asked.temperature, asked.logit_bias) == (10, 3, 1.0, [(5, 1.0)])
     assert isinstance(asked.max_tokens, int)
     assert convert({"input": [1.0, 2]}, EmbeddingRequest).input == [1, 2]
+    assert chat(logit_bias=[[5.0, 1.0], [6.0, False]]).logit_bias == [(5, 1.0), (6, False)]
+    assert refused(logit_bias=[[5.0, 1.0, 2]]) == (400, "logit_bias[0]")
+
+
+def test_what_a_request_may_say_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat(max_tokens=10.0)
+    monkeypatch.delattr(msgspec.inspect, "type_info")
+    chat(max_tokens=10.0)
 
 
 def test_what_is_wrong_with_the_result_of_a_tool_is_named() -> None:

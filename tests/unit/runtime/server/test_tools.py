@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from edge_run.base.errors import ConfigError
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.grammars.schema_grammar import schema_grammar
 from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.bodies import decode
-from edge_run.runtime.server.formats.tool_format import HERMES
+from edge_run.runtime.server.formats.tool_format import FORMATS, HERMES, ToolFormat
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.tools import FunctionTool, Toolbox
 
@@ -73,6 +74,28 @@ def test_the_schema_of_a_call_is_one_that_a_grammar_can_be_made_of() -> None:
     grammar = schema_grammar(Toolbox([DOUBLE, NOW], "required").forced_schema(HERMES))
     assert r"\"double\"" in grammar
     assert r"\"now\"" in grammar
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=[form.sign for form in FORMATS])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": r"\d+"}}},
+        {"type": "object", "properties": {"a": {"type": "any"}}},
+        {"$ref": "https://example.com/arguments.json"},
+        {"type": "object", "description": "y" * 70_000},
+    ],
+    ids=["pattern", "type", "reference", "length"],
+)
+def test_a_call_that_may_be_made_beside_a_schema_needs_no_grammar_of_its_arguments(
+    form: ToolFormat, arguments: dict[str, Any]
+) -> None:
+    made = toolbox(tools=[tool("double", parameters=arguments), tool("now")])
+    with pytest.raises((ConfigError, Refusal)):
+        schema_grammar(made.forced_schema(form))
+    grammar = schema_grammar(made.call_or_schema(form, json.dumps(NUMBER)))
+    assert "double" in grammar
+    assert "now" in grammar
 
 
 def test_a_call_that_must_be_made_has_a_schema_of_bounded_length() -> None:
