@@ -272,8 +272,9 @@ def test_penalties_that_look_far_back_take_no_memory(model: Model, many: int) ->
         assert {sampler.choose(logits) for _ in range(20)} == {5, 6}, "of all tokens, not only of the best"
 
 
-def test_a_schema_that_takes_long_holds_up_no_answer(model: Model) -> None:
+def test_a_schema_that_takes_long_holds_up_no_answer(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its properties have names that the converter tells apart one by one."""
+    monkeypatch.setattr("edge_run.runtime.grammars.room.MOST_S", 2.0)
     names, n_vocab = [chr(0x4E00 + number) for number in range(8000)], model._opened.model.vocabulary
     slow = json.dumps({"properties": {name: {"enum": [name]} for name in names}, "required": names})
     with GrammarRoom(MODEL) as room, ThreadPoolExecutor(1) as other:
