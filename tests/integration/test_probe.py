@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from edge_run.base.errors import NotSupported
 from edge_run.base.profile import DeviceProfile, KernelSpeed, RepackedSpeed
 from edge_run.cli import app
 from edge_run.cli.shared.terminal import Terminal
+from edge_run.devices.host.machine import Cores
 from edge_run.runtime.probing import kernels as kernels_module
 from edge_run.runtime.probing import probe as probing
 from edge_run.runtime.probing.kernels import measure_stop_s
@@ -151,6 +153,13 @@ def test_it_is_measured_once(run: Run, kernels: Kernels) -> None:
     again = json.loads(run("--json", "-t", 2, "--fresh")[1])
     assert len(kernels.measured) == 8
     assert again["disks"] != json.loads(first)["disks"]
+
+
+def test_a_profile_has_the_cores_that_a_quota_leaves_time_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = replace(probing.describe_machine(), cores=Cores(logical=16, physical=8, quota=2.5))
+    monkeypatch.setattr(probing, "describe_machine", lambda: machine)
+    profile = json.loads(run("-t", 2, "--json")[1])
+    assert (profile["physical_cores"], profile["logical_cores"]) == (2, 2)
 
 
 def test_repacked_weights_are_measured_where_they_have_a_kernel(run: Run, kernels: Kernels) -> None:
