@@ -194,7 +194,7 @@ class ExpertCache:
         """Make `unit` resident, and return whether it has room; the units evicted for it are added to `evicted`."""
         layer, expert = unit
         size, resident, has_shares = self._size_of(unit), self._resident[layer], self._policy.has_shares
-        share = self.capacity // len(self._resident)
+        share = max(size, self.capacity // len(self._resident))  # one has room in each, in turn if not at once
         while (is_over_share := has_shares and (len(resident) + 1) * size > share) or self.cost + size > self.capacity:
             victim = self._policy.victim(unit, is_prefetch) if size <= self.capacity else None
             if victim is None and has_shares and not (is_over_share or is_prefetch):

@@ -115,6 +115,8 @@ class PartialModel:
         Raises TierReadError; where files cannot have holes, nothing is removed then.
         """
         gone = sorted(self._good.intersection(pieces))
+        if not gone:
+            return
         self._check_holes()
         self._good.difference_update(gone)
         with _writing(self.folder):

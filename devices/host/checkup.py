@@ -57,7 +57,11 @@ def check_runs(ledger: Ledger) -> list[Finding]:
     """The models that are open now."""
     if not ledger.folders:
         why = "no folder of this user's own for a ledger of budgets: two runs could together exceed memory"
-        return [Finding("other runs", NOTE, why, "make /run/user or /tmp writable")]
+        return [
+            Finding(
+                "other runs", NOTE, why, "make /run/user or /tmp writable, or name a folder of this user's in TMPDIR"
+            )
+        ]
     runs = ledger.runs()
     if not runs:
         return [Finding("other runs", OK, "none")]

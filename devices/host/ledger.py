@@ -69,20 +69,24 @@ class _Entry:
 class Ledger:
     """The ledger in `folder`, by default the user's. Thread-safe; any number in a process are one and the same.
 
-    Grants are written to the first of `folders`, and read from all: another process of the user may have had no other.
-    It is empty where no ledger can be kept.
-
     available_bytes: what this process may hold in all, as in `memory.py`.
     """
 
     def __init__(self, folder: Path | None = None, available_bytes: Callable[..., int] = available_bytes) -> None:
-        self.folders = own_folders([folder] if folder else user_folders())
-        self._available_bytes = available_bytes
+        self._folder, self._available_bytes = folder, available_bytes
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where grants are now: written to the first, and read from all, as another process may have had no other.
+
+        They are looked for anew each time, as a session that begins has one more. Empty where no ledger can be kept.
+        """
+        return own_folders([self._folder] if self._folder else user_folders())
 
     def runs(self) -> list[Run]:
         """Return the live processes with grants, this one among them."""
-        with self._locked():
-            return _runs(self._entries())
+        with self._locked() as folders:
+            return _runs(_entries(folders))
 
     def promised_bytes(self, group: Path | None = None) -> int:
         """Return what live grants may still take: those of all processes, or of those in a memory cgroup's folder.
@@ -104,22 +108,30 @@ class Ledger:
         It lasts until what is returned is closed, which may be done twice, or the process ends; in a forked child, to
         which nothing was granted, closing does nothing.
         """
-        with self._locked():
-            return self._write(self._entry(needed_bytes, model, held_bytes))
+        with self._locked() as folders:
+            return _write(folders, self._entry(folders, needed_bytes, model, held_bytes))
 
     def check(self, least_bytes: int, model: str) -> None:
         """Raise BudgetError where not even `least_bytes` in all are free for this process, the least for `model`."""
-        with self._locked():
-            self._entry(least_bytes, model, is_least=True)
+        with self._locked() as folders:
+            self._entry(folders, least_bytes, model, is_least=True)
 
     @property
     def free_bytes(self) -> int:
         """What this process may hold in all; negative where more than there is was promised."""
         return self._available_bytes(promised_bytes=self.promised_bytes)
 
-    def _entry(self, needed_bytes: int, model: str, held_bytes: int | None = None, *, is_least: bool = False) -> _Entry:
+    def _entry(
+        self,
+        folders: list[Path],
+        needed_bytes: int,
+        model: str,
+        held_bytes: int | None = None,
+        *,
+        is_least: bool = False,
+    ) -> _Entry:
         """Return a grant to be written down, as `grant` says. The ledger is locked. Raises BudgetError."""
-        entries = self._entries()
+        entries = _entries(folders)
         own, others = _own(entries), [run for run in _runs(entries) if run.pid != os.getpid()]
         held_bytes = process_memory().held_bytes if held_bytes is None else held_bytes
         base_bytes = max(held_bytes - _added(own), *(entry.base_bytes for entry in own), 0)
@@ -130,29 +142,33 @@ class Ledger:
         return _Entry(os.getpid(), pid_namespace(), model, base_bytes, needed_bytes - held_bytes)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[list[Path]]:
+        """Hold the ledger's lock in this block, and give its folders."""
+        folders = self.folders
         with contextlib.ExitStack() as locks:
-            for folder in self.folders:  # in the same order in every process
+            for folder in folders:  # in the same order in every process
                 locks.enter_context(locked(folder / "lock"))
-            yield
+            yield folders
 
-    def _write(self, entry: _Entry) -> contextlib.ExitStack:
-        grant = contextlib.ExitStack()
-        try:
-            if self.folders:
-                file = LivingFile(self.folders[0], _PREFIX, json.dumps(dataclasses.asdict(entry)).encode())
-                grant.callback(file.remove)
-        except OSError as error:
-            logger.info("a grant cannot be written down in %s: %s", self.folders[0], error)
-        return grant
 
-    def _entries(self) -> list[_Entry]:
-        """Return the grants of live processes that we can see. The ledger is locked."""
-        entries = []
-        for content in (content for folder in self.folders for content in read_living(folder, _PREFIX)):
-            with contextlib.suppress(ValueError, TypeError):  # another version's
-                entries.append(_Entry(**parse(content)))
-        return [entry for entry in entries if entry.namespace == pid_namespace()]
+def _write(folders: list[Path], entry: _Entry) -> contextlib.ExitStack:
+    grant = contextlib.ExitStack()
+    try:
+        if folders:
+            file = LivingFile(folders[0], _PREFIX, json.dumps(dataclasses.asdict(entry)).encode())
+            grant.callback(file.remove)
+    except OSError as error:
+        logger.info("a grant cannot be written down in %s: %s", folders[0], error)
+    return grant
+
+
+def _entries(folders: list[Path]) -> list[_Entry]:
+    """Return the grants of live processes that we can see. The ledger is locked."""
+    entries = []
+    for content in (content for folder in folders for content in read_living(folder, _PREFIX)):
+        with contextlib.suppress(ValueError, TypeError):  # another version's
+            entries.append(_Entry(**parse(content)))
+    return [entry for entry in entries if entry.namespace == pid_namespace()]
 
 
 def _own(entries: Iterable[_Entry]) -> list[_Entry]:

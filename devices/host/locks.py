@@ -33,15 +33,17 @@ _held: set[int] = set()  # descriptors with locks of ours
 
 
 def user_folders() -> list[Path]:
-    """Return where files about a user's processes may lie, best first.
+    """Return where files about a user's processes may lie, best first, and in the same order in every process.
 
-    The environment is not asked: it differs from one process of a user to the next. /run/user differs too: it is there
-    during a session only, and a job of cron's has none.
+    The temporary folder of the environment comes last: it differs from one process of a user to the next. /run/user
+    differs too: it is there during a session only, and a job of cron's has none.
     """
     if not hasattr(os, "geteuid"):
         return []
-    user = os.geteuid()
-    return [Path(f"/run/user/{user}/edge-run"), *(Path(folder, f"edge-run-{user}") for folder in ("/tmp", "/var/tmp"))]
+    user, folders = os.geteuid(), ["/tmp", "/var/tmp"]
+    with contextlib.suppress(OSError):  # there is none
+        folders.append(tempfile.gettempdir())
+    return [Path(f"/run/user/{user}/edge-run"), *(Path(one, f"edge-run-{user}") for one in dict.fromkeys(folders))]
 
 
 def own_folders(folders: Iterable[Path]) -> list[Path]:

@@ -32,9 +32,14 @@ class Cores:
     quota: float
 
     @property
+    def logical_at_once(self) -> int:
+        """How many of `logical` can work all the time: the quota leaves no time to the others."""
+        return max(1, min(self.logical, math.floor(self.quota)))
+
+    @property
     def at_once(self) -> int:
         """How many can compute all the time: with more threads, the kernel stops all of them again and again."""
-        return max(1, min(self.physical, math.floor(self.quota)))
+        return min(self.physical, self.logical_at_once)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Keeps what was measured on this device in a file for each device and library, so that it is measured once.
 
-A figure holds for 30 days, or for ten minutes where other programs were busy while it was measured. A file that is not
-exactly as this version writes it counts as none.
+A figure holds for 30 days, or for ten minutes where other programs were busy or memory was short while it was measured.
+A file that is not exactly as this version writes it counts as none.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Figure(ABC):
     """Something that was measured.
 
     measured_at: when, in ISO 8601, UTC.
-    is_disturbed: whether others were at work then.
+    is_disturbed: whether others were at work then, or had left too little memory to measure in.
     """
 
     measured_at: str

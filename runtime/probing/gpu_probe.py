@@ -65,29 +65,28 @@ def measure_gpu(
     on_step: Callable[[str], None],
 ) -> None:
     """Measure what is not known of `gpu`, and `keep` each figure. Raises KernelError where it has no room."""
-    bench = GpuBench(gpu.handle, SLOWNESS if gpu.kind == SOFTWARE else 1)
+    bench = GpuBench(gpu.handle, gpu.has_own_memory, SLOWNESS if gpu.kind == SOFTWARE else 1)
     missing = missing_of(gpu, wanted, known)
     for number, (type_name, row_elements, tokens, by_expert) in enumerate(missing, 1):
         on_step(f"{gpu.name}: multiplying {type_name}, {tokens} wide ({number} of {len(missing)})")
-        load, is_there = OtherLoad(), True
+        load, lacks_room, is_there = OtherLoad(), _lacks_room(gpu, tokens), True
         try:
             speed = kernels.measure_matmul(type_name, row_elements, tokens, 1, by_expert, bench)
         except NotSupported as error:
             logger.info("%s, rows of %d: %s", type_name, row_elements, error)
             speed, is_there = KernelSpeed(type_name, row_elements, tokens, 0, by_expert, 1.0), False
         speed = dataclasses.replace(speed, threads=0)
-        figure = GpuKernelFigure(measured_now(), _is_disturbed(load, gpu), gpu.description, speed, is_there)
+        figure = GpuKernelFigure(measured_now(), lacks_room or _is_busy(load, gpu), gpu.description, speed, is_there)
         keep(Measurements(gpu_kernels=(figure,)))
     if not is_known(gpu, (), known):
         on_step(f"{gpu.name}: attention, nodes, and the way there")
-        load = OtherLoad()
+        load, lacks_room = OtherLoad(), _lacks_room(gpu, 1)
         widths = 1, MOST_SLOW_TOKENS if gpu.kind == SOFTWARE else MANY_TOKENS
         one, many = (_attention(tokens, bench) for tokens in widths)
         node_s = kernels.measure_node_s(1, bench)
         costs = GpuCosts(measure_upload(gpu), node_s, measure_border_s(gpu), (one, many))
-        keep(
-            Measurements(gpu_costs=(GpuCostsFigure(measured_now(), _is_disturbed(load, gpu), gpu.description, costs),))
-        )
+        is_disturbed = lacks_room or _is_busy(load, gpu)
+        keep(Measurements(gpu_costs=(GpuCostsFigure(measured_now(), is_disturbed, gpu.description, costs),)))
 
 
 def measure_border_s(gpu: Gpu) -> float:
@@ -115,5 +114,9 @@ def _attention(tokens: int, bench: GpuBench) -> float:
         return kernels.measure_attention(tokens, ATTENTION, threads=1)
 
 
-def _is_disturbed(load: OtherLoad, gpu: Gpu) -> bool:
+def _lacks_room(gpu: Gpu, tokens: int) -> bool:
+    return not gpu.has_own_memory and kernels.lacks_room(tokens)
+
+
+def _is_busy(load: OtherLoad, gpu: Gpu) -> bool:
     return gpu.kind == SOFTWARE and load.share > OTHERS_SHARE

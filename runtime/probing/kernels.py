@@ -86,9 +86,9 @@ def measure_matmul(
 
     by_expert: as in a mixture of experts, several experts with `tokens` tokens each. gpu: which does it instead.
 
-    Takes about half a second, and as memory `narrow_bytes` (16 MiB for wide passes) and 9 bytes for each element of
-    the activations, `(tokens, row_elements)`. Raises NotSupported for a type
-    that cannot be multiplied, ConfigError for figures that cannot be.
+    Takes about half a second, and as memory what a pass goes through (`narrow_bytes`, 16 MiB for wide ones) and 9 bytes
+    for each element of the activations, `(tokens, row_elements)`. Raises NotSupported for a type that cannot be
+    multiplied, ConfigError for figures that cannot be.
     """
     speed, _ = _measure(type_name, row_elements, tokens, threads, by_expert, gpu)
     return KernelSpeed(type_name, row_elements, tokens, threads, by_expert, speed)
@@ -115,8 +115,7 @@ def _measure(
     if row_elements % kind.block_elements:
         raise ConfigError(f"{type_name} rows are multiples of {kind.block_elements} elements, not {row_elements}")
     row_bytes = kind.size_bytes(row_elements)
-    wanted_bytes = BATCH_BYTES if tokens > NARROW_TOKENS else narrow_bytes()
-    wanted_bytes //= gpu.slowness if gpu else 1
+    wanted_bytes = _pass_bytes(tokens, gpu)
     rows = max(1, round(wanted_bytes / (MATRICES * ROWS_MULTIPLE * row_bytes))) * ROWS_MULTIPLE
     matrices = max(1, round(wanted_bytes / (rows * row_bytes)))
     arena_bytes = matrices * rows * row_bytes + 4 * tokens * (row_elements + rows)
@@ -178,8 +177,7 @@ def measure_attention(
     kv_elements = head_elements * kv_heads * kv_tokens
     layers = 1
     if tokens <= NARROW_TOKENS:
-        wanted_bytes = narrow_bytes(budget_bytes) // (gpu.slowness if gpu else 1)
-        layers = min(ATTENTION_LAYERS, max(1, wanted_bytes // (4 * kv_elements)))
+        layers = min(ATTENTION_LAYERS, max(1, _pass_bytes(tokens, gpu, budget_bytes) // (4 * kv_elements)))
     arena_bytes = 4 * kv_elements * layers + 8 * head_elements * heads * tokens + 2 * kv_tokens * tokens
     with workbench(threads, arena_bytes, layers, gpu) as bench:
         ggml, context = bench.ggml, bench.context
@@ -257,12 +255,30 @@ def narrow_bytes(budget_bytes: int | None = None) -> int:
 
     budget_bytes: what this process may hold; None for all that is available to it.
     """
-    wanted_bytes = max(NARROW_BYTES, CACHE_MULTIPLE * last_cache_bytes())
+    wanted_bytes = _wanted_bytes()
     limit_bytes = min(available_bytes(), budget_bytes or sys.maxsize)
     room_bytes = ROOM_SHARE * (limit_bytes - process_memory().resident_bytes)
     while wanted_bytes > max(BATCH_BYTES, room_bytes):
-        wanted_bytes //= 2
+        wanted_bytes = max(BATCH_BYTES, wanted_bytes // 2)
     return wanted_bytes
+
+
+def lacks_room(tokens: int) -> bool:
+    """Return whether memory is so short that the caches hold all that a pass of `tokens` tokens would go through."""
+    return tokens <= NARROW_TOKENS and narrow_bytes() <= last_cache_bytes()
+
+
+def _pass_bytes(tokens: int, gpu: GpuBench | None, budget_bytes: int | None = None) -> int:
+    """Return how much a pass goes through; on a GPU with memory of its own the machine's room does not limit it."""
+    if tokens > NARROW_TOKENS:
+        size_bytes = BATCH_BYTES
+    else:
+        size_bytes = _wanted_bytes() if gpu and gpu.has_own_memory else narrow_bytes(budget_bytes)
+    return size_bytes // (gpu.slowness if gpu else 1)
+
+
+def _wanted_bytes() -> int:
+    return max(NARROW_BYTES, CACHE_MULTIPLE * last_cache_bytes())
 
 
 def last_cache_bytes(root: Path = CACHES, cpus: Collection[int] | None = None) -> int:

@@ -45,8 +45,8 @@ USUAL_TOKENS = (1, 512)
 USUAL_KINDS = tuple((name, 4096, False) for name in ("Q4_0", "Q8_0", "Q4_K", "F16"))
 LEAST_SHARE = 0.01  # of a model's bytes: a kind of weights below this is not measured
 DISTURBED = (
-    "other programs were at work while this was measured, so that some figures are too low; those are kept for ten "
-    "minutes only"
+    "other programs were at work or took the memory while this was measured, so that some figures are wrong; those are "
+    "kept for ten minutes only"
 )
 
 Step = Callable[[str], None]
@@ -177,8 +177,8 @@ class _Session:
             measured_at=min(figure.measured_at for figure in figures),
             library=library_version(),
             cpu=self.machine.cpu,
-            physical_cores=self.machine.cores.physical,
-            logical_cores=self.machine.cores.logical,
+            physical_cores=self.machine.cores.at_once,
+            logical_cores=self.machine.cores.logical_at_once,
             memory_bytes=self.machine.memory_bytes,
             memory_limit_bytes=self.machine.memory_limit_bytes,
             node_s=costs.costs.node_s,
@@ -229,13 +229,14 @@ class _Session:
         for number, (type_name, row_elements, tokens, by_expert) in enumerate(left, 1):
             width, place = format_count(tokens, "token"), f"{number} of {len(left)}"
             self._on_step(f"Multiplying {type_name}, rows of {row_elements:,}, {width} ({place})")
-            load = OtherLoad()
+            load, lacks_room = OtherLoad(), kernels.lacks_room(tokens)
             try:
                 speed = kernels.measure_matmul(type_name, row_elements, tokens, threads, by_expert)
             except NotSupported as error:
                 logger.info("%s", error)
                 continue
-            self._keep(Measurements(kernels=(KernelFigure(measured_now(), load.share > OTHERS_SHARE, speed),)))
+            figure = KernelFigure(measured_now(), lacks_room or load.share > OTHERS_SHARE, speed)
+            self._keep(Measurements(kernels=(figure,)))
 
     def repacked_kernels(self, wanted: Sequence[Multiplication], threads: int) -> None:
         """Measure what is not known of `wanted` with repacked weights."""
@@ -244,11 +245,12 @@ class _Session:
         for type_name, row_elements, tokens, by_expert in missing(self.known.repacked, wanted, threads):
             load, is_there = OtherLoad(), kernels.has_repacked_kernel(type_name, row_elements, by_expert)
             speed = RepackedSpeed(type_name, row_elements, tokens, threads, by_expert, 1.0, 1.0)
+            lacks_room = kernels.lacks_room(tokens)
             if is_there:
                 width = format_count(tokens, "token")
                 self._on_step(f"Multiplying {type_name} repacked, rows of {row_elements:,}, {width}")
                 speed = kernels.measure_repacked(type_name, row_elements, tokens, threads, by_expert)
-            is_disturbed = is_there and load.share > OTHERS_SHARE
+            is_disturbed = is_there and (lacks_room or load.share > OTHERS_SHARE)
             figure = RepackedFigure(measured_now(), is_disturbed, speed, is_there)
             self._keep(Measurements(repacked=(figure,)))
 
@@ -283,10 +285,10 @@ class _Session:
         from edge_run.runtime.probing import kernels
 
         self._on_step("Attention, nodes and stops")
-        load = OtherLoad()
+        load, lacks_room = OtherLoad(), kernels.lacks_room(1)
         one, many = (kernels.measure_attention(tokens, ATTENTION, threads=threads) for tokens in (1, MANY_TOKENS))
         costs = PassOverheads(threads, kernels.measure_node_s(threads), kernels.measure_stop_s(threads), (one, many))
-        figure = CostsFigure(measured_now(), load.share > OTHERS_SHARE, costs)
+        figure = CostsFigure(measured_now(), lacks_room or load.share > OTHERS_SHARE, costs)
         self._keep(Measurements(costs=(figure,)))
         return figure
 

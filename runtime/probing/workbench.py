@@ -46,9 +46,15 @@ def apart(measure: _Measure) -> _Measure:
 
 @dataclass(frozen=True, slots=True)
 class GpuBench:
-    """A GPU to measure: llama.cpp's handle of it. slowness: by how much less it is given to do."""
+    """A GPU to measure.
+
+    device: llama.cpp's handle of it.
+    has_own_memory: whether its memory is not the machine's.
+    slowness: by how much less it is given to do.
+    """
 
     device: int
+    has_own_memory: bool
     slowness: int = 1
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from edge_run.base.errors import NotSupported
 from edge_run.base.profile import DeviceProfile, KernelSpeed, RepackedSpeed
 from edge_run.cli import app
 from edge_run.cli.shared.terminal import Terminal
+from edge_run.devices.host.machine import Cores
+from edge_run.devices.host.profile import ProfileStore
 from edge_run.runtime.probing import kernels as kernels_module
 from edge_run.runtime.probing import probe as probing
 from edge_run.runtime.probing.kernels import measure_stop_s
@@ -78,6 +81,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     kernels = Kernels()
     for name in ("measure_matmul", "measure_attention", "measure_node_s", "has_repacked_kernel", "measure_repacked"):
         monkeypatch.setattr(kernels_module, name, getattr(kernels, name))
+    monkeypatch.setattr(kernels_module, "lacks_room", lambda tokens: False)
     monkeypatch.setattr(probing, "OtherLoad", Load)
     monkeypatch.setattr(Load, "share", 0.0)
     measure = functools.partial(probing.measure_disk, effort=QUICK)
@@ -151,6 +155,13 @@ def test_it_is_measured_once(run: Run, kernels: Kernels) -> None:
     again = json.loads(run("--json", "-t", 2, "--fresh")[1])
     assert len(kernels.measured) == 8
     assert again["disks"] != json.loads(first)["disks"]
+
+
+def test_a_profile_has_the_cores_that_a_quota_leaves_time_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = replace(probing.describe_machine(), cores=Cores(logical=16, physical=8, quota=2.5))
+    monkeypatch.setattr(probing, "describe_machine", lambda: machine)
+    profile = json.loads(run("-t", 2, "--json")[1])
+    assert (profile["physical_cores"], profile["logical_cores"]) == (2, 2)
 
 
 def test_repacked_weights_are_measured_where_they_have_a_kernel(run: Run, kernels: Kernels) -> None:
@@ -227,6 +238,21 @@ def test_a_busy_machine_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     assert code == 0
     assert err.startswith("Note: other programs were at work")
     assert err.count("\n") == 1
+
+
+def test_what_is_measured_where_memory_is_short_is_not_kept_for_long(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Narrow passes: wide ones need little."""
+    kernels.repackable = "Q4_0"
+    monkeypatch.setattr(kernels_module, "lacks_room", lambda tokens: tokens == 1)
+    store, config = ProfileStore(tmp_path), ModelConfig(threads=1, cache_folder=tmp_path)
+    probe(config=config, store=store)
+    assert store.problem.startswith("other programs were at work or took the memory")
+    known = store.load(probing.this_setup())
+    for figure in (*known.kernels, *(one for one in known.repacked if one.is_there)):
+        assert figure.is_disturbed == (figure.speed.tokens == 1)
+    assert all(figure.is_disturbed for figure in known.costs)
 
 
 @pytest.mark.parametrize(

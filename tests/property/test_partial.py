@@ -190,6 +190,7 @@ def test_where_files_have_no_holes_nothing_is_given_up(partial: PartialModel, mo
 
     monkeypatch.setattr(module._libc, "punch_hole", refuse)
     journal = (partial.folder / JOURNAL).read_bytes()
+    partial.give_up([])
     with pytest.raises(
         TierReadError, match=r"m: no part of a file can be freed .*not supported.*--cache-dir"
     ) as caught:

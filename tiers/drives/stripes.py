@@ -21,6 +21,7 @@ UNMEASURED_BYTES_PER_S = 1e6  # what is expected where nothing was measured: lit
 MEMORY_BYTES = 64 * MIB  # after so many a measurement counts half
 LEAST_REST_S, MOST_REST_S = 1.0, 60.0
 LEAST_PATIENCE_S, PATIENCE = 2.0, 8.0  # more than that, and so many times what a read is expected to take, is a hang
+START_S = 15.0  # the least before anything was measured: a drive in standby takes so long to start
 OUTDATED = 1e-3  # what a measurement counts of a drive that was not read from for long
 RETRY_S, RETRY = 0.5, 30.0  # a slow drive is tried after so long, and after so many times what a read takes there
 
@@ -87,7 +88,8 @@ class Stripes:
 
     def patience_s(self, drive: int) -> float:
         """Return how long a read that has begun may take before it counts as hanging."""
-        return LEAST_PATIENCE_S + PATIENCE * self._drives[drive].flying_bytes / self.bandwidth(drive)
+        least_s = LEAST_PATIENCE_S if any(one.busy_s > 0 for one in self._drives) else START_S
+        return least_s + PATIENCE * self._drives[drive].flying_bytes / self.bandwidth(drive)
 
     def end(self, drive: int, length: int) -> None:
         """Note that a read of `length` bytes was done."""

@@ -117,6 +117,8 @@ class Spill:
         has room again. Raises what stops it, as TierReadError and what `check` does; then nothing is lost, and it may
         be called again.
         """
+        while not self._written.empty():  # what a stop left to be written, and a cut may have made void
+            self._note_write(*self._written.get())
         self._bring_back()
         self._empty_file(n_rows)
         for states, n in zip(self.texts, n_rows, strict=True):
@@ -287,11 +289,16 @@ class Spill:
             self._check()
             with contextlib.suppress(queue.Empty):
                 piece, error = self._written.get(timeout=0.1)
-                text = self._owner[piece][1]
-                self._in_file[text] = True
-                self.texts[text].saved(self._local[piece], is_written=error is None)
+                self._note_write(piece, error)
                 failure = failure or error
         return failure
+
+    def _note_write(self, piece: int, error: EdgeRunError | None) -> None:
+        """Note the end of a write; what it wrote of rows that were cut meanwhile does not stay in the file."""
+        text = self._owner[piece][1]
+        self._in_file[text] = True
+        if not self.texts[text].saved(self._local[piece], is_written=error is None):
+            self.file.free(self._space.place(piece).file_offset, self._shape.piece_bytes)
 
     def _write(self, piece: int) -> int:
         place, failure = self._space.place(piece), None

@@ -94,14 +94,16 @@ class SpillStates:
         self._writing.update(pieces)
         return pieces
 
-    def saved(self, piece: int, *, is_written: bool) -> None:
-        """Note the end of a write, which counts for nothing where rows of the piece were cut meanwhile."""
+    def saved(self, piece: int, *, is_written: bool) -> bool:
+        """Note the end of a write; return whether it counts, which it does not where rows of the piece were cut."""
         self._writing.remove(piece)
-        if self._states.get(piece) is RowState.SAVING:
-            if is_written:
-                self._states[piece] = RowState.KEPT
-            else:
-                del self._states[piece]
+        if self._states.get(piece) is not RowState.SAVING:
+            return False
+        if is_written:
+            self._states[piece] = RowState.KEPT
+        else:
+            del self._states[piece]
+        return True
 
     def let_go(self, n_pieces: int) -> list[int]:
         """Return those of the first `n_pieces` pieces whose memory may be given away now: they are away.

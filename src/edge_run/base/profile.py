@@ -113,6 +113,7 @@ class GpuProfile:
 class DeviceProfile:
     """A device as measured at `measured_at` (ISO 8601, UTC).
 
+    physical_cores, logical_cores: cores that this process may use, and their threads, as a CPU quota leaves time for.
     memory_limit_bytes: of the control group, 0 for none. node_s: what a node of a graph costs besides its work.
     stop_s: what it costs to stop a pass between two nodes. attention_flops_per_s: of flash attention on f16 keys and
     values in a pass of one token, and in one of many. repacked_kernels: those that compute several rows at once, whose

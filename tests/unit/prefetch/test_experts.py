@@ -73,6 +73,17 @@ def test_shares_are_of_what_capacity_there_is(name: str) -> None:
     assert cache.look_up(1, [5, 2]).evicted == ()
 
 
+@pytest.mark.parametrize("name", ["layer-lru", "layer-lfu"])
+def test_a_share_has_room_for_one_where_there_is_room_for_one(name: str) -> None:
+    """However many layers there are."""
+    cache = cache_of(name, 8)
+    cache.look_up(0, [0, 1])
+    assert cache.resize(1) == ((0, 0),)
+    assert cache.look_up(0, [1]) == Outcome()
+    assert cache.look_up(1, [3]) == Outcome((3,), (), ((0, 1),))
+    assert cache.look_up(1, [4, 3]) == Outcome((4,), (4,), ())
+
+
 def test_decay_forgets() -> None:
     cache = cache_of("layer-lfu", 4)
     for _ in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -323,12 +324,21 @@ def test_a_grant_that_cannot_be_written_down_is_given(tmp_path: Path, monkeypatc
     assert list(tmp_path.glob("run-*")) == []
 
 
-def test_the_users_folders_do_not_hang_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("temporary", ["/tmp", "own", "none"])
+def test_of_the_users_folders_only_the_last_hangs_on_the_environment(
+    temporary: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/somewhere")
-    monkeypatch.setenv("TMPDIR", "/elsewhere")
+    monkeypatch.setenv("TMPDIR", str(tmp_path) if temporary == "own" else temporary)
     monkeypatch.setattr(tempfile, "tempdir", None)
+    if temporary == "none":
+        monkeypatch.setattr(tempfile, "gettempdir", refuse)
     user = os.geteuid()
     wanted = [f"/run/user/{user}/edge-run", f"/tmp/edge-run-{user}", f"/var/tmp/edge-run-{user}"]
+    wanted += [f"{tmp_path}/edge-run-{user}"] * (temporary == "own")
     assert list(map(str, locks.user_folders())) == wanted
 
 
@@ -337,10 +347,12 @@ def test_what_began_without_a_session_is_seen_within_one(tmp_path: Path, monkeyp
     session, folder, link = tmp_path / "session" / "edge-run", tmp_path / "tmp", tmp_path / "var"
     link.symlink_to(tmp_path)
     monkeypatch.setattr(ledger_module, "user_folders", lambda: [session, folder, link / "tmp"])
-    with Ledger(None, free(GIB)).grant(MIB, "of-cron.gguf", 0):
+    of_cron = Ledger(None, free(GIB))
+    with of_cron.grant(MIB, "of-cron.gguf", 0):
         session.parent.mkdir()
         ledger = Ledger(None, free(GIB))
         assert ledger.folders == [session, folder]
         with ledger.grant(MIB, "of-the-session.gguf", 0):
             assert (len(list(folder.glob("run-*"))), len(list(session.glob("run-*")))) == (1, 1)
-            assert [sorted(run.models) for run in ledger.runs()] == [["of-cron.gguf", "of-the-session.gguf"]]
+            for one in (ledger, of_cron):
+                assert [sorted(run.models) for run in one.runs()] == [["of-cron.gguf", "of-the-session.gguf"]]

@@ -57,6 +57,7 @@ def test_threads_of_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         found = usable_cores(tmp_path)
         assert found == describe_machine(tmp_path).cores == Cores(len(usable), cores, len(usable))
         assert found.at_once == cores, "two threads of a core take turns"
+        assert found.logical_at_once == len(usable)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_a_quota_of_processor_time(
         folder = "sys/fs/cgroup" + "/cpu" * is_version_1
         write(tmp_path / folder / ("slice" if name.startswith("..") else "slice/app") / Path(name).name, f"{text}\n")
     found = usable_cores(tmp_path)
-    assert (found.quota, found.at_once) == (quota, at_once)
+    assert (found.quota, found.at_once, found.logical_at_once) == (quota, at_once, at_once)
     note = check_quota(tmp_path)
     assert (note is not None) == (quota < 4)
     assert note is None or note.finding.startswith(f"control groups leave the time of {quota:g} of 4 processors: ")

@@ -12,7 +12,7 @@ from edge_run.base.errors import NotSupported
 from edge_run.base.profile import KernelSpeed
 from edge_run.base.units import GIB
 from edge_run.devices.host.profile import MeasuredSetup, Measurements, ProfileStore
-from edge_run.runtime.gpu.devices import DISCRETE, SOFTWARE, Gpu
+from edge_run.runtime.gpu.devices import DISCRETE, INTEGRATED, SOFTWARE, Gpu
 from edge_run.runtime.probing import gpu_probe
 from edge_run.runtime.probing.gpu_probe import gpu_profile, is_known, measure_gpu, missing_of
 from edge_run.runtime.probing.workbench import GpuBench
@@ -54,7 +54,7 @@ def test_all_that_a_model_needs_is_measured_once(benches: list[GpuBench]) -> Non
     assert not is_known(REAL, WANTED, Measurements())
     known = measured(REAL, WANTED)
     assert is_known(REAL, WANTED, known)
-    assert benches == [GpuBench(1)] * 3
+    assert benches == [GpuBench(1, has_own_memory=True)] * 3
     assert measured(REAL, WANTED, known) == known
     assert len(benches) == 3
     assert missing_of(REAL, [("F16", 4096, 1, False)], known) == [("F16", 4096, 1, False)]
@@ -78,6 +78,14 @@ def test_a_gpu_that_the_processor_plays_is_given_less_to_do(benches: list[GpuBen
     assert is_known(PLAYED, WANTED, known), "not so wide as others"
     assert [figure.speed.tokens for figure in known.gpu_kernels] == [1, 1]
     assert {bench.slowness for bench in benches} == {gpu_probe.SLOWNESS}
+
+
+@pytest.mark.parametrize(("kind", "is_disturbed"), [(DISCRETE, [False] * 4), (INTEGRATED, [True, False, True, True])])
+def test_the_machines_memory_is_short(kind: str, is_disturbed: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """That says nothing of a GPU with memory of its own, and of a wide pass."""
+    monkeypatch.setattr(gpu_probe.kernels, "lacks_room", lambda tokens: tokens == 1)
+    known = measured(replace(REAL, kind=kind), WANTED)
+    assert [figure.is_disturbed for figure in (*known.gpu_kernels, *known.gpu_costs)] == is_disturbed
 
 
 def test_what_was_measured_is_kept(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from edge_run.base.units import MIB
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.llama import _ggml
 from edge_run.runtime.probing import kernels, workbench
+from edge_run.runtime.probing.workbench import GpuBench
 from edge_run.runtime.probing.workload import AttentionShape
 from edge_run.tiers.gguf_format import F32, TENSOR_TYPES
 
@@ -125,17 +126,26 @@ def test_what_patterns_stand_for_is_plausible(type_name: str) -> None:
         (1 << 40, None, 3 << 30),  # three times the caches
         (256 * MIB, None, 48 * MIB),
         (1 << 40, 256 * MIB, 48 * MIB),
-        (10 * MIB, None, MIB * 3 // 4),  # there is no room
+        (10 * MIB, None, MIB),  # there is no room
     ],
 )
 def test_a_pass_goes_through_a_part_of_the_room(
     available: int, budget: int | None, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On a GPU only where it shares the machine's memory; what the caches would hold is known as such."""
     monkeypatch.setattr(kernels, "CACHE_MULTIPLE", 3)
     monkeypatch.setattr(kernels, "last_cache_bytes", lambda: 1 << 30)
     monkeypatch.setattr(kernels, "available_bytes", lambda: available)
     monkeypatch.setattr(kernels, "process_memory", lambda: SimpleNamespace(resident_bytes=50 * MIB))
     assert kernels.narrow_bytes(budget) == wanted
+    for gpu, on_gpu in (
+        (GpuBench(1, True), 3 << 30),
+        (GpuBench(1, False), wanted),
+        (GpuBench(1, False, 4), wanted // 4),
+    ):
+        assert kernels._pass_bytes(1, gpu, budget) == on_gpu
+        assert kernels._pass_bytes(64, gpu, budget) == MIB // gpu.slowness
+    assert (kernels.lacks_room(1), kernels.lacks_room(64)) == (available < 1 << 40, False)
 
 
 def test_memory_of_a_measurement_is_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,10 +85,19 @@ def test_short_reads_say_nothing_about_bandwidth() -> None:
 
 @pytest.mark.parametrize("length", [4096, READ])
 def test_a_first_read_that_hangs_is_not_waited_for_long(length: int) -> None:
-    """Before anything was measured, and a slow card has its time."""
+    """Before anything was measured; a slow card and a drive in standby have their time."""
     stripes = Stripes(2, lambda: 0.0)
     assert stripes.begin(length) == 0
-    assert LEAST_PATIENCE_S + length / 1e6 < stripes.patience_s(0) < 30
+    assert 15 + length / 1e6 <= stripes.patience_s(0) < 35
+
+
+def test_once_a_drive_was_measured_no_read_is_given_time_to_start_one() -> None:
+    now_s = 0.0
+    stripes = Stripes(2, lambda: now_s)
+    stripes.begin(READ)
+    now_s = 1.0
+    stripes.end(0, READ)
+    assert stripes.patience_s(0) == stripes.patience_s(1) == LEAST_PATIENCE_S
 
 
 def test_a_drive_that_fails_rests_for_longer_each_time() -> None:

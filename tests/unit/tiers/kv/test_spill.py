@@ -278,6 +278,41 @@ def test_a_stop_while_a_folder_hangs(n_rows: int, tmp_path: Path) -> None:
         assert os.fstat(rig.file._fd).st_size == 0
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+@in_child
+def test_what_is_written_after_a_stop_does_not_stay_when_its_text_ends(is_late: bool, tmp_path: Path) -> None:
+    """Whether it is written before the text ends, or while the next one grows."""
+    with rig_in(tmp_path, n_streams=2) as rig:
+        rig.run(300, range(2))
+        real, answers = rig.file.write, threading.Event()
+
+        def write(address: int, length: int, offset: int) -> None:
+            assert answers.wait(20)
+            real(address, length, offset)
+
+        def let_end() -> None:
+            answers.set()
+            while rig.spill._written.qsize() < n_writing:
+                time.sleep(0.002)
+
+        rig.file.write = write  # type: ignore[method-assign]
+        rig.checks_left = 1
+        with pytest.raises(Cancelled):
+            rig.run(1, range(2))
+        rig.checks_left, rig.spill.room_bytes = None, 1 << 40
+        n_writing = sum(len(states._writing) for states in rig.spill.texts)
+        assert n_writing
+        if not is_late:
+            let_end()
+        for text in range(2):
+            rig.cut(0, text)
+        rig.run(1)
+        if is_late:
+            let_end()
+            rig.run(1)
+        assert os.fstat(rig.file._fd).st_blocks == 0
+
+
 @in_child
 def test_a_pass_that_goes_another_way(tmp_path: Path) -> None:
     """What was read ahead for the expected one does not keep this one from its rows."""
