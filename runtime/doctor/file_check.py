@@ -27,11 +27,12 @@ NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ceph", "gl
 
 
 def check_frames() -> Finding:
-    """Whether memory can be moved as this needs it."""
+    """Whether memory can be used as this needs it."""
     reason = _libc.why_unavailable()
     if reason:
-        text = f"cannot be moved: {reason}; llama.cpp's own loader runs models, and no budget is kept"
-        return Finding("page frames", PROBLEM, text, "a newer kernel, or a container that allows mremap")
+        text = f"cannot be used: {reason}; llama.cpp's own loader runs models, and no budget is kept"
+        advice = "a newer kernel, or a container that allows mremap and memfd_create"
+        return Finding("page frames", PROBLEM, text, advice)
     return Finding("page frames", OK, "can be moved")
 
 
