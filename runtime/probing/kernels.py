@@ -21,7 +21,7 @@ from numpy.random import default_rng
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.profile import KernelSpeed, RepackedSpeed
 from edge_run.base.units import MIB
-from edge_run.devices.host.machine import usable_cpus
+from edge_run.devices.host.machine import describe_machine, usable_cpus
 from edge_run.devices.host.memory import available_bytes, process_memory
 from edge_run.runtime.llama import _ggml
 from edge_run.runtime.llama.holdings import repacking_bytes
@@ -255,17 +255,25 @@ def narrow_bytes(budget_bytes: int | None = None) -> int:
 
     budget_bytes: what this process may hold; None for all that is available to it.
     """
+    return _narrow_bytes(min(available_bytes(), budget_bytes or sys.maxsize))
+
+
+def lacks_room(tokens: int) -> bool:
+    """Return whether memory is so short now that the caches hold all that a pass of `tokens` tokens would go through.
+
+    Where this process could never have more, it is not: what is measured then is what can be.
+    """
+    machine = describe_machine()
+    most_bytes = machine.memory_limit_bytes or machine.memory_bytes
+    return tokens <= NARROW_TOKENS and narrow_bytes() <= last_cache_bytes() < _narrow_bytes(most_bytes)
+
+
+def _narrow_bytes(limit_bytes: int) -> int:
     wanted_bytes = _wanted_bytes()
-    limit_bytes = min(available_bytes(), budget_bytes or sys.maxsize)
     room_bytes = ROOM_SHARE * (limit_bytes - process_memory().resident_bytes)
     while wanted_bytes > max(BATCH_BYTES, room_bytes):
         wanted_bytes = max(BATCH_BYTES, wanted_bytes // 2)
     return wanted_bytes
-
-
-def lacks_room(tokens: int) -> bool:
-    """Return whether memory is so short that the caches hold all that a pass of `tokens` tokens would go through."""
-    return tokens <= NARROW_TOKENS and narrow_bytes() <= last_cache_bytes()
 
 
 def _pass_bytes(tokens: int, gpu: GpuBench | None, budget_bytes: int | None = None) -> int:

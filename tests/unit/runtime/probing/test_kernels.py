@@ -145,7 +145,11 @@ def test_a_pass_goes_through_a_part_of_the_room(
     ):
         assert kernels._pass_bytes(1, gpu, budget) == on_gpu
         assert kernels._pass_bytes(64, gpu, budget) == MIB // gpu.slowness
-    assert (kernels.lacks_room(1), kernels.lacks_room(64)) == (available < 1 << 40, False)
+    for memory, limit, is_short in ((1 << 40, 0, True), (1 << 40, 256 * MIB, False), (256 * MIB, 0, False)):
+        machine = SimpleNamespace(memory_bytes=memory, memory_limit_bytes=limit)
+        monkeypatch.setattr(kernels, "describe_machine", lambda machine=machine: machine)
+        assert kernels.lacks_room(1) == (is_short and available < 1 << 40), "there could be more"
+        assert not kernels.lacks_room(64)
 
 
 def test_memory_of_a_measurement_is_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
