@@ -55,7 +55,7 @@ def test_another_build_of_a_version_is_another(
         (folder / name).write_text(name)
     install(tmp_path, monkeypatch)
     before, setup = library.library_build(), this_setup()
-    assert before.startswith("llama-cpp-python 1.2.3, build ")
+    assert before.startswith("llama-cpp-python 1.2.3, build of 25 bytes at ")
     (folder / changed).write_text("built again")
     library.library_build.cache_clear()
     assert (library.library_build() != before) == is_other
