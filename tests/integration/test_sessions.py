@@ -81,7 +81,7 @@ def test_conversations_have_names_and_are_erased(environment: dict[str, str], tm
     assert run(environment, "sessions", "show", "nobody").returncode == 2
     assert run(environment, "sessions", "rm").returncode == 2
     erased = run(environment, "sessions", "rm", "--all")
-    assert re.match(r"removed: 1 conversations, [\d.]+ [KM]iB of prompts", erased.stdout), erased.stdout
+    assert re.match(r"removed: 1 conversation, [\d.]+ [KM]iB of prompts", erased.stdout), erased.stdout
     assert not list(folder.rglob("*.rows"))
     assert run(environment, "chat", "--continue").returncode == 2
 
@@ -134,7 +134,7 @@ def test_what_is_kept_is_found_and_erased_where_nothing_more_is_to_be_kept(
     (tmp_path / "home" / ".cache" / "edge-run" / "prompts" / "conversations" / ".held-killed").write_text("fox")
     environment = {**environment, "EDGE_RUN_PROMPT_CACHE": "off"}
     assert names(environment) == ["fox"]
-    assert run(environment, "sessions", "rm", "--all").stdout.startswith("removed: 1 conversations, ")
+    assert run(environment, "sessions", "rm", "--all").stdout.startswith("removed: 1 conversation, ")
     folder = tmp_path / "home" / ".cache" / "edge-run" / "prompts"
     assert not [*folder.rglob("*.rows"), *folder.rglob("conversations/*fox*"), *folder.rglob(".held-*")]
 

@@ -10,7 +10,7 @@ import click
 
 from edge_run.base.config import PROMPT_CACHE_OFF, PROMPT_CACHE_ON
 from edge_run.base.errors import ConfigError
-from edge_run.base.units import format_size
+from edge_run.base.units import format_count, format_size
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.printable import one_line
 from edge_run.cli.shared.settings import model_config
@@ -47,7 +47,8 @@ def list_all(context: click.Context, /, **given: Any) -> None:
         except ConfigError:
             rows.append((name, when, "damaged", "", ""))
     lines = align([("name", "changed", "model", "tokens", "begins"), *rows]) if rows else []
-    lines.append(f"{len(rows)} conversations; {format_size(kept_bytes(folder))} of prompts in {one_line(str(folder))}")
+    kept, where = format_size(kept_bytes(folder)), one_line(str(folder))
+    lines.append(f"{format_count(len(rows), 'conversation')}; {kept} of prompts in {where}")
     terminal.write("\n".join(lines) + "\n")
 
 
@@ -80,9 +81,8 @@ def remove(context: click.Context, /, name: str | None, is_all: bool, **given: A
             raise ConfigError(f"{name}: no such conversation; edge-run sessions list names all")
         terminal.write(f"removed: {name}; its rows stay until room is needed, or sessions rm --all\n")
         return
-    n_removed, removed_bytes = conversations.erase(), erase(folder)
-    place = one_line(str(folder))
-    terminal.write(f"removed: {n_removed} conversations, {format_size(removed_bytes)} of prompts in {place}\n")
+    removed, removed_bytes = format_count(conversations.erase(), "conversation"), erase(folder)
+    terminal.write(f"removed: {removed}, {format_size(removed_bytes)} of prompts in {one_line(str(folder))}\n")
 
 
 def _folder(context: click.Context, given: dict[str, Any]) -> Path:
