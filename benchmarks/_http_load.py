@@ -19,12 +19,13 @@ class Answered:
     """What a client saw.
 
     asked_s: when it asked, by `time.monotonic`. status: of HTTP; 0 where the connection broke. moments: when tokens
-    came, and how many. is_whole: whether the answer came to its end.
+    came, and how many. token_ids: these. is_whole: whether the answer came to its end.
     """
 
     asked_s: float
     status: int = 0
     moments: list[tuple[float, int]] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     is_whole: bool = False
 
     @property
@@ -65,8 +66,9 @@ async def _stream(host: str, port: int, body: bytes, found: Answered) -> None:
             if not line.startswith(b"data: {"):
                 continue
             piece = json.loads(line[6:])
-            if number := 0 if piece.get("stop") else len(piece.get("tokens", ())):
-                found.moments.append((time.monotonic(), number))
+            if tokens := [] if piece.get("stop") else piece.get("tokens", []):
+                found.moments.append((time.monotonic(), len(tokens)))
+                found.token_ids += tokens
             found.is_whole = found.is_whole or bool(piece.get("stop"))
     finally:
         writer.close()

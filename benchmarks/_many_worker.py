@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--kv-type", default="f16")
+    parser.add_argument("--exact", action="store_true")
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--speculate", default="auto")
     parser.add_argument("--whole", action="store_true", help="no answer ends before it has --tokens tokens")
@@ -102,6 +103,7 @@ def main() -> None:
         sequences=arguments.parallel,
         context_tokens=context,
         kv_type=arguments.kv_type,
+        exact=arguments.exact,
         draft=arguments.draft,
         speculate=arguments.speculate,
     ) as model:

@@ -6,7 +6,8 @@ box of the budget's size where one can be made; prompts are pieces of a text, an
 tokens of answers from the start, the reading of prompts included; `steady` counts them while all requests are being
 answered. With `--draft FILE` or `--speculate ngram` each is run without guesses and with them, in turn; `per pass` are
 the tokens of answers that a pass over the weights gives, those that read prompts included. With `--chosen` another run
-has as many at once as the planner chooses for this budget; the device must have been measured (`edge-run probe`).
+has as many at once as the planner chooses for this budget; the device must have been measured (`edge-run probe`). With
+`--exact` no bit of an answer depends on who shares its passes, and the one alone is made so too.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--text", type=Path, default=SHARED / "data" / "text" / "wikitext-2-valid.txt")
     parser.add_argument("--kv-type", default="f16")
+    parser.add_argument("--exact", action="store_true", help="no bit of an answer depends on who shares its passes")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mbps", type=int, nargs="+", default=[500, 0], help="0: not throttled")
     parser.add_argument("--chosen", action="store_true", help="also as many as the planner chooses")
@@ -68,6 +70,7 @@ def measure(
     """Return the figures of as many requests as run at once."""
     command = [model, "--text", arguments.text, "--memory", budget, "--requests", parallel, "--parallel", parallel]
     command += ["--prompt", arguments.prompt, "--tokens", arguments.tokens, "--kv-type", arguments.kv_type, *guesses]
+    command += ["--exact"] if arguments.exact else []
     if arguments.no_box:
         return run_worker(command, worker=WORKER)
     box = {"memory": parse_size(budget), "disk_mbps": mbps or None}

@@ -1,26 +1,37 @@
 """How often an answer that shares its passes differs from the same answer alone, and how close the choice then was.
 
     many_ties.py MODEL [--memory 64GiB] [--answers 64] [--tokens 64] [--parallel 16] [--kv-type f16]
+                 [--peer LLAMA-SERVER]
 
 Kernels of different widths add in another order, so that logits differ in the last bits, and two best tokens that are
 as close as that may change places. Each answer is made alone, greedily, then all of them in shared passes, in the same
 model. They are compared up to the first difference: what follows is another text. `margin` is by how much the token
 that was chosen alone was likelier, in nats. Reach: fewer than 1 difference in 200 tokens compared. Seconds do not
-matter here. Prompts are pieces of a text, which leave much open, or with `--questions` what a chat's user asks.
+matter here. Prompts are pieces of a text, which leave much open, or with `--questions` what a chat's user asks. With
+`--peer` the same is asked of llama-server, with as many slots, one request after the other and then all at once: whose
+kernels they are. It does not say margins.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import subprocess
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from _box import SHARED, write_results
+from _http_load import ask_at
+from goodput import free_port, wait_for
 
 from edge_run import Generation, Model
 from edge_run.base.units import parse_size
+
+LONGEST_S = 3600.0
 
 
 def main() -> None:
@@ -36,15 +47,18 @@ def main() -> None:
     parser.add_argument("--exact", action="store_true", help="then there must be no difference")
     parser.add_argument("--text", type=Path, default=SHARED / "data" / "text" / "wikitext-2-valid.txt")
     parser.add_argument("--questions", type=Path, help="lines of JSON with a question each: prompts of a chat")
+    parser.add_argument("--peer", type=Path, help="llama-server")
     parser.add_argument("--name", default="many-ties")
     given = parser.parse_args()
     rows = [row for path in given.models for row in measured(path, given)]
-    lines = ["| model | tokens compared | differences | one in | largest margin, nats |", "|---|---|---|---|---|"]
-    for path in given.models:
-        some = [row for row in rows if row["model"] == path.stem]
+    head = "| model | answers by | tokens compared | differences | one in | largest margin, nats |"
+    lines = [head, "|---|---|---|---|---|---|"]
+    for model, by in dict.fromkeys((row["model"], row["by"]) for row in rows):
+        some = [row for row in rows if (row["model"], row["by"]) == (model, by)]
         compared, margins = sum(row["compared"] for row in some), [row["margin"] for row in some if row["differs"]]
         rate = f"{compared / len(margins):.0f}" if margins else "none"
-        lines.append(f"| {path.stem} | {compared} | {len(margins)} | {rate} | {max(margins, default=0.0):.4f} |")
+        largest = "not said" if any(map(math.isnan, margins)) else f"{max(margins, default=0.0):.4f}"
+        lines.append(f"| {model} | {by} | {compared} | {len(margins)} | {rate} | {largest} |")
     write_results(given.name, rows, f"{(__doc__ or '').strip()}\n\n" + "\n".join(lines))
 
 
@@ -68,23 +82,57 @@ def measured(path: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
                 raise piece
             if piece.generation:
                 together[number] = piece.generation
-        rows = []
-        for number, one in enumerate(alone):
-            same = zip(one.token_ids, together[number].token_ids, strict=False)
-            first = next((place for place, (left, right) in enumerate(same) if left != right), None)
-            compared = len(one.token_ids) if first is None else first + 1
-            margin = 0.0 if first is None else margin_at(one, first)
-            rows.append(
-                {
-                    "model": path.stem,
-                    "answer": number,
-                    "compared": compared,
-                    "differs": first is not None,
-                    "margin": margin,
-                }
-            )
-        print(path.stem, sum(row["compared"] for row in rows), sum(row["differs"] for row in rows), flush=True)
-        return rows
+    answers = [(alone[number].token_ids, together[number].token_ids) for number in range(len(prompts))]
+    rows = compared_to(path, "edge-run", answers)
+    for row, one in zip(rows, alone, strict=True):
+        row["margin"] = margin_at(one, row["compared"] - 1) if row["differs"] else 0.0
+    return rows + (compared_to(path, "llama-server", peer_answers(path, prompts, given)) if given.peer else [])
+
+
+def compared_to(path: Path, by: str, answers: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[dict[str, Any]]:
+    """Return up to where each pair of answers, one alone and one in shared passes, is the same. Margins are unknown."""
+    rows = []
+    for number, (alone, together) in enumerate(answers):
+        same = zip(alone, together, strict=False)
+        first = next((place for place, (left, right) in enumerate(same) if left != right), None)
+        found = {"compared": len(alone) if first is None else first + 1, "differs": first is not None}
+        rows.append({"model": path.stem, "by": by, "answer": number, **found, "margin": math.nan})
+    print(path.stem, by, sum(row["compared"] for row in rows), sum(row["differs"] for row in rows), flush=True)
+    return rows
+
+
+def peer_answers(path: Path, prompts: list[list[int]], given: argparse.Namespace) -> list[tuple[list[int], list[int]]]:
+    """Return the answers of llama-server: each alone, and in shared passes."""
+    port, context = free_port(), given.parallel * (max(map(len, prompts)) + given.tokens + 16)
+    words = [
+        given.peer,
+        "-m",
+        path,
+        "-c",
+        context,
+        "-np",
+        given.parallel,
+        "-kvu",
+        "-t",
+        2,
+        "--port",
+        port,
+        "--no-webui",
+    ]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(list(map(str, words)), stdout=subprocess.DEVNULL, stderr=log)
+        try:
+            wait_for(port, process, log)
+            asked = [(0.0, prompt, given.tokens) for prompt in prompts]
+            more = {"cache_prompt": False, "return_tokens": True, "ignore_eos": not given.questions}
+            alone = [ask_at("127.0.0.1", port, [one], LONGEST_S, **more)[0] for one in asked]
+            together = ask_at("127.0.0.1", port, asked, LONGEST_S, **more)
+        finally:
+            process.terminate()
+            process.wait()
+    if not all(answer.is_whole for answer in (*alone, *together)):
+        raise SystemExit("llama-server left an answer unfinished")
+    return [(one.token_ids, other.token_ids) for one, other in zip(alone, together, strict=True)]
 
 
 def prompts_of(model: Model, given: argparse.Namespace) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -12,7 +13,7 @@ import pytest
 
 from edge_run.base.errors import ModelFileError
 from edge_run.tiers.gguf import read_gguf
-from edge_run.tiers.gguf_format import STRING
+from edge_run.tiers.gguf_format import ARRAY, STRING
 
 
 def write_model(path: Path, *, alignment_bytes: int | None = None, split_tensors: int = 0) -> Path:
@@ -48,6 +49,16 @@ def container(entries: bytes = b"", n_entries: int = 0, tensors: bytes = b"", n_
     architecture = text(b"general.architecture") + struct.pack("<I", STRING) + text(b"llama")
     head = b"GGUF" + struct.pack("<IQQ", 3, n_tensors, n_entries + 1) + architecture + entries + tensors
     return head + bytes(-len(head) % 32)
+
+
+def string_entry(key: str, value: str) -> bytes:
+    return text(key.encode()) + struct.pack("<I", STRING) + text(value.encode())
+
+
+def array(key: str, values: Sequence[str]) -> bytes:
+    """Return an entry with an array of strings."""
+    head = text(key.encode()) + struct.pack("<IIQ", ARRAY, STRING, len(values))
+    return head + b"".join(text(value.encode()) for value in values)
 
 
 def tensor(name: bytes = b"t", shape: tuple[int, ...] = (8,), type_id: int = 0, offset: int = 0) -> bytes:

@@ -43,13 +43,13 @@ class RowWatcher:
 class LocalDecoder:
     """A `Decoder` on this device. Not thread-safe.
 
-    A batch of any length is run in passes of at most `micro_batch_tokens`. Where sequences have cells of their own,
-    those that share a pass have as many tokens in it, padding tokens among them, whose logits are not used. Where the
-    shape is exact, a sequence that has one token in a pass gets one too: ggml's kernels for one column sum in another
-    order than its kernels for several, and attention multiplies by the columns of each sequence for itself.
+    A batch of any length is run in passes of at most `micro_batch_tokens`. Sequences with cells of their own have as
+    many tokens in a pass as each other, padding tokens among them, whose logits are not used. Where the shape is exact,
+    one that has one token in a pass gets one too: ggml's kernels for one column sum in another order than those for
+    several, and attention multiplies by the columns of each sequence for itself.
 
-    It is over 200 lines because a batch is rolled back when one of its passes fails: all that changes the cache has to
-    know what the other calls left in it.
+    It is over 200 lines because a batch is rolled back when one of its passes fails: what changes the cache has to know
+    what was left in it.
 
     capabilities: the abilities of this decoder. watcher: is told what happens to the rows in the cells.
     """
@@ -315,19 +315,20 @@ class LocalDecoder:
                 yield batch[start : start + self._width]
 
     def _rows(self, n_rows: int) -> Logits:
-        """Return an array for the logits of `n_rows` tokens; it is reused while that number stays the same."""
-        if self._logits is None or len(self._logits) != n_rows:
-            self._logits = self._new_rows(n_rows)
-        return self._logits
+        """Return an array for the logits of `n_rows` tokens: that of all batches, but for those of many passes."""
+        if n_rows > self.capabilities.outputs_per_pass:
+            return self._new_rows(n_rows)
+        if self._logits is None:
+            self._logits = self._new_rows(self.capabilities.outputs_per_pass)  # no memory before they are written
+        return self._logits[:n_rows]
 
     def _new_rows(self, n_rows: int) -> Logits:
         """Return memory for rows, where it is much such that all of it is given back: the C library keeps pieces."""
         import numpy as np  # which takes long to load, and who follows without logits does without
 
-        vocabulary = self._model.vocabulary
-        if n_rows == 1 or 4 * n_rows * vocabulary < _LEAST_MAPPED_BYTES:
-            return np.empty((n_rows, vocabulary), np.float32)
-        return np.frombuffer(mmap.mmap(-1, 4 * n_rows * vocabulary), np.float32).reshape(n_rows, vocabulary)
+        n_bytes = 4 * n_rows * self._model.vocabulary
+        memory = mmap.mmap(-1, n_bytes) if n_rows > 1 and n_bytes >= _LEAST_MAPPED_BYTES else bytearray(n_bytes)
+        return np.frombuffer(memory, np.float32).reshape(n_rows, -1)
 
     def _pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
         has_several = self._has_streams and tokens[0].sequence != tokens[-1].sequence

@@ -315,8 +315,7 @@ class _Loading:
         context = LlamaContext(model, shape, callback, may_copy_weights=may_copy, is_sparse=not self._offload)
         self._stack.callback(context.close)
         context.stop_at(self._driver.stop)
-        passes = 2 if self._prepared.draft else 1  # guesses are made from the rows of one beside the next
-        reserve_bytes = text_reserve_bytes(model.vocabulary, passes * shape.kept_rows, shape.context_tokens)
+        reserve_bytes = text_reserve_bytes(model.vocabulary, shape.kept_rows, shape.context_tokens)
         work = work_bytes(gguf, shape.micro_batch_tokens, shape.threads)
         holdings = Holdings.since(before, context, work, reserve_bytes)
         holdings = replace(holdings, lookup_bytes=lookup_bytes(self._prepared.config, shape.sequence_tokens))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError
+from edge_run.base.errors import BudgetError, ModelFileError
 from edge_run.base.units import MIB, format_size, round_up
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.inspection.cache import inspect
@@ -17,6 +18,7 @@ from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.tiers.gguf import GgufModel, read_gguf
+from edge_run.tiers.gguf_header import ArrayValue, MetadataEntry
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES, Cells
 
 BEAM = 12  # guesses that are followed up at once
@@ -27,6 +29,11 @@ MOST_DEPTH = 16  # of a path of guesses
 GUESSED_TOKENS = (MOST_DEPTH + 1) * (1 + BEAM)  # beside the text at most: a path that is verified, what may follow it
 MICRO_BATCH_TOKENS = 128
 VOCABULARY_BYTES = 320  # of llama.cpp's tables, for each token
+NO_VOCABULARY_BYTES = 40  # for each token where it has only their number
+MOST_TOKENS_MISSING = 128  # llama.cpp's own tolerance: vocabularies are padded to different lengths
+_TOKENS, _TOKENIZER = "tokenizer.ggml.tokens", "tokenizer.ggml.model"
+_ARRAY_HEAD_BYTES = 8 + 4 + 4 + 8  # of an entry with an array: lengths and types, beside the key
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +44,14 @@ class DraftFile:
     config: the configuration that it is opened with.
     known: the result of the inspection.
     most_texts: as many texts can be followed at once.
+    has_target_tokens: whether its tokens are the target's, so that it is opened without a vocabulary of its own.
     """
 
     gguf: GgufModel
     config: ModelConfig
     known: Inspection
     most_texts: int = 1
+    has_target_tokens: bool = False
 
     @classmethod
     def read(cls, path: Path, config: ModelConfig, target: GgufModel, *, is_tried: bool) -> DraftFile:
@@ -62,7 +71,8 @@ class DraftFile:
             sequences=n_texts if gguf.value("attention.sliding_window") else max(SEQUENCES, n_texts + BEAM),
             cache_folder=config.cache_folder,
         )
-        return cls(gguf, own, inspect(gguf, own, library_version(), is_tried=is_tried), n_texts)
+        known = inspect(gguf, own, library_version(), is_tried=is_tried)
+        return cls(gguf, own, known, n_texts, has_same_tokens(gguf, target))
 
     @property
     def path(self) -> Path:
@@ -77,10 +87,11 @@ class DraftFile:
     @property
     def size_bytes(self) -> int:
         """What it will take, all in all."""
-        of_a_word = VOCABULARY_BYTES + LOGIT_BYTES * self.config.sequences  # a row of logits for each
+        of_a_token = NO_VOCABULARY_BYTES if self.has_target_tokens else VOCABULARY_BYTES
+        of_a_token += LOGIT_BYTES * self.config.sequences  # a row of logits for each
         work = work_bytes(self.gguf, MICRO_BATCH_TOKENS, compute_threads(self.config.threads))
         known = self.known
-        return self.gguf.data_bytes + known.kv_bytes + known.buffer_bytes + work + of_a_word * known.vocabulary
+        return self.gguf.data_bytes + known.kv_bytes + known.buffer_bytes + work + of_a_token * known.vocabulary
 
     @property
     def cells(self) -> Cells | None:
@@ -118,3 +129,31 @@ def trained_context_tokens(gguf: GgufModel) -> int:
 def _context_tokens(config: ModelConfig, target: GgufModel) -> int:
     """Return the length of the context that `target` gets."""
     return context_shape(config, trained_context_tokens(target), threads=1).context_tokens
+
+
+def has_same_tokens(one: GgufModel, other: GgufModel) -> bool:
+    """Return whether two models have the same tokens, but for a few that one has more of at the end.
+
+    Raises ModelFileError where a file cannot be read any more.
+    """
+    first, second = ({entry.key: entry for entry in gguf.entries} for gguf in (one, other))
+    if one.metadata.get(_TOKENIZER) != other.metadata.get(_TOKENIZER) or not (_TOKENS in first and _TOKENS in second):
+        return False
+    entries = first[_TOKENS], second[_TOKENS]
+    counts = [entry.value.count if isinstance(entry.value, ArrayValue) else 0 for entry in entries]
+    if abs(counts[0] - counts[1]) > MOST_TOKENS_MISSING or not all(counts):
+        return False
+    n_bytes = min(entry.size_bytes for entry in entries) - _ARRAY_HEAD_BYTES - len(_TOKENS)
+    blocks = [_blocks(gguf.shards[0].path, entry, n_bytes) for gguf, entry in zip((one, other), entries, strict=True)]
+    return all(ours == theirs for ours, theirs in zip(*blocks, strict=True))
+
+
+def _blocks(path: Path, entry: MetadataEntry, n_bytes: int) -> Iterator[bytes]:
+    """Yield the first `n_bytes` of an array's elements, as the file has them, in blocks."""
+    try:
+        with path.open("rb") as file:
+            file.seek(entry.start + _ARRAY_HEAD_BYTES + len(entry.key))
+            for start in range(0, n_bytes, _BLOCK_BYTES):
+                yield file.read(min(_BLOCK_BYTES, n_bytes - start))
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error

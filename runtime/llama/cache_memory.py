@@ -76,9 +76,10 @@ class CacheMemory:
 
     def _take(self, size_bytes: int) -> None:
         """Lay a small piece of memory under the cache of about `size_bytes` bytes that has just been allocated."""
-        new = _new(_anonymous(), self._before)
+        now = _anonymous()
         try:
-            place = next(filter(None, (_allocation_in(place, size_bytes) for place in new)), None)
+            found = (_allocation_in(one, new, size_bytes) for one in now for new in _new(one, self._before))
+            place = next(filter(None, found), None)
             if place is None:
                 return
             descriptor = _libc.memory_file("edge-run-cache")
@@ -109,37 +110,47 @@ def _anonymous() -> list[tuple[int, int]]:
         return []
 
 
-def _new(now: list[tuple[int, int]], before: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _new(now: tuple[int, int], before: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yield the parts of `now` that were not there `before`; the kernel joins new mappings to old ones beside them."""
-    for start, stop in now:
-        at = start
-        for old_start, old_stop in sorted((a, b) for a, b in before if a < stop and b > start):
-            if at < old_start:
-                yield at, old_start
-            at = max(at, old_stop)
-        if at < stop:
-            yield at, stop
+    at, stop = now
+    for old_start, old_stop in sorted((a, b) for a, b in before if a < stop and b > at):
+        if at < old_start:
+            yield at, old_start
+        at = max(at, old_stop)
+    if at < stop:
+        yield at, stop
 
 
-def _allocation_in(place: tuple[int, int], size_bytes: int) -> tuple[int, int] | None:
-    """Return where in `place` one allocation of about `size_bytes` lies, as the allocator's own header in it says.
+def _allocation_in(place: tuple[int, int], new: tuple[int, int], size_bytes: int) -> tuple[int, int] | None:
+    """Return where in `place` an allocation of about `size_bytes` lies, as the allocator's own header in it says.
 
-    Other memory that was mapped meanwhile, as Python's, lies beside it in the same place. llama.cpp says sizes in
-    hundredths of a MiB.
+    new: the part of `place` that came last. Some of the allocation is in it; the rest may lie where Python had memory
+    when it was listed. Memory that Python has mapped since is in `place` too. llama.cpp says sizes in hundredths of a
+    MiB.
     """
-    start, stop = place
     error_bytes = MIB // 100 + 2 * _libc.PAGE
-    if stop - start < size_bytes - error_bytes:
-        return None
+    first = max(place[0], round_down(new[0] - size_bytes - error_bytes, _libc.PAGE))
+    last = min(new[1] - _libc.PAGE, place[1] - size_bytes + error_bytes)
     with open("/proc/self/mem", "rb", buffering=0) as memory:  # so that what is unmapped meanwhile is an error
-        for at in range(start, stop - size_bytes + error_bytes, _libc.PAGE):
+        for at in range(first, last + 1, _libc.PAGE):
             try:
                 header = os.pread(memory.fileno(), _HEADER_BYTES, at)
             except OSError:
                 continue
-            words = (int.from_bytes(header[i : i + 8], sys.byteorder) for i in range(0, _HEADER_BYTES, 8))
-            for size in (word & ~_FLAGS for word in words if word & _FLAGS == _IS_MAPPED):
-                end = round_up(at + size, _libc.PAGE)
-                if abs(size - size_bytes) <= error_bytes and end <= stop:
-                    return at, end
+            stop = at + _mapped_bytes(header)
+            if abs(stop - at - size_bytes) <= error_bytes and new[0] < stop <= place[1]:
+                return at, stop
     return None
+
+
+def _mapped_bytes(page: bytes) -> int:
+    """Return the length of a mapping that is one allocation of the C library's, by its first bytes; else 0.
+
+    A chunk begins with how much of the mapping is before it, to align it, and its own size with flags.
+    """
+    words = [int.from_bytes(page[i : i + 8], sys.byteorder) for i in range(0, len(page), 8)]
+    for i in range(0, len(words) - 1, 2):
+        length = 8 * i + (words[i + 1] & ~_FLAGS)
+        if words[i] == 8 * i and words[i + 1] & _FLAGS == _IS_MAPPED and length % _libc.PAGE == 0:
+            return length
+    return 0

@@ -69,9 +69,8 @@ class Planner:
         self.threads = compute_threads(config.threads)
         work = work_bytes(gguf, known.micro_batch_tokens, self.threads)
         shape = context_shape(config, known.trained_context_tokens, self.threads)
-        passes = 2 if prepared.draft else 1  # guesses are made from the rows of one beside the next
         program = known.program_bytes + RUN_BYTES
-        reserve = text_reserve_bytes(known.vocabulary, passes * shape.kept_rows, known.context_tokens)
+        reserve = text_reserve_bytes(known.vocabulary, shape.kept_rows, known.context_tokens)
         moved_bytes = prepared.draft_offload.moved_bytes if prepared.draft_offload else 0
         draft_bytes = prepared.draft.host_bytes(moved_bytes) if prepared.draft else 0
         self._holdings = Holdings(program, reserve, known.kv_bytes, known.buffer_bytes, work, draft_bytes)

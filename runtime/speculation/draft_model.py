@@ -1,6 +1,7 @@
 """A small model that guesses for a larger one: opened beside it, in memory of its own, inside the same budget.
 
-It is read whole, by llama.cpp, into memory that stays. Where its tokens are not the target's, guesses go through text.
+It is read whole, by llama.cpp, into memory that stays; where its tokens are the target's, without its vocabulary.
+Where they are others, guesses go through text.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from edge_run.runtime.decoding.twin_context import sparse_cells
 from edge_run.runtime.decoding.warm_up import warm_up
 from edge_run.runtime.gpu.offload import Offload
 from edge_run.runtime.inspection.draft_file import BEAM, MICRO_BATCH_TOKENS, DraftFile
-from edge_run.runtime.llama import _ggml as ggml
-from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.llama.threads import compute_threads
@@ -31,8 +30,7 @@ from edge_run.runtime.speculation.draft_texts import DraftTexts
 from edge_run.runtime.speculation.draft_trees import DraftTrees
 from edge_run.runtime.speculation.drafting import Acceptance, Guesses
 from edge_run.runtime.speculation.translation import Translation
-
-MOST_TOKENS_MISSING = 128  # llama.cpp's own tolerance: vocabularies are padded to different lengths
+from edge_run.tiers.stub import outline_metadata
 
 
 class DraftModel(Closing):
@@ -75,7 +73,11 @@ class DraftModel(Closing):
         with contextlib.ExitStack() as stack:
             paths = [shard.path for shard in file.gguf.shards]
             placement = offload.load_placement if offload else None
-            self.model = stack.enter_context(LlamaModel(paths, mode="read", path=file.path, placement=placement))
+            self._has_target_tokens = file.has_target_tokens
+            instead = outline_metadata(file.gguf) if file.has_target_tokens else None
+            self.model = stack.enter_context(
+                LlamaModel(paths, metadata=instead, mode="read", path=file.path, placement=placement)
+            )
             if self.model.is_recurrent or self.model.has_encoder or not self.model.has_decoder:
                 raise NotSupported(
                     f"draft model {file.path}: {file.gguf.architecture} cannot draft, it is recurrent or has an "
@@ -113,9 +115,8 @@ class DraftModel(Closing):
         Raises NotSupported where one of the two has no text.
         """
         ours, theirs = self.model.vocabulary, target.vocabulary
-        n_common = min(ours, theirs)
-        if abs(ours - theirs) <= MOST_TOKENS_MISSING and _has_same_tokens(self.model, target, n_common):
-            self._trees.n_usable = n_common
+        if self._has_target_tokens:
+            self._trees.n_usable = min(ours, theirs)
             return
         self._translation = Translation(self.model, target)
         if not self._translation.is_possible:
@@ -229,13 +230,6 @@ class DraftModel(Closing):
     def close(self) -> None:
         """Free it. Idempotent."""
         self._stack.close()
-
-
-def _has_same_tokens(one: LlamaModel, other: LlamaModel, n_common: int) -> bool:
-    """Return whether the first `n_common` tokens of two models are the same."""
-    if L.llama_vocab_type(one.vocab) != L.llama_vocab_type(other.vocab):
-        return False
-    return ggml.token_texts(one.vocab, n_common) == ggml.token_texts(other.vocab, n_common)
 
 
 def _alone(guesses: Guesses) -> Guesses:

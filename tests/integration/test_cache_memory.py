@@ -125,6 +125,23 @@ def test_a_cache_is_found_beside_memory_that_is_mapped_meanwhile(is_mapped_first
     assert len(mapped) > 1
 
 
+@in_child
+def test_a_cache_is_found_where_other_memory_was_just_before(llama: Path) -> None:
+    """As Python gives memory back when it has listed what is mapped, and the cache takes its place, and more."""
+    listed = cache_memory._anonymous
+    n_listed = 0
+
+    def giving_back() -> list[tuple[int, int]]:
+        nonlocal n_listed
+        n_listed += 1
+        with mmap.mmap(-1, 8 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS):
+            return listed()
+
+    cache_memory._anonymous = giving_back
+    assert compare(llama) > 12 * MIB
+    assert n_listed > 1
+
+
 @pytest.mark.parametrize("forbidden", ["files in memory", "own memory as a file"])
 @in_child
 def test_where_a_sandbox_forbids_what_it_takes_caches_have_all_their_memory(forbidden: str, llama: Path) -> None:

@@ -67,6 +67,23 @@ def _two_sequences_in_one_batch(path: Path) -> None:
                 engine.decoder.rewind(sequence, 0)
 
 
+@in_child
+def test_logits_of_all_batches_lie_in_the_same_memory(llama: Path) -> None:
+    """But for those of more tokens than one pass may ask for."""
+    with open_engine(llama, backend="llama.cpp", micro_batch_tokens=8, outputs_per_pass=8) as engine:
+
+        def rows(n_rows: int) -> Logits:
+            engine.decoder.rewind(0, 0)
+            return engine.decoder.decode([BatchToken(token, i, 0, True) for i, token in enumerate(PROMPT[:n_rows])])
+
+        first, second, third = rows(5).ctypes.data, rows(8).ctypes.data, rows(1).ctypes.data
+        assert first == second == third
+        one = np.array(rows(1))
+        assert rows(20).shape == (20, one.shape[1])
+        assert rows(3).ctypes.data == first
+        assert np.allclose(rows(20)[0], one[0], atol=0.01)
+
+
 def many_shapes(engine: Engine) -> list[Logits]:
     """Passes of many widths from 1 to 16 and back, with no logits, some, all."""
     rows, position = [], 0
