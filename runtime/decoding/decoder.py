@@ -167,10 +167,9 @@ class LocalDecoder:
 
         llama.cpp turns their keys before it computes the next pass. If that pass fails, the context is void.
         """
-        memory = self._context.memory
         self.watcher.branched(position)
-        L.llama_memory_seq_rm(memory, 0, position, position + n_tokens)
-        L.llama_memory_seq_add(memory, 0, position + n_tokens, -1, -n_tokens)
+        L.llama_memory_seq_rm(self._context.memory, 0, position, position + n_tokens)
+        L.llama_memory_seq_add(self._context.memory, 0, position + n_tokens, -1, -n_tokens)
         self._count.shift(n_tokens)
         self._recount()
         self._driver.expects_shift = True
@@ -246,7 +245,7 @@ class LocalDecoder:
         return graph
 
     def clear(self) -> None:
-        """Empty all sequences, as if nothing had ever been decoded."""
+        """Empty all sequences."""
         self.watcher.cut(0, 0)
         L.llama_memory_clear(self._context.memory, False)
         self._recount()
@@ -292,8 +291,8 @@ class LocalDecoder:
             raise
 
     def _run_passes(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
-        filled = 0
         try:
+            filled = 0
             for tokens in self._passes_of(batch):
                 self._driver.interrupt.check()
                 filled = self._pass(tokens, logits, filled)
@@ -327,7 +326,7 @@ class LocalDecoder:
         import numpy as np  # which takes long to load, and who follows without logits does without
 
         n_bytes = 4 * n_rows * self._model.vocabulary
-        memory = mmap.mmap(-1, n_bytes) if n_rows > 1 and n_bytes >= _LEAST_MAPPED_BYTES else bytearray(n_bytes)
+        memory = mmap.mmap(-1, n_bytes) if n_bytes >= _LEAST_MAPPED_BYTES else bytearray(n_bytes)
         return np.frombuffer(memory, np.float32).reshape(n_rows, -1)
 
     def _pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
