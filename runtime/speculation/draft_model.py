@@ -133,16 +133,28 @@ class DraftModel(Closing):
         """Whether its tokens are others than the target's."""
         return self._translation is not None
 
-    def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+    def draft(
+        self,
+        history: Sequence[int],
+        most_depth: int,
+        most_guesses: int,
+        acceptance: Acceptance,
+        tokens_per_s: float = 0.0,
+    ) -> Guesses:
         """Return a tree of likely continuations, level by level; see `Drafter.draft`. Empty where its context is full.
 
         A level follows up the BEAM most valuable guesses of the one before (one, where the cache cannot branch), as
-        long as they are among the `most_guesses` best of all.
+        long as they are among the `most_guesses` best of all, and worth the time.
         """
-        return _alone(self.draft_many({0: history}, most_depth, most_guesses, acceptance))
+        return _alone(self.draft_many({0: history}, most_depth, most_guesses, acceptance, tokens_per_s))
 
     def draft_many(
-        self, texts: Mapping[int, Sequence[int]], most_depth: int, most_guesses: int, acceptance: Acceptance
+        self,
+        texts: Mapping[int, Sequence[int]],
+        most_depth: int,
+        most_guesses: int,
+        acceptance: Acceptance,
+        tokens_per_s: float = 0.0,
     ) -> Guesses:
         """Return likely continuations of several texts, each path with the number of its text before it.
 
@@ -153,7 +165,8 @@ class DraftModel(Closing):
         with self._hearing():
             if not (followed := self._prepare(ours, most_depth)):
                 return {}
-            return self._grow({number: ours[number] for number in followed}, most_depth, most_guesses, acceptance)
+            chosen = {number: ours[number] for number in followed}
+            return self._grow(chosen, most_depth, most_guesses, acceptance, tokens_per_s)
 
     def limit(self, n_cells: int) -> None:
         """Have texts and guesses take at most `n_cells` cells, as many as have room."""
@@ -198,12 +211,17 @@ class DraftModel(Closing):
         return room.texts if room.texts and self.make_room(room.kept_cells, room.most_cells) else ()
 
     def _grow(
-        self, texts: Mapping[int, Sequence[int]], most_depth: int, most_guesses: int, acceptance: Acceptance
+        self,
+        texts: Mapping[int, Sequence[int]],
+        most_depth: int,
+        most_guesses: int,
+        acceptance: Acceptance,
+        tokens_per_s: float = 0.0,
     ) -> Guesses:
         rows = self._texts.read(texts)
         lengths = {number: len(text) for number, text in texts.items()}
         n_cells = self._texts.most_cells - self._texts.n_held
-        guesses = self._trees.grow(lengths, rows, most_depth, most_guesses, n_cells, acceptance)
+        guesses = self._trees.grow(lengths, rows, most_depth, most_guesses, n_cells, acceptance, tokens_per_s)
         return self._translation.guesses(guesses, most_depth) if self._translation else guesses
 
     def draft_aside(

@@ -6,11 +6,14 @@ A path begins with the number of its text, which is also the sequence that the t
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
-from edge_run.base.protocols import BatchToken, Decoder, Logits
+from edge_run.base.protocols import BatchToken, Clock, Decoder, Logits
+from edge_run.partition.width_costs import SLOPE, WidthCurve
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Path
 
 CHOICES = 6  # tokens considered after each guess
@@ -19,7 +22,7 @@ _RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 
 
 class DraftTrees:
-    """Grows trees in a decoder. Not thread-safe.
+    """Grows trees in a decoder, as far as they are worth their time. Not thread-safe.
 
     branches: sequences for all paths but the first of each text, which goes on in the text's own.
     beam: the guesses that are followed up at once, of all texts together.
@@ -27,8 +30,11 @@ class DraftTrees:
     end: ends the growing early, once it is set.
     """
 
-    def __init__(self, decoder: Decoder, branches: Sequence[int], beam: int, n_usable: int) -> None:
-        self._decoder, self.branches, self._beam = decoder, branches, beam
+    def __init__(
+        self, decoder: Decoder, branches: Sequence[int], beam: int, n_usable: int, clock: Clock = time.monotonic
+    ) -> None:
+        self._decoder, self.branches, self._beam, self._clock = decoder, branches, beam, clock
+        self._level_s = WidthCurve()
         self.n_usable = n_usable
         self.end: threading.Event | None = None
 
@@ -40,15 +46,17 @@ class DraftTrees:
         most_guesses: int,
         n_cells: int,
         acceptance: Acceptance,
+        tokens_per_s: float = 0.0,
     ) -> Guesses:
         """Return likely continuations of texts.
 
         lengths: of the texts, by their numbers.
         rows: the logits after each.
         n_cells: the cells that guesses may take.
+        tokens_per_s: see `Drafter.draft`.
 
         A level follows up the most valuable guesses of the one before, as many as the beam is wide, as long as they are
-        among the `most_guesses` best of all.
+        among the `most_guesses` best of all, and worth the time that it takes.
         """
         guesses: dict[Path, Guess] = {}
         frontier: dict[Path, int] = {(number,): number for number in lengths}
@@ -62,21 +70,35 @@ class DraftTrees:
             worst = sorted((guess.value for guess in guesses.values()), reverse=True)[:most_guesses][-1]
             least = max(LEAST_VALUE, worst if len(guesses) >= most_guesses else 0.0)
             level = sorted((path for path in level if guesses[path].value >= least), key=lambda p: -guesses[p].value)
-            level = self._followed(level)
+            level = self._worth(self._followed(level), guesses, tokens_per_s)
             n_cells -= len(level)
             if not level or depth == most_depth or n_cells < 0 or (self.end and self.end.is_set()):
                 break
-            frontier = self._branch(level, frontier)
+            frontier, started = self._branch(level, frontier), self._clock()
             rows = self._decoder.decode(
                 [BatchToken(p[-1], lengths[p[0]] + depth - 1, sequence, True) for p, sequence in frontier.items()]
             )
+            if not self.end:  # else it has one core, beside a pass
+                self._level_s.observe(len(frontier), self._clock() - started)
         return guesses
 
     def _followed(self, level: Sequence[Path]) -> list[Path]:
         """Return the paths of `level` that are followed up: the first ones; where none can branch, one of each text."""
         if self.branches:
             return list(level[: min(self._beam, len(self.branches))])
-        return list({path[0]: path for path in reversed(level)}.values())
+        best = {path[0]: path for path in reversed(level)}.values()
+        return [path for path in level if path in best]
+
+    def _worth(self, level: Sequence[Path], guesses: Mapping[Path, Guess], tokens_per_s: float) -> list[Path]:
+        """Return as many of the first paths of `level` as gain more tokens than come in the time that they take.
+
+        A path that is followed up is taken to gain a token where the text goes that way.
+        """
+        if not self._level_s:
+            return list(level)
+        gained = [0.0, *accumulate(guesses[path].value for path in level)]
+        cost = [0.0, *(tokens_per_s * self._level_s.at(n, _computing) for n in range(1, len(level) + 1))]
+        return list(level[: max(range(len(gained)), key=lambda n: gained[n] - cost[n])])
 
     def _branch(self, level: Sequence[Path], frontier: Mapping[Path, int]) -> dict[Path, int]:
         """Return the sequence of each path of `level`, which follow those of `frontier`, in their sequences.
@@ -106,3 +128,8 @@ class DraftTrees:
         for rank, (token, rate) in enumerate(zip(best.tolist(), rates.tolist(), strict=True)):
             kind = ("draft", rank, sum(rate > edge for edge in _RATES))
             yield token, Guess(value * acceptance.chance(kind, rate), kind, rate)
+
+
+def _computing(width: int) -> float:
+    """Return about how long a level of `width` paths takes, beside one of a single path."""
+    return 1 + SLOPE * (width - 1)

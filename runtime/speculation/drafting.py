@@ -35,10 +35,18 @@ Guesses = Mapping[Path, Guess]
 class Drafter(Protocol):
     """Something that guesses how a text goes on."""
 
-    def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+    def draft(
+        self,
+        history: Sequence[int],
+        most_depth: int,
+        most_guesses: int,
+        acceptance: Acceptance,
+        tokens_per_s: float,
+    ) -> Guesses:
         """Return paths that may follow `history`, each with its beginnings, at most `most_depth` tokens long.
 
         most_guesses: how many are of use; more may be returned.
+        tokens_per_s: as fast as the text comes. What takes longer than it is likely to gain is not guessed; 0: all is.
         """
         ...
 

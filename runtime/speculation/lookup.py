@@ -29,7 +29,14 @@ class Lookup:
         self._tokens: list[int] = []
         self._runs = _Runs(0, _LEAST_ROOM)
 
-    def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+    def draft(
+        self,
+        history: Sequence[int],
+        most_depth: int,
+        most_guesses: int,
+        acceptance: Acceptance,
+        tokens_per_s: float = 0.0,
+    ) -> Guesses:
         """Return what followed the runs that end `history`; see `Drafter.draft`."""
         self._follow(history)
         guesses: dict[Path, Guess] = {}

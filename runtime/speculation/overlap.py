@@ -31,7 +31,14 @@ logger = logging.getLogger(__name__)
 class AsideDrafter(Protocol):
     """A drafter that can go on beside a pass, with one text; see `DraftModel`."""
 
-    def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+    def draft(
+        self,
+        history: Sequence[int],
+        most_depth: int,
+        most_guesses: int,
+        acceptance: Acceptance,
+        tokens_per_s: float,
+    ) -> Guesses:
         """Return guesses of what follows `history`; see `Drafter.draft`."""
         ...
 
@@ -76,13 +83,20 @@ class Overlap:
     def _is_worth_it(self) -> bool:
         return self._guessing_s > WORTH_SHARE * self._pass_s > 0
 
-    def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+    def draft(
+        self,
+        history: Sequence[int],
+        most_depth: int,
+        most_guesses: int,
+        acceptance: Acceptance,
+        tokens_per_s: float,
+    ) -> Guesses:
         """Return guesses of what follows `history`; see `Drafter.draft`."""
         self._asked = most_depth, most_guesses
         ahead, self._ahead = self._ahead, None
         found = following(*ahead, history) if ahead else {}
         self._was_ahead = bool(found)
-        return found or self._drafter.draft(history, most_depth, most_guesses, acceptance)
+        return found or self._drafter.draft(history, most_depth, most_guesses, acceptance, tokens_per_s)
 
     @contextmanager
     def going_on(self, text: Sequence[int], acceptance: Acceptance) -> Iterator[None]:

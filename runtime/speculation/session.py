@@ -214,8 +214,9 @@ class SpeculativeSession(Session):
 
     def _drafted(self, history: Sequence[int], depth: int, most: int) -> list[Guesses]:
         """Return what each drafter guesses; where one fails, nothing, and from then on in this answer."""
+        pace = self._control.tokens_per_s
         try:
-            return [drafter.draft(history, depth, most, self._acceptance) for drafter in self._drafters]
+            return [drafter.draft(history, depth, most, self._acceptance, pace) for drafter in self._drafters]
         except Cancelled:
             raise
         except EdgeRunError as error:

@@ -43,8 +43,15 @@ class _OneText:
     def __init__(self, draft: DraftModel) -> None:
         self._draft, self.number = draft, 0
 
-    def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
-        found = self._draft.draft_many({self.number: history}, most_depth, most_guesses, acceptance)
+    def draft(
+        self,
+        history: Sequence[int],
+        most_depth: int,
+        most_guesses: int,
+        acceptance: Acceptance,
+        tokens_per_s: float,
+    ) -> Guesses:
+        found = self._draft.draft_many({self.number: history}, most_depth, most_guesses, acceptance, tokens_per_s)
         return {path[1:]: guess for path, guess in found.items()}
 
     def prepare(self, history: Sequence[int], most_depth: int) -> bool:
@@ -91,9 +98,12 @@ class SharedDrafters:
         self._read.update(numbers)
         return are_known
 
-    def guess(self, texts: Mapping[int, OpenText], most_guesses: int, *, is_trial: bool) -> Guesses:
+    def guess(
+        self, texts: Mapping[int, OpenText], most_guesses: int, tokens_per_s: float, *, is_trial: bool
+    ) -> Guesses:
         """Return guesses of what follows `texts`, each path with the number of its request before it.
 
+        most_guesses and tokens_per_s: see `Drafter.draft`, of all texts together.
         is_trial: they are only held against what comes, so that nothing long is read for them.
         """
         depth = min(MOST_DEPTH, max(text.most_depth for text in texts.values()))
@@ -101,7 +111,7 @@ class SharedDrafters:
             return {}
         several: list[Guesses] = []
         if followed := self._followed(texts, is_trial=is_trial):
-            several.append(self._drafted(texts, followed, depth, most_guesses))
+            several.append(self._drafted(texts, followed, depth, most_guesses, tokens_per_s))
         for number, text in texts.items() if self._uses_lookup else ():
             if text.most_depth > 0:
                 lookup = self._lookups.setdefault(number, Lookup())
@@ -124,18 +134,23 @@ class SharedDrafters:
             self._overlap.note(guessing_s, pass_s, width)
 
     def _drafted(
-        self, texts: Mapping[int, OpenText], followed: Sequence[int], depth: int, most_guesses: int
+        self,
+        texts: Mapping[int, OpenText],
+        followed: Sequence[int],
+        depth: int,
+        most_guesses: int,
+        tokens_per_s: float,
     ) -> Guesses:
         """Return the draft model's guesses for the requests of `followed`."""
         assert self._draft
         if self._overlap and self._one_text and len(texts) == 1:
             (number,) = followed
             self._one_text.number = texts[number].sequence
-            found = self._overlap.draft(texts[number].tokens, depth, most_guesses, self.acceptance)
+            found = self._overlap.draft(texts[number].tokens, depth, most_guesses, self.acceptance, tokens_per_s)
             return {(number, *path): guess for path, guess in found.items()}
         by_sequence = {texts[number].sequence: number for number in followed}
         tokens = {texts[number].sequence: texts[number].tokens for number in followed}
-        found = self._draft.draft_many(tokens, depth, most_guesses, self.acceptance)
+        found = self._draft.draft_many(tokens, depth, most_guesses, self.acceptance, tokens_per_s)
         return {(by_sequence[path[0]], *path[1:]): guess for path, guess in found.items()}
 
     def _followed(self, texts: Mapping[int, OpenText], *, is_trial: bool) -> list[int]:

@@ -28,11 +28,12 @@ class WidthControl:
 
     most_tokens: in a pass, the certain ones included. least_gain: expected of a wider pass, over plain decoding.
     is_on: whether the pass decided last had guesses, or may have had.
+    tokens_per_s: what was expected of the best of its offers.
     """
 
     def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float = LEAST_GAIN) -> None:
         self._costs, self.most_tokens, self._least_gain = costs, most_tokens, least_gain
-        self._draft_s = 0.0
+        self._draft_s = self.tokens_per_s = 0.0
         self.is_on = True
         self._since_draft = self._since_plain = 0
         self._plain_after = PLAIN_FIRST
@@ -76,6 +77,7 @@ class WidthControl:
             n_tokens / (self._costs.pass_s(width) + self._draft_s) if self._costs.is_within_reach(width) else 0.0
             for width, n_tokens in others
         ]
+        self.tokens_per_s = max([plain_rate, *rates])
         gain = max(rates, default=0.0) / plain_rate
         self.is_on = gain >= self._least_gain
         if not self.is_on:

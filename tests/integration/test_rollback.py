@@ -32,7 +32,9 @@ class Knowing:
 
     answer: Sequence[int] = ()
 
-    def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+    def draft(
+        self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance, tokens_per_s: float
+    ) -> Guesses:
         start = len(history) - len(PROMPT)
         guesses: dict[tuple[int, ...], Guess] = {}
         path: tuple[int, ...] = ()

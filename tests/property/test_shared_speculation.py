@@ -62,7 +62,12 @@ class Guesser:
         return False
 
     def draft_many(
-        self, texts: Mapping[int, Sequence[int]], most_depth: int, most_guesses: int, acceptance: Acceptance
+        self,
+        texts: Mapping[int, Sequence[int]],
+        most_depth: int,
+        most_guesses: int,
+        acceptance: Acceptance,
+        tokens_per_s: float,
     ) -> Guesses:
         found: dict[tuple[int, ...], Guess] = {}
         for number, text in texts.items():

@@ -32,7 +32,9 @@ class Guesser:
     def __init__(self, chance: random.Random, coming: list[int]) -> None:
         self._chance, self._coming = chance, coming
 
-    def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+    def draft(
+        self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance, tokens_per_s: float
+    ) -> Guesses:
         assert most_depth >= 1
         found: dict[tuple[int, ...], Guess] = {}
         for _ in range(self._chance.randrange(5)):
@@ -52,7 +54,7 @@ class Guesser:
     def draft_aside(
         self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance, end: threading.Event
     ) -> Guesses:
-        return self.draft(history, most_depth, most_guesses, acceptance)
+        return self.draft(history, most_depth, most_guesses, acceptance, 0.0)
 
 
 class Always(Overlap):
@@ -250,11 +252,18 @@ def test_that_a_drafter_reads_the_prompt_first_is_not_what_guessing_takes() -> N
     class Slow(Guesser):
         n_calls = 0
 
-        def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+        def draft(
+            self,
+            history: Sequence[int],
+            most_depth: int,
+            most_guesses: int,
+            acceptance: Acceptance,
+            tokens_per_s: float,
+        ) -> Guesses:
             nonlocal now
             self.n_calls += 1
             now += 9.0 if self.n_calls == 1 else 0.01
-            return super().draft(history, most_depth, most_guesses, acceptance)
+            return super().draft(history, most_depth, most_guesses, acceptance, tokens_per_s)
 
     chance = random.Random(1)
     control = AnyWidth(chance)

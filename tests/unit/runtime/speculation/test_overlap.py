@@ -36,7 +36,9 @@ class Drafter:
         self.prepared.append((list(history), most_depth))
         return self.has_room
 
-    def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+    def draft(
+        self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance, tokens_per_s: float
+    ) -> Guesses:
         self.asked.append(list(history))
         return {(1,): guess(0.5), (2,): guess(0.3), (1, 3): guess(0.4)}
 
@@ -48,7 +50,7 @@ class Drafter:
         assert end.wait(WAIT_S)
         if self.fails:
             raise RuntimeError("no")
-        guesses = dict(self.draft(history, most_depth, most_guesses, acceptance))
+        guesses = dict(self.draft(history, most_depth, most_guesses, acceptance, 0.0))
         self.asked.pop()
         return guesses
 
@@ -64,7 +66,7 @@ def overlapping(drafter: Drafter, is_on: bool = True) -> Overlap:
 
 
 def run_pass(overlap: Overlap, drafter: Drafter, text: list[int]) -> None:
-    overlap.draft(text, 4, 8, Acceptance())
+    overlap.draft(text, 4, 8, Acceptance(), 0.0)
     with overlap.going_on(text, Acceptance()):
         assert drafter.began.wait(WAIT_S)
     assert not [thread for thread in threading.enumerate() if thread.name == "edge-run-overlap"]
@@ -75,9 +77,9 @@ def test_what_follows_the_token_that_came_is_used() -> None:
     overlap = overlapping(drafter)
     run_pass(overlap, drafter, [7, 8])
     drafter.asked.clear()
-    assert overlap.draft([7, 8, 1], 4, 8, Acceptance()) == {(3,): Guess(0.8, ("test", 0, 0), 0.4)}
+    assert overlap.draft([7, 8, 1], 4, 8, Acceptance(), 0.0) == {(3,): Guess(0.8, ("test", 0, 0), 0.4)}
     assert drafter.asked == []
-    overlap.draft([7, 8, 1], 4, 8, Acceptance())  # once only
+    overlap.draft([7, 8, 1], 4, 8, Acceptance(), 0.0)  # once only
     assert drafter.asked == [[7, 8, 1]]
 
 
@@ -87,7 +89,7 @@ def test_what_was_refuted_or_ends_too_soon_is_dropped(came: list[int]) -> None:
     overlap = overlapping(drafter)
     run_pass(overlap, drafter, [7, 8])
     drafter.asked.clear()
-    overlap.draft(came, 4, 8, Acceptance())
+    overlap.draft(came, 4, 8, Acceptance(), 0.0)
     assert drafter.asked == [came]
 
 
@@ -96,7 +98,7 @@ def test_a_drafter_that_fails_beside_a_pass_guesses_as_ever() -> None:
     overlap = overlapping(drafter)
     drafter.fails = True
     run_pass(overlap, drafter, [7, 8])
-    assert overlap.draft([7, 8, 1], 4, 8, Acceptance())
+    assert overlap.draft([7, 8, 1], 4, 8, Acceptance(), 0.0)
 
 
 def test_a_pass_that_fails_leaves_nothing_running() -> None:
@@ -192,7 +194,7 @@ def test_nothing_is_guessed_beside_a_pass_where_there_is_no_room() -> None:
     drafter = Drafter()
     overlap = overlapping(drafter)
     drafter.has_room = False
-    overlap.draft([7, 8], 4, 8, Acceptance())
+    overlap.draft([7, 8], 4, 8, Acceptance(), 0.0)
     with overlap.going_on([7, 8], Acceptance()):
         assert not [thread for thread in threading.enumerate() if thread.name == "edge-run-overlap"]
     assert drafter.aside == []

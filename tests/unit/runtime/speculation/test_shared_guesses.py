@@ -35,7 +35,12 @@ class Fixed:
         return 10 * CHEAP_TRIAL_TOKENS if number == 1 else number
 
     def draft_many(
-        self, texts: Mapping[int, Sequence[int]], most_depth: int, most_guesses: int, acceptance: Acceptance
+        self,
+        texts: Mapping[int, Sequence[int]],
+        most_depth: int,
+        most_guesses: int,
+        acceptance: Acceptance,
+        tokens_per_s: float,
     ) -> Guesses:
         self.read.append(sorted(texts))
         return {
@@ -104,7 +109,7 @@ def test_the_draft_model_is_told_whom_a_text_is_for_before_it_reads() -> None:
     draft = Fixed({0: 0.9, 1: 0.9})
     drafters = SharedDrafters(cast("Any", draft), uses_lookup=False)
     asked = {5: OpenText([1, 2], 0, 4, "key a"), 6: OpenText([1, 3], 1, 4, "key b")}
-    drafters.guess(asked, 4, is_trial=True)
+    drafters.guess(asked, 4, 0.0, is_trial=True)
     assert draft.salts == {0: "key a", 1: "key b"}
 
 
