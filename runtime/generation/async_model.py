@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
+from edge_run.base.config import ModelConfig, ModelOptions
 from edge_run.base.errors import Cancelled
+from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, Piece, Plan, Progress, Stats
+from edge_run.base.sampling_config import AnswerOptions, ChatOptions
 from edge_run.runtime.embedding.results import Embeddings
 from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.generation.model import Model
@@ -20,6 +23,28 @@ from edge_run.runtime.generation.request import Message, Prompt, Turn, make_requ
 from edge_run.runtime.generation.shared_passes import SharedPasses
 from edge_run.runtime.generation.stream import Stream
 from edge_run.runtime.processes.async_owner import AsyncOwner
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from edge_run.runtime.mesh.engine import MeshOptions
+
+
+class OpeningOptions(ModelOptions, total=False):
+    """The keywords of `Model`."""
+
+    chat_template: str | None
+    config: ModelConfig | None
+    mesh: MeshOptions | Mesh | str | None
+
+
+class TurnOptions(ChatOptions, total=False):
+    """The keywords of `AsyncModel.stream_chat`."""
+
+    priority: int
+    key: str
+    deadline_s: float | None
+    salt: str
 
 
 class AsyncModel(AsyncOwner[Model]):
@@ -30,7 +55,7 @@ class AsyncModel(AsyncOwner[Model]):
     pass where it is alone, else after the pass, which goes on for the others.
     """
 
-    def __init__(self, path: str | Path, **options: Any) -> None:
+    def __init__(self, path: str | Path, **options: Unpack[OpeningOptions]) -> None:
         """Take the arguments of `Model`; the file is opened by `async with`."""
         super().__init__(partial(Model, path, **options), "AsyncModel(path)")
         # No lock: a generator that was left half way is closed by another task than the one that holds the turn.
@@ -71,7 +96,7 @@ class AsyncModel(AsyncOwner[Model]):
         key: str = "",
         deadline_s: float | None = None,
         salt: str = "",
-        **options: Any,
+        **options: Unpack[AnswerOptions],
     ) -> AsyncGenerator[Piece, None]:
         """Continue `prompt`; iterate over the pieces. Arguments and errors as for `Model.generate`.
 
@@ -86,15 +111,16 @@ class AsyncModel(AsyncOwner[Model]):
         priority: int = 0,
         key: str = "",
         deadline_s: float | None = None,
-        **options: Any,
+        salt: str = "",
+        **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[Piece, None]:
         """Answer a conversation; iterate over the pieces. Arguments and errors as for `Model.stream_chat`.
 
-        priority, key, deadline_s: as of `generate`.
+        priority, key, deadline_s, salt: as of `generate`.
         """
-        return self._stream(self._opened.stream_chat, messages, options, Turn(priority, key, deadline_s))
+        return self._stream(self._opened.stream_chat, messages, options, Turn(priority, key, deadline_s, salt))
 
-    async def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+    async def chat(self, messages: Sequence[Message], **options: Unpack[TurnOptions]) -> Generation:
         """Answer a conversation; return the finished answer."""
         generation = None
         async with aclosing(self.stream_chat(messages, **options)) as pieces:
@@ -117,12 +143,13 @@ class AsyncModel(AsyncOwner[Model]):
         await super().__aexit__()
 
     def _stream(
-        self, start: Callable[..., Stream], prompt: Prompt, options: dict[str, Any], turn: Turn
+        self, start: Callable[..., Stream], prompt: Prompt, options: Mapping[str, object], turn: Turn
     ) -> AsyncGenerator[Piece, None]:
+        given = cast("dict[str, Any]", options)
         if self._opened.most_parallel == 1:
-            return self._stream_alone(partial(start, prompt, turn=turn, **options))
+            return self._stream_alone(partial(start, prompt, turn=turn, **given))
         self._passes = self._passes or SharedPasses(self._opened, self._thread)
-        return self._passes.stream(make_request(prompt, turn=turn, **options))
+        return self._passes.stream(make_request(prompt, turn=turn, **given))
 
     async def _stream_alone(self, start: Callable[[], Stream]) -> AsyncGenerator[Piece, None]:
         """Answer when it is the task's turn."""

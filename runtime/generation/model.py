@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, make_config
+from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, ModelOptions, make_config
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.mesh import Mesh
 from edge_run.base.mesh_status import MeshUse
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Forecast, Generation, Numerics, Plan, Progress, Speculation, Stats
-from edge_run.base.sampling_config import SamplingConfig
+from edge_run.base.sampling_config import AnswerOptions, ChatOptions, SamplingConfig, SamplingOptions
 from edge_run.runtime.embedding.embedding import embed, embedding_shape
 from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape
 from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens
@@ -44,6 +44,8 @@ from edge_run.runtime.probing.probe import recall
 from edge_run.runtime.processes.forks import OwnerProcess
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from edge_run.runtime.mesh.engine import MeshOptions
 
 
@@ -62,30 +64,29 @@ class Model(ModelTexts):
         self,
         path: str | Path,
         *,
-        memory: int | str | None = None,
         chat_template: str | None = None,
         config: ModelConfig | None = None,
         mesh: MeshOptions | Mesh | str | None = None,
-        **options: Any,
+        **options: Unpack[ModelOptions],
     ) -> None:
         """Open the model file at `path` (the first shard of a split one); no weights are read yet.
 
-        memory: the budget of the whole process, as bytes or `4GiB`; None is the memory available, less a margin.
         chat_template: Jinja text or a file, instead of the model's own template.
         config: all options at once.
         mesh: the mesh whose devices share the model: an open one, the address of its broker (`mqtt://host:1883`), or ""
             for the mesh that this device joined.
-        options: single fields of `ModelConfig`.
+        options: single fields of `ModelConfig`, `memory` above all: the budget of the whole process, as bytes or
+            `4GiB`; None is the memory available, less a margin.
 
         Raises ModelFileError, BudgetError, ConfigError, KernelError, NotSupported, TierReadError, MeshError.
         """
-        if config is not None and (options or memory is not None):
+        if config is not None and options:
             raise ConfigError("config and single options: give one of the two")
         self.path = Path(path)
         self._running: weakref.ref[Stream | ManyStream | Batch] | None = None
         self._batch: Batch | None = None  # the last one, until there is a prompt that is alone
         self._templates, self._grammars = template_cell(), GrammarRoom(self.path)
-        self._engine = _open(self.path, config or make_config(ModelConfig, {"memory": memory, **options}), mesh)
+        self._engine = _open(self.path, config or make_config(ModelConfig, options), mesh)
         self._owner_process = OwnerProcess()
         self._notices: list[str] = []
         self._salt = ""  # of what the conversation at hand is for
@@ -206,42 +207,30 @@ class Model(ModelTexts):
             raise ConfigError(f"{self.path}: this model was closed; open it again with Model(...)")
         return self._engine
 
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        max_tokens: int | None = None,
-        sampling: SamplingConfig | None = None,
-        **options: Any,
-    ) -> Stream:
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]) -> Stream:
         """Continue `prompt` (text, or tokens); iterate over the result for pieces, or call its `result()`.
 
-        max_tokens: None is until the model ends or the context is full. options: the fields of `SamplingConfig`.
+        options: `max_tokens`, None is until the model ends or the context is full; `sampling`, a `SamplingConfig`, or
+            single fields of one; `marks`, control tokens, by their texts, that are a part of the answer's text.
+
         Raises ConfigError at once, and ContextFull for a text that is clearly too long; iterating raises ContextFull,
         TierReadError, ModelFileError, KernelError, NotSupported (no token fits the grammar, or the grammar takes too
         much to find one), and on a mesh MeshError.
         """
-        return self._start(make_request(prompt, max_tokens=max_tokens, sampling=sampling, **options))
+        return self._start(make_request(prompt, **options))
 
-    def stream_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        max_tokens: int | None = None,
-        sampling: SamplingConfig | None = None,
-        drops_oldest: bool = False,
-        **options: Any,
-    ) -> Stream:
+    def stream_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Stream:
         """Answer a conversation, given as `{"role", "content"}` messages; see `generate`.
 
-        drops_oldest: leave out the oldest turns, never the system prompt, of a conversation that has no room in the
-            context, or none for its answer; `Generation.dropped_messages` says how many messages those were. The rest
-            is read anew. Raises NotSupported when the model has no chat template.
-        """
-        request = make_request(messages, max_tokens=max_tokens, sampling=sampling, drops_oldest=drops_oldest, **options)
-        return self._start(request)
+        options: those of `generate`, and `drops_oldest`: leave out the oldest turns, never the system prompt, of a
+            conversation that has no room in the context, or none for its answer; `Generation.dropped_messages` says how
+            many messages those were. The rest is read anew.
 
-    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+        Raises NotSupported when the model has no chat template.
+        """
+        return self._start(make_request(messages, **options))
+
+    def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation:
         """Answer a conversation and return the finished answer; arguments as for `stream_chat`."""
         return self.stream_chat(messages, **options).result()
 
@@ -252,7 +241,7 @@ class Model(ModelTexts):
         max_parallel: int | None = None,
         max_tokens: int | None = None,
         sampling: SamplingConfig | None = None,
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> ManyStream:
         """Answer many prompts in passes that they share; iterate for `(number, piece)`, or call `results()`.
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edge_run.base.config import make_config
 from edge_run.base.errors import ConfigError
-from edge_run.base.sampling_config import SamplingConfig
+from edge_run.base.sampling_config import SamplingConfig, SamplingOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
@@ -68,7 +71,7 @@ def make_request(
     turn: Turn | None = None,
     drops_oldest: bool = False,
     marks: tuple[str, ...] = (),
-    **options: Any,
+    **options: Unpack[SamplingOptions],
 ) -> Request:
     """Return a request; `options` are the fields of `SamplingConfig`. Raises ConfigError."""
     if sampling is not None and options:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from edge_run.base.config import ModelConfig, make_config
+from edge_run.base.config import ModelConfig, ModelOptions, make_config
 from edge_run.base.errors import ConfigError, system_errors
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.tiers.gguf import read_gguf
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def planner(path: Path, config: ModelConfig) -> Planner:
@@ -23,11 +26,10 @@ def planner(path: Path, config: ModelConfig) -> Planner:
 def plan(
     path: str | Path,
     *,
-    memory: int | str | None = None,
     prompt_tokens: int = 512,
     profile: DeviceProfile | None = None,
     config: ModelConfig | None = None,
-    **options: Any,
+    **options: Unpack[ModelOptions],
 ) -> Plan:
     """Return the plan of `Model(path, ...)` with the same arguments; no weights are read.
 
@@ -36,7 +38,7 @@ def plan(
 
     Raises like `Model`, but reads nothing and allocates nothing.
     """
-    if config is not None and (options or memory is not None):
+    if config is not None and options:
         raise ConfigError("config and single options: give one of the two")
-    planned = planner(Path(path), config or make_config(ModelConfig, {"memory": memory, **options}))
+    planned = planner(Path(path), config or make_config(ModelConfig, options))
     return planned.timed(planned.plan(), profile, prompt_tokens)

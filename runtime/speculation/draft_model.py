@@ -28,7 +28,7 @@ from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.speculation.draft_texts import DraftTexts
 from edge_run.runtime.speculation.draft_trees import DraftTrees
-from edge_run.runtime.speculation.drafting import Acceptance, Guesses
+from edge_run.runtime.speculation.drafting import Guesses, WantedGuesses
 from edge_run.runtime.speculation.translation import Translation
 from edge_run.tiers.stub import outline_metadata
 
@@ -133,29 +133,15 @@ class DraftModel(Closing):
         """Whether its tokens are others than the target's."""
         return self._translation is not None
 
-    def draft(
-        self,
-        history: Sequence[int],
-        most_depth: int,
-        most_guesses: int,
-        acceptance: Acceptance,
-        tokens_per_s: float = 0.0,
-    ) -> Guesses:
+    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
         """Return a tree of likely continuations, level by level; see `Drafter.draft`. Empty where its context is full.
 
         A level follows up the BEAM most valuable guesses of the one before (one, where the cache cannot branch), as
-        long as they are among the `most_guesses` best of all, and worth the time.
+        long as they are among the best of all, as many as are wanted, and worth the time.
         """
-        return _alone(self.draft_many({0: history}, most_depth, most_guesses, acceptance, tokens_per_s))
+        return _alone(self.draft_many({0: history}, wanted))
 
-    def draft_many(
-        self,
-        texts: Mapping[int, Sequence[int]],
-        most_depth: int,
-        most_guesses: int,
-        acceptance: Acceptance,
-        tokens_per_s: float = 0.0,
-    ) -> Guesses:
+    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
         """Return likely continuations of several texts, each path with the number of its text before it.
 
         The passes for them are shared. Numbers are below `most_texts`; a text that has the number of an earlier one
@@ -163,10 +149,9 @@ class DraftModel(Closing):
         """
         ours = self._ours(texts)
         with self._hearing():
-            if not (followed := self._prepare(ours, most_depth)):
+            if not (followed := self._prepare(ours, wanted.most_depth)):
                 return {}
-            chosen = {number: ours[number] for number in followed}
-            return self._grow(chosen, most_depth, most_guesses, acceptance, tokens_per_s)
+            return self._grow({number: ours[number] for number in followed}, wanted)
 
     def limit(self, n_cells: int) -> None:
         """Have texts and guesses take at most `n_cells` cells, as many as have room."""
@@ -210,28 +195,15 @@ class DraftModel(Closing):
         room = self._texts.follow(texts, (most_depth - 1) * (BEAM if self._trees.branches else len(texts)))
         return room.texts if room.texts and self.make_room(room.kept_cells, room.most_cells) else ()
 
-    def _grow(
-        self,
-        texts: Mapping[int, Sequence[int]],
-        most_depth: int,
-        most_guesses: int,
-        acceptance: Acceptance,
-        tokens_per_s: float = 0.0,
-    ) -> Guesses:
+    def _grow(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
         rows = self._texts.read(texts)
         lengths = {number: len(text) for number, text in texts.items()}
         n_cells = self._texts.most_cells - self._texts.n_held
-        guesses = self._trees.grow(lengths, rows, most_depth, most_guesses, n_cells, acceptance, tokens_per_s)
-        return self._translation.guesses(guesses, most_depth) if self._translation else guesses
+        guesses = self._trees.grow(lengths, rows, n_cells, wanted)
+        return self._translation.guesses(guesses, wanted.most_depth) if self._translation else guesses
 
     def draft_aside(
-        self,
-        history: Sequence[int],
-        most_depth: int,
-        most_guesses: int,
-        acceptance: Acceptance,
-        end: threading.Event,
-        number: int = 0,
+        self, history: Sequence[int], wanted: WantedGuesses, end: threading.Event, number: int = 0
     ) -> Guesses:
         """Guess as `draft` does, beside a pass: on one core; return what there is soon after `end` is set.
 
@@ -240,7 +212,7 @@ class DraftModel(Closing):
         self._trees.end = end
         self._context.use_threads(1)
         try:
-            return _alone(self._grow(self._ours({number: history}), most_depth, most_guesses, acceptance))
+            return _alone(self._grow(self._ours({number: history}), wanted))
         finally:
             self._context.use_threads(self._threads)
             self._trees.end = None

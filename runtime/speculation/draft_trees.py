@@ -14,7 +14,7 @@ import numpy as np
 
 from edge_run.base.protocols import BatchToken, Clock, Decoder, Logits
 from edge_run.partition.width_costs import SLOPE, WidthCurve
-from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Path
+from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Path, WantedGuesses
 
 CHOICES = 6  # tokens considered after each guess
 LEAST_VALUE = 0.004
@@ -38,41 +38,31 @@ class DraftTrees:
         self.n_usable = n_usable
         self.end: threading.Event | None = None
 
-    def grow(
-        self,
-        lengths: Mapping[int, int],
-        rows: Logits,
-        most_depth: int,
-        most_guesses: int,
-        n_cells: int,
-        acceptance: Acceptance,
-        tokens_per_s: float = 0.0,
-    ) -> Guesses:
+    def grow(self, lengths: Mapping[int, int], rows: Logits, n_cells: int, wanted: WantedGuesses) -> Guesses:
         """Return likely continuations of texts.
 
         lengths: of the texts, by their numbers.
         rows: the logits after each.
         n_cells: the cells that guesses may take.
-        tokens_per_s: see `Drafter.draft`.
 
         A level follows up the most valuable guesses of the one before, as many as the beam is wide, as long as they are
-        among the `most_guesses` best of all, and worth the time that it takes.
+        among the best of all, as many as are wanted, and worth the time that it takes.
         """
         guesses: dict[Path, Guess] = {}
         frontier: dict[Path, int] = {(number,): number for number in lengths}
-        for depth in range(1, most_depth + 1):
+        for depth in range(1, wanted.most_depth + 1):
             level: list[Path] = []
             for path, logits in zip(frontier, rows, strict=True):
                 value = guesses[path].value if path in guesses else 1.0
-                for token, guess in self._choices(logits, value, acceptance):
+                for token, guess in self._choices(logits, value, wanted.acceptance):
                     guesses[(*path, token)] = guess
                     level.append((*path, token))
-            worst = sorted((guess.value for guess in guesses.values()), reverse=True)[:most_guesses][-1]
-            least = max(LEAST_VALUE, worst if len(guesses) >= most_guesses else 0.0)
+            worst = sorted((guess.value for guess in guesses.values()), reverse=True)[: wanted.most_guesses][-1]
+            least = max(LEAST_VALUE, worst if len(guesses) >= wanted.most_guesses else 0.0)
             level = sorted((path for path in level if guesses[path].value >= least), key=lambda p: -guesses[p].value)
-            level = self._worth(self._followed(level), guesses, tokens_per_s)
+            level = self._worth(self._followed(level), guesses, wanted.tokens_per_s)
             n_cells -= len(level)
-            if not level or depth == most_depth or n_cells < 0 or (self.end and self.end.is_set()):
+            if not level or depth == wanted.most_depth or n_cells < 0 or (self.end and self.end.is_set()):
                 break
             frontier, started = self._branch(level, frontier), self._clock()
             rows = self._decoder.decode(

@@ -32,22 +32,27 @@ class Guess:
 Guesses = Mapping[Path, Guess]
 
 
+@dataclass(frozen=True, slots=True)
+class WantedGuesses:
+    """What guesses are of use.
+
+    most_depth: of a path at most, in tokens.
+    most_guesses: how many can be verified; more may be made.
+    acceptance: how often such guesses came true.
+    tokens_per_s: as fast as the text comes. What takes longer than it is likely to gain is not guessed; 0: all is.
+    """
+
+    most_depth: int
+    most_guesses: int
+    acceptance: Acceptance
+    tokens_per_s: float = 0.0
+
+
 class Drafter(Protocol):
     """Something that guesses how a text goes on."""
 
-    def draft(
-        self,
-        history: Sequence[int],
-        most_depth: int,
-        most_guesses: int,
-        acceptance: Acceptance,
-        tokens_per_s: float,
-    ) -> Guesses:
-        """Return paths that may follow `history`, each with its beginnings, at most `most_depth` tokens long.
-
-        most_guesses: how many are of use; more may be returned.
-        tokens_per_s: as fast as the text comes. What takes longer than it is likely to gain is not guessed; 0: all is.
-        """
+    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
+        """Return paths that may follow `history`, each with its beginnings."""
         ...
 
 

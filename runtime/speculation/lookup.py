@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from edge_run.runtime.llama.holdings import MOST_LOOKUP_TOKENS
-from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Path
+from edge_run.runtime.speculation.drafting import Guess, Guesses, Path, WantedGuesses
 
 LONGEST_RUN = 5
 MOST_PLACES = 4  # that are guessed from: after longer runs, and later ones, first
@@ -29,24 +29,17 @@ class Lookup:
         self._tokens: list[int] = []
         self._runs = _Runs(0, _LEAST_ROOM)
 
-    def draft(
-        self,
-        history: Sequence[int],
-        most_depth: int,
-        most_guesses: int,
-        acceptance: Acceptance,
-        tokens_per_s: float = 0.0,
-    ) -> Guesses:
+    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
         """Return what followed the runs that end `history`; see `Drafter.draft`."""
         self._follow(history)
         guesses: dict[Path, Guess] = {}
         for end in self._places():
             matched = self._matched(end)
             value = 1.0
-            for depth in range(1, min(most_depth, len(history) - end) + 1):
+            for depth in range(1, min(wanted.most_depth, len(history) - end) + 1):
                 kind = ("lookup", min(matched + depth - 1, _LONGEST_KIND), min(depth, 8))
                 prior = 1 - 0.6 / (matched + depth)
-                value *= acceptance.chance(kind, prior)
+                value *= wanted.acceptance.chance(kind, prior)
                 guesses.setdefault(tuple(self._tokens[end : end + depth]), Guess(value, kind, prior))
         return guesses
 

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from edge_run.base.errors import Cancelled, EdgeRunError
 from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.base.results import TuningDecision
 from edge_run.prefetch.controller import Controller, Tunable
-from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Path
+from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Path, WantedGuesses
 
 OFF, ON = "off", "on"
 WORTH_SHARE = 0.02  # of a pass: what guessing must take at least
@@ -31,14 +32,7 @@ logger = logging.getLogger(__name__)
 class AsideDrafter(Protocol):
     """A drafter that can go on beside a pass, with one text; see `DraftModel`."""
 
-    def draft(
-        self,
-        history: Sequence[int],
-        most_depth: int,
-        most_guesses: int,
-        acceptance: Acceptance,
-        tokens_per_s: float,
-    ) -> Guesses:
+    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
         """Return guesses of what follows `history`; see `Drafter.draft`."""
         ...
 
@@ -46,14 +40,7 @@ class AsideDrafter(Protocol):
         """Have room for `history` and guesses of what follows it; return whether there is."""
         ...
 
-    def draft_aside(
-        self,
-        history: Sequence[int],
-        most_depth: int,
-        most_guesses: int,
-        acceptance: Acceptance,
-        end: threading.Event,
-    ) -> Guesses:
+    def draft_aside(self, history: Sequence[int], wanted: WantedGuesses, end: threading.Event) -> Guesses:
         """Guess beside a pass; return what there is soon after `end` is set."""
         ...
 
@@ -64,7 +51,7 @@ class Overlap:
     def __init__(self, drafter: AsideDrafter) -> None:
         self._drafter = drafter
         self._controller = Controller([Tunable("overlap", (OFF, ON))])
-        self._asked = (0, 0)
+        self._asked = WantedGuesses(0, 0, Acceptance())
         self._ahead: tuple[list[int], Guesses] | None = None
         self._guessing_s, self._pass_s = 0.0, 0.0  # running means, of guesses that were not made beside a pass
         self._was_ahead = False
@@ -83,27 +70,20 @@ class Overlap:
     def _is_worth_it(self) -> bool:
         return self._guessing_s > WORTH_SHARE * self._pass_s > 0
 
-    def draft(
-        self,
-        history: Sequence[int],
-        most_depth: int,
-        most_guesses: int,
-        acceptance: Acceptance,
-        tokens_per_s: float,
-    ) -> Guesses:
+    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
         """Return guesses of what follows `history`; see `Drafter.draft`."""
-        self._asked = most_depth, most_guesses
+        self._asked = wanted
         ahead, self._ahead = self._ahead, None
         found = following(*ahead, history) if ahead else {}
         self._was_ahead = bool(found)
-        return found or self._drafter.draft(history, most_depth, most_guesses, acceptance, tokens_per_s)
+        return found or self._drafter.draft(history, wanted)
 
     @contextmanager
-    def going_on(self, text: Sequence[int], acceptance: Acceptance) -> Iterator[None]:
+    def going_on(self, text: Sequence[int]) -> Iterator[None]:
         """Guess what follows `text` while the block runs, if that pays; nothing is left running after it."""
         self._ahead = None
         end = threading.Event()
-        thread = JoinedThread(partial(self._go_on, list(text), acceptance, end), "edge-run-overlap")
+        thread = JoinedThread(partial(self._go_on, list(text), end), "edge-run-overlap")
         if not self.is_on or not self._begins(thread, text):
             yield
             return
@@ -126,7 +106,7 @@ class Overlap:
     def _begins(self, thread: JoinedThread, text: Sequence[int]) -> bool:
         """Have `thread` guess what follows `text`; return whether it does, which the pass can do without."""
         try:
-            if not self._drafter.prepare(text, self._asked[0] + 1):
+            if not self._drafter.prepare(text, self._asked.most_depth + 1):
                 return False
             thread.start()
         except Cancelled:
@@ -136,10 +116,10 @@ class Overlap:
             return False
         return True
 
-    def _go_on(self, text: list[int], acceptance: Acceptance, end: threading.Event) -> None:
-        depth, most = self._asked
+    def _go_on(self, text: list[int], end: threading.Event) -> None:
+        wanted = replace(self._asked, most_depth=self._asked.most_depth + 1, tokens_per_s=0.0)
         try:
-            self._ahead = text, self._drafter.draft_aside(text, depth + 1, most, acceptance, end)
+            self._ahead = text, self._drafter.draft_aside(text, wanted, end)
         except Exception as error:  # the next guesses are made as ever, and raise it if it lasts
             logger.info("guesses beside a pass: %s", error)
 

@@ -36,6 +36,7 @@ from edge_run.runtime.speculation.drafting import (
     Guess,
     Guesses,
     Path,
+    WantedGuesses,
     merged,
     plan_tree,
     rank_guesses,
@@ -214,9 +215,9 @@ class SpeculativeSession(Session):
 
     def _drafted(self, history: Sequence[int], depth: int, most: int) -> list[Guesses]:
         """Return what each drafter guesses; where one fails, nothing, and from then on in this answer."""
-        pace = self._control.tokens_per_s
+        wanted = WantedGuesses(depth, most, self._acceptance, self._control.tokens_per_s)
         try:
-            return [drafter.draft(history, depth, most, self._acceptance, pace) for drafter in self._drafters]
+            return [drafter.draft(history, wanted) for drafter in self._drafters]
         except Cancelled:
             raise
         except EdgeRunError as error:
@@ -261,7 +262,7 @@ class SpeculativeSession(Session):
         line = [*self.history, *tree.tokens[: tree.main_length]]
         with ExitStack() as stack:
             for overlap in self._overlaps if len(tree) > 1 else ():
-                stack.enter_context(overlap.going_on(line, self._acceptance))
+                stack.enter_context(overlap.going_on(line))
             yield
 
     def _batch(self, tree: DraftTree, again: bool) -> list[BatchToken]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_run.base.results import TuningDecision
 from edge_run.runtime.inspection.draft_file import MOST_DEPTH
 from edge_run.runtime.speculation.draft_model import DraftModel
-from edge_run.runtime.speculation.drafting import Acceptance, DraftTree, Guesses, merged
+from edge_run.runtime.speculation.drafting import Acceptance, DraftTree, Guesses, WantedGuesses, merged
 from edge_run.runtime.speculation.lookup import Lookup
 from edge_run.runtime.speculation.overlap import Overlap
 
@@ -43,29 +43,15 @@ class _OneText:
     def __init__(self, draft: DraftModel) -> None:
         self._draft, self.number = draft, 0
 
-    def draft(
-        self,
-        history: Sequence[int],
-        most_depth: int,
-        most_guesses: int,
-        acceptance: Acceptance,
-        tokens_per_s: float,
-    ) -> Guesses:
-        found = self._draft.draft_many({self.number: history}, most_depth, most_guesses, acceptance, tokens_per_s)
+    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
+        found = self._draft.draft_many({self.number: history}, wanted)
         return {path[1:]: guess for path, guess in found.items()}
 
     def prepare(self, history: Sequence[int], most_depth: int) -> bool:
         return self._draft.prepare(history, most_depth, self.number)
 
-    def draft_aside(
-        self,
-        history: Sequence[int],
-        most_depth: int,
-        most_guesses: int,
-        acceptance: Acceptance,
-        end: threading.Event,
-    ) -> Guesses:
-        return self._draft.draft_aside(history, most_depth, most_guesses, acceptance, end, self.number)
+    def draft_aside(self, history: Sequence[int], wanted: WantedGuesses, end: threading.Event) -> Guesses:
+        return self._draft.draft_aside(history, wanted, end, self.number)
 
 
 class SharedDrafters:
@@ -103,19 +89,19 @@ class SharedDrafters:
     ) -> Guesses:
         """Return guesses of what follows `texts`, each path with the number of its request before it.
 
-        most_guesses and tokens_per_s: see `Drafter.draft`, of all texts together.
+        most_guesses and tokens_per_s: see `WantedGuesses`, of all texts together.
         is_trial: they are only held against what comes, so that nothing long is read for them.
         """
         depth = min(MOST_DEPTH, max(text.most_depth for text in texts.values()))
         if depth < 1:
             return {}
-        several: list[Guesses] = []
+        several, wanted = list[Guesses](), WantedGuesses(depth, most_guesses, self.acceptance, tokens_per_s)
         if followed := self._followed(texts, is_trial=is_trial):
-            several.append(self._drafted(texts, followed, depth, most_guesses, tokens_per_s))
+            several.append(self._drafted(texts, followed, wanted))
         for number, text in texts.items() if self._uses_lookup else ():
             if text.most_depth > 0:
                 lookup = self._lookups.setdefault(number, Lookup())
-                found = lookup.draft(text.tokens, min(depth, text.most_depth), most_guesses, self.acceptance)
+                found = lookup.draft(text.tokens, replace(wanted, most_depth=min(depth, text.most_depth)))
                 several.append({(number, *path): guess for path, guess in found.items()})
         return {path: guess for path, guess in merged(several).items() if len(path) - 1 <= texts[path[0]].most_depth}
 
@@ -125,7 +111,7 @@ class SharedDrafters:
         if self._overlap is None:
             yield
             return
-        with self._overlap.going_on([*text.tokens, *tree.tokens[1 : tree.main_length]], self.acceptance):
+        with self._overlap.going_on([*text.tokens, *tree.tokens[1 : tree.main_length]]):
             yield
 
     def note_alone(self, guessing_s: float, pass_s: float, width: int) -> None:
@@ -133,24 +119,17 @@ class SharedDrafters:
         if self._overlap:
             self._overlap.note(guessing_s, pass_s, width)
 
-    def _drafted(
-        self,
-        texts: Mapping[int, OpenText],
-        followed: Sequence[int],
-        depth: int,
-        most_guesses: int,
-        tokens_per_s: float,
-    ) -> Guesses:
+    def _drafted(self, texts: Mapping[int, OpenText], followed: Sequence[int], wanted: WantedGuesses) -> Guesses:
         """Return the draft model's guesses for the requests of `followed`."""
         assert self._draft
         if self._overlap and self._one_text and len(texts) == 1:
             (number,) = followed
             self._one_text.number = texts[number].sequence
-            found = self._overlap.draft(texts[number].tokens, depth, most_guesses, self.acceptance, tokens_per_s)
+            found = self._overlap.draft(texts[number].tokens, wanted)
             return {(number, *path): guess for path, guess in found.items()}
         by_sequence = {texts[number].sequence: number for number in followed}
         tokens = {texts[number].sequence: texts[number].tokens for number in followed}
-        found = self._draft.draft_many(tokens, depth, most_guesses, self.acceptance, tokens_per_s)
+        found = self._draft.draft_many(tokens, wanted)
         return {(by_sequence[path[0]], *path[1:]): guess for path, guess in found.items()}
 
     def _followed(self, texts: Mapping[int, OpenText], *, is_trial: bool) -> list[int]:

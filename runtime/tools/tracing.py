@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from edge_run.base.config import ModelConfig, make_config
+from edge_run.base.config import ModelConfig, ModelOptions, make_config
 from edge_run.base.errors import ConfigError, NotSupported, system_errors
 from edge_run.base.files import file_to_write, whole_file, writing
 from edge_run.base.replay import Recording
@@ -19,6 +19,9 @@ from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.prompt_text import tokenize_prompt
 from edge_run.runtime.streaming.route_recorder import RouteRecorder, route_header
 from edge_run.tiers.gguf import read_gguf
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @system_errors("tracing")
@@ -32,7 +35,7 @@ def trace(
     is_overwritten: bool = False,
     on_token: Callable[[int], None] = lambda n_tokens: None,
     opening: AbstractContextManager[object] | None = None,
-    **options: Any,
+    **options: Unpack[ModelOptions],
 ) -> Recording:
     """Let the model at `path` continue `prompt` by its likeliest tokens; write what its routers choose to `output`.
 

@@ -23,7 +23,7 @@ from edge_run.runtime.gpu.offload import plan_offload
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.planning.offload_times import LEAST_PACES, known_paces, note_paces
 from edge_run.runtime.probing import probe as probing
-from edge_run.runtime.speculation.drafting import Acceptance
+from edge_run.runtime.speculation.drafting import Acceptance, WantedGuesses
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.source import SourceFile
 from edge_run.tiers.upload import STAGING_BYTES
@@ -229,7 +229,7 @@ def test_a_draft_model_on_the_gpu_guesses_what_it_would_say(folder: Path) -> Non
         assert gpu.draft_bytes + gpu.weights_bytes + gpu.kv_bytes + gpu.buffer_bytes <= 24 * MIB
         tokens = tokens_of(engine)
         best = int(logits_of(engine)[-1][-1].argmax())
-        guesses = draft.draft(tokens, 2, 8, Acceptance())
+        guesses = draft.draft(tokens, WantedGuesses(2, 8, Acceptance()))
         assert max(guesses, key=lambda path: guesses[path].value if len(path) == 1 else 0.0) == (best,)
 
 

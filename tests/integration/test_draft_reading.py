@@ -18,9 +18,10 @@ from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.generation import speculation_setup
 from edge_run.runtime.generation.request import Request, Turn
 from edge_run.runtime.llama.model import LlamaContext
-from edge_run.runtime.speculation.drafting import Acceptance
+from edge_run.runtime.speculation.drafting import Acceptance, WantedGuesses
 
 RESIDENT: dict[str, Any] = {"threads": 1, "context_tokens": 256, "micro_batch_tokens": 32, "draft_tokens": 15}
+TWO = WantedGuesses(2, 2, Acceptance())
 
 
 @pytest.fixture
@@ -45,9 +46,9 @@ def test_a_cancel_ends_what_the_draft_model_reads(kit: Path) -> None:
             return decode(context, batch)
 
         with mock.patch.object(LlamaContext, "decode", cancelling), pytest.raises(Cancelled):
-            engine.draft.draft(text, 2, 2, Acceptance())
+            engine.draft.draft(text, TWO)
         assert n_passes == 2
-        assert engine.draft.draft(text, 2, 2, Acceptance())
+        assert engine.draft.draft(text, TWO)
 
 
 @pytest.mark.usefixtures("eager")
@@ -88,7 +89,10 @@ def test_ctrl_c_while_the_draft_model_has_room_made_waits_until_it_is_made(kit: 
             return True
 
         draft.make_room = make_room
-        for guess in (lambda: draft.draft([1, 2, 3], 2, 2, Acceptance()), lambda: draft.prepare([1, 2, 3, 4], 2)):
+        for guess in (
+            lambda: draft.draft([1, 2, 3], TWO),
+            lambda: draft.prepare([1, 2, 3, 4], 2),
+        ):
             was_made = False
             with pytest.raises(KeyboardInterrupt):
                 guess()

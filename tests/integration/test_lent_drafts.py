@@ -31,7 +31,7 @@ from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.speculation.draft_model import DraftModel
-from edge_run.runtime.speculation.drafting import Acceptance
+from edge_run.runtime.speculation.drafting import Acceptance, WantedGuesses
 from edge_run.runtime.speculation.overlap import Overlap
 from edge_run.runtime.streaming.lent_residency import LentResidency
 from edge_run.tiers import _libc
@@ -211,7 +211,7 @@ def test_a_stop_while_weights_give_back_ends_the_guessing(folder: Path) -> None:
 
         weights.unpin = stop
         assert engine.draft
-        assert engine.draft.draft([*TEXT[:300], *TEXT[:3000]], 4, 8, Acceptance()) == {}
+        assert engine.draft.draft([*TEXT[:300], *TEXT[:3000]], WantedGuesses(4, 8, Acceptance())) == {}
         weights.unpin = unpin
         talk.go_on(TEXT[:900], 12)
         assert engine.memory_use.peak_bytes <= engine.budget_bytes

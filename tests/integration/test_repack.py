@@ -33,7 +33,7 @@ from edge_run.runtime.planning.repack_choice import choose_kinds
 from edge_run.runtime.probing.kernels import measure_repacked
 from edge_run.runtime.probing.probe import this_setup
 from edge_run.runtime.probing.workload import measured_now
-from edge_run.runtime.speculation.drafting import Acceptance
+from edge_run.runtime.speculation.drafting import Acceptance, WantedGuesses
 from edge_run.runtime.tools.pack import pack
 from edge_run.tiers.address_space import CHUNK_BYTES
 from edge_run.tiers.gguf import read_gguf
@@ -326,7 +326,7 @@ def test_a_draft_model_is_repacked_too(folder: Path, tmp_path: Path, monkeypatch
     try:
         assert repacked == [("Q4_0/1536", "Q4_0/256")]
         assert engine.draft is not None
-        guesses = engine.draft.draft([1, 2, 3, 4], 3, 8, Acceptance())
+        guesses = engine.draft.draft([1, 2, 3, 4], WantedGuesses(3, 8, Acceptance()))
         rows = engine.decoder.decode([BatchToken(token, i, 0, i == 3) for i, token in enumerate([1, 2, 3, 4])])
         assert (int(rows[-1].argmax()),) in guesses, "a model that drafts for itself guesses right"
     finally:

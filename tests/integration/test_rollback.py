@@ -16,7 +16,7 @@ from edge_run.base.results import Generation
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation import speculation_setup
 from edge_run.runtime.planning.speculation_shape import ROLLBACK_TOKENS, ROLLING_BACK
-from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses
+from edge_run.runtime.speculation.drafting import Guess, Guesses, WantedGuesses
 from exactness import open_at
 from in_child import in_child
 from tiny_models import make_model
@@ -32,13 +32,11 @@ class Knowing:
 
     answer: Sequence[int] = ()
 
-    def draft(
-        self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance, tokens_per_s: float
-    ) -> Guesses:
+    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
         start = len(history) - len(PROMPT)
         guesses: dict[tuple[int, ...], Guess] = {}
         path: tuple[int, ...] = ()
-        for place in range(start, min(start + most_depth, len(self.answer))):
+        for place in range(start, min(start + wanted.most_depth, len(self.answer))):
             path = (*path, self.answer[place] if place % 5 else 1)
             guesses[path] = Guess(0.9 ** len(path), ("knowing", len(path), 0), 0.9)
         return guesses

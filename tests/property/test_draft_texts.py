@@ -18,7 +18,7 @@ from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime.speculation import draft_trees
 from edge_run.runtime.speculation.draft_texts import DraftTexts
 from edge_run.runtime.speculation.draft_trees import DraftTrees
-from edge_run.runtime.speculation.drafting import Acceptance
+from edge_run.runtime.speculation.drafting import Acceptance, WantedGuesses
 
 N_TEXTS, BEAM, CELLS = 3, 4, 120
 BRANCHES = range(N_TEXTS, N_TEXTS + BEAM)
@@ -97,7 +97,7 @@ def test_texts_come_go_on_and_turn_off(seed: int, can_branch: bool) -> None:
         assert np.array_equal(rows, np.array([row_of(text) for text in chosen.values()]))
         lengths = {number: len(text) for number, text in chosen.items()}
         with mock.patch.object(draft_trees, "CHOICES", 3):
-            guesses = trees.grow(lengths, rows, depth, 8, CELLS - texts.n_held, Acceptance())
+            guesses = trees.grow(lengths, rows, CELLS - texts.n_held, WantedGuesses(depth, 8, Acceptance()))
         assert {path[0] for path in guesses} == set(chosen)
         assert max(map(len, guesses)) <= depth + 1
         assert decoder.highest <= room.most_cells

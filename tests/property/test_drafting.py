@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_run.runtime.llama.holdings import LOOKUP_TOKEN_BYTES, MOST_LOOKUP_TOKENS
-from edge_run.runtime.speculation.drafting import Acceptance, Guess, merged, plan_tree, rank_guesses
+from edge_run.runtime.speculation.drafting import Acceptance, Guess, WantedGuesses, merged, plan_tree, rank_guesses
 from edge_run.runtime.speculation.lookup import Lookup
 
 KIND = ("draft", 0, 0)
+TEN = WantedGuesses(4, 10, Acceptance())
 
 
 @st.composite
@@ -88,7 +89,7 @@ def test_a_bad_drafter_is_known_by_kinds_it_was_not_seen_with() -> None:
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 8))
 def test_look_up_guesses_what_followed_runs_that_were_there_before(text: list[int], depth: int) -> None:
-    found = Lookup().draft(text, depth, 40, Acceptance())
+    found = Lookup().draft(text, WantedGuesses(depth, 40, Acceptance()))
     runs = {
         length: [end for end in range(length, len(text)) if text[end - length : end] == text[-length:]]
         for length in (5, 4, 3, 2, 1)
@@ -111,17 +112,17 @@ def test_the_index_of_a_long_text_takes_no_more_than_the_plan_counts(vocabulary:
     try:
         for _ in range(80):
             n_tokens += 500
-            lookup.draft(text[:n_tokens], 4, 10, Acceptance())
+            lookup.draft(text[:n_tokens], TEN)
             counted_bytes = LOOKUP_TOKEN_BYTES * min(n_tokens, MOST_LOOKUP_TOKENS)
             held_bytes = tracemalloc.get_traced_memory()[0]
             assert held_bytes < counted_bytes + 40_000, (n_tokens, held_bytes)
     finally:
         tracemalloc.stop()
-    assert lookup.draft([*text, *text[-9_000:-8_990]], 4, 10, Acceptance()).keys() >= {tuple(text[-8_990:-8_986])}
+    assert lookup.draft([*text, *text[-9_000:-8_990]], TEN).keys() >= {tuple(text[-8_990:-8_986])}
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=6))
 def test_look_up_follows_conversations_that_turn_off(texts: list[list[int]]) -> None:
     lookup = Lookup()
     for text in texts:
-        assert lookup.draft(text, 4, 10, Acceptance()).keys() == Lookup().draft(text, 4, 10, Acceptance()).keys()
+        assert lookup.draft(text, TEN).keys() == Lookup().draft(text, TEN).keys()

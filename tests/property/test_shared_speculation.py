@@ -17,7 +17,7 @@ from edge_run.runtime.generation.scheduled_passes import BegunPass, ComputedPart
 from edge_run.runtime.scheduling.scheduler import PassRules, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
 from edge_run.runtime.scheduling.widths import PassWidths
-from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses
+from edge_run.runtime.speculation.drafting import Guess, Guesses, WantedGuesses
 from edge_run.runtime.speculation.shared_drafters import OpenText, SharedDrafters
 from edge_run.runtime.speculation.shared_guesses import SharedGuesses
 from edge_run.runtime.speculation.tally import SpeculationTally
@@ -61,20 +61,13 @@ class Guesser:
         """There is no room to guess beside a pass."""
         return False
 
-    def draft_many(
-        self,
-        texts: Mapping[int, Sequence[int]],
-        most_depth: int,
-        most_guesses: int,
-        acceptance: Acceptance,
-        tokens_per_s: float,
-    ) -> Guesses:
+    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
         found: dict[tuple[int, ...], Guess] = {}
         for number, text in texts.items():
             coming = next((one for one in self._texts if one[: len(text)] == list(text)), [])
             for _ in range(self._chance.randrange(4)):
                 path, above = (number,), 1.0
-                for depth in range(self._chance.randint(1, most_depth)):
+                for depth in range(self._chance.randint(1, wanted.most_depth)):
                     place = len(text) + depth
                     is_right = self._chance.random() < 0.7 and place < len(coming)
                     path += (coming[place] if is_right else self._chance.randrange(VOCABULARY),)

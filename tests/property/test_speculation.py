@@ -19,7 +19,7 @@ from edge_run.base.errors import KernelError, TierReadError
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.session import Session
-from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses
+from edge_run.runtime.speculation.drafting import Guess, Guesses, WantedGuesses
 from edge_run.runtime.speculation.overlap import Overlap
 from edge_run.runtime.speculation.session import SpeculativeSession
 from edge_run.runtime.speculation.tally import SpeculationTally
@@ -32,14 +32,12 @@ class Guesser:
     def __init__(self, chance: random.Random, coming: list[int]) -> None:
         self._chance, self._coming = chance, coming
 
-    def draft(
-        self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance, tokens_per_s: float
-    ) -> Guesses:
-        assert most_depth >= 1
+    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
+        assert wanted.most_depth >= 1
         found: dict[tuple[int, ...], Guess] = {}
         for _ in range(self._chance.randrange(5)):
             path: tuple[int, ...] = ()
-            for depth in range(self._chance.randint(1, most_depth)):
+            for depth in range(self._chance.randint(1, wanted.most_depth)):
                 place = len(history) + depth
                 is_right = self._chance.random() < 0.7 and place < len(self._coming)
                 path += (self._coming[place] if is_right else self._chance.randrange(VOCABULARY),)
@@ -51,10 +49,8 @@ class Guesser:
         """At times there is no room to go on beside a pass."""
         return self._chance.random() < 0.8
 
-    def draft_aside(
-        self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance, end: threading.Event
-    ) -> Guesses:
-        return self.draft(history, most_depth, most_guesses, acceptance, 0.0)
+    def draft_aside(self, history: Sequence[int], wanted: WantedGuesses, end: threading.Event) -> Guesses:
+        return self.draft(history, wanted)
 
 
 class Always(Overlap):
@@ -252,18 +248,11 @@ def test_that_a_drafter_reads_the_prompt_first_is_not_what_guessing_takes() -> N
     class Slow(Guesser):
         n_calls = 0
 
-        def draft(
-            self,
-            history: Sequence[int],
-            most_depth: int,
-            most_guesses: int,
-            acceptance: Acceptance,
-            tokens_per_s: float,
-        ) -> Guesses:
+        def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
             nonlocal now
             self.n_calls += 1
             now += 9.0 if self.n_calls == 1 else 0.01
-            return super().draft(history, most_depth, most_guesses, acceptance, tokens_per_s)
+            return super().draft(history, wanted)
 
     chance = random.Random(1)
     control = AnyWidth(chance)

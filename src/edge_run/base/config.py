@@ -7,7 +7,7 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.files import cache_folder
@@ -350,3 +350,46 @@ class ModelConfig:
     def kv_types(self) -> tuple[str, str]:
         """The types of K and of V; those that `auto` begins with."""
         return kv_types(_DEFAULT_KV_TYPE if self.kv_type == KV_AUTO else self.kv_type)
+
+
+class ModelOptions(TypedDict, total=False):
+    """The fields of `ModelConfig` as keywords that may each be given, for who checks types."""
+
+    memory: int | str | None
+    gpu_memory: int | str | None
+    op_offload: bool | None
+    context_tokens: int | None
+    threads: int | None
+    micro_batch_tokens: int
+    sequences: int
+    branches: int
+    rollback_tokens: int
+    outputs_per_pass: int
+    kv_type: str
+    flash_attention: str
+    backend: str
+    readers: int
+    also: Path | str | None
+    page_cache: str
+    expert_policy: str
+    expert_prefetch: str
+    packed: Path | str | None
+    cache_folder: Path | None
+    prompt_cache: Path | str
+    prompt_cache_size: int | str
+    prompt_cache_daily: int | str
+    kv_spill: Path | str
+    kv_keep: int
+    kv_keep_by: str
+    context_shift: bool
+    context_keep_tokens: int
+    check_file: bool
+    draft: Path | str | None
+    speculate: str
+    draft_tokens: int
+    exact: bool
+    mesh_activations: str
+    repack: str
+    chunk_bytes: int
+    embeddings: bool | None
+    pooling: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from edge_run.base.config import require
 
@@ -66,3 +67,37 @@ class SamplingConfig:
         require(top is None or 0 <= top <= MOST_TOP_LOGPROBS, f"top logprobs {top}: must be 0 to {MOST_TOP_LOGPROBS}")
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         require(all(self.stop), "stop string: must not be empty")
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `SamplingConfig` as keywords that may each be given, for who checks types."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    repeat_last_n: int
+    seed: int | None
+    grammar: str | None
+    json_schema: str | None
+    stop: Sequence[str]
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float]
+    top_logprobs: int | None
+    ignore_eos: bool
+
+
+class AnswerOptions(SamplingOptions, total=False):
+    """What an answer is to be; see `Request`."""
+
+    max_tokens: int | None
+    sampling: SamplingConfig | None
+    marks: tuple[str, ...]
+
+
+class ChatOptions(AnswerOptions, total=False):
+    """What the answer of a conversation is to be; see `Request`."""
+
+    drops_oldest: bool

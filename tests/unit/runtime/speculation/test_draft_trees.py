@@ -10,7 +10,7 @@ import pytest
 
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.runtime.speculation.draft_trees import CHOICES, DraftTrees
-from edge_run.runtime.speculation.drafting import Acceptance, Guesses
+from edge_run.runtime.speculation.drafting import Acceptance, Guesses, WantedGuesses
 
 VOCABULARY, BEAM = 50, 8
 BASE_S, PATH_S = 0.04, 0.01
@@ -39,7 +39,7 @@ class Slow:
         )
         for _ in range(n_trees):
             self.widths.clear()
-            found = trees.grow({0: 3}, self.row[None], 16, 48, 1000, Acceptance(), tokens_per_s)
+            found = trees.grow({0: 3}, self.row[None], 1000, WantedGuesses(16, 48, Acceptance(), tokens_per_s))
         return found
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from edge_run.base.errors import BudgetError
-from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses
+from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, WantedGuesses
 from edge_run.runtime.speculation.overlap import OFF, ON, Overlap, following
 
 WAIT_S = 10
+WANTED = WantedGuesses(4, 8, Acceptance())
 
 
 def guess(value: float) -> Guess:
@@ -36,21 +37,17 @@ class Drafter:
         self.prepared.append((list(history), most_depth))
         return self.has_room
 
-    def draft(
-        self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance, tokens_per_s: float
-    ) -> Guesses:
+    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
         self.asked.append(list(history))
         return {(1,): guess(0.5), (2,): guess(0.3), (1, 3): guess(0.4)}
 
-    def draft_aside(
-        self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance, end: threading.Event
-    ) -> Guesses:
+    def draft_aside(self, history: Sequence[int], wanted: WantedGuesses, end: threading.Event) -> Guesses:
         self.aside.append(list(history))
         self.began.set()
         assert end.wait(WAIT_S)
         if self.fails:
             raise RuntimeError("no")
-        guesses = dict(self.draft(history, most_depth, most_guesses, acceptance, 0.0))
+        guesses = dict(self.draft(history, wanted))
         self.asked.pop()
         return guesses
 
@@ -66,8 +63,8 @@ def overlapping(drafter: Drafter, is_on: bool = True) -> Overlap:
 
 
 def run_pass(overlap: Overlap, drafter: Drafter, text: list[int]) -> None:
-    overlap.draft(text, 4, 8, Acceptance(), 0.0)
-    with overlap.going_on(text, Acceptance()):
+    overlap.draft(text, WANTED)
+    with overlap.going_on(text):
         assert drafter.began.wait(WAIT_S)
     assert not [thread for thread in threading.enumerate() if thread.name == "edge-run-overlap"]
 
@@ -77,9 +74,9 @@ def test_what_follows_the_token_that_came_is_used() -> None:
     overlap = overlapping(drafter)
     run_pass(overlap, drafter, [7, 8])
     drafter.asked.clear()
-    assert overlap.draft([7, 8, 1], 4, 8, Acceptance(), 0.0) == {(3,): Guess(0.8, ("test", 0, 0), 0.4)}
+    assert overlap.draft([7, 8, 1], WANTED) == {(3,): Guess(0.8, ("test", 0, 0), 0.4)}
     assert drafter.asked == []
-    overlap.draft([7, 8, 1], 4, 8, Acceptance(), 0.0)  # once only
+    overlap.draft([7, 8, 1], WANTED)  # once only
     assert drafter.asked == [[7, 8, 1]]
 
 
@@ -89,7 +86,7 @@ def test_what_was_refuted_or_ends_too_soon_is_dropped(came: list[int]) -> None:
     overlap = overlapping(drafter)
     run_pass(overlap, drafter, [7, 8])
     drafter.asked.clear()
-    overlap.draft(came, 4, 8, Acceptance(), 0.0)
+    overlap.draft(came, WANTED)
     assert drafter.asked == [came]
 
 
@@ -98,7 +95,7 @@ def test_a_drafter_that_fails_beside_a_pass_guesses_as_ever() -> None:
     overlap = overlapping(drafter)
     drafter.fails = True
     run_pass(overlap, drafter, [7, 8])
-    assert overlap.draft([7, 8, 1], 4, 8, Acceptance(), 0.0)
+    assert overlap.draft([7, 8, 1], WANTED)
 
 
 def test_a_pass_that_fails_leaves_nothing_running() -> None:
@@ -106,7 +103,7 @@ def test_a_pass_that_fails_leaves_nothing_running() -> None:
     overlap = overlapping(drafter)
 
     def fail() -> None:
-        with overlap.going_on([7], Acceptance()):
+        with overlap.going_on([7]):
             assert drafter.began.wait(WAIT_S)
             raise KeyboardInterrupt
 
@@ -145,7 +142,7 @@ def test_a_pass_goes_on_where_nothing_can_be_guessed_beside_it(what: str, monkey
         raise RuntimeError("can't start new thread") if what == "threads" else BudgetError("no room")
 
     monkeypatch.setattr(*((threading.Thread, "start") if what == "threads" else (drafter, "prepare")), refuse)
-    with overlap.going_on([7], Acceptance()):
+    with overlap.going_on([7]):
         computed = True
     assert computed
     assert drafter.aside == []
@@ -156,7 +153,7 @@ def test_it_is_not_tried_where_guessing_takes_next_to_nothing() -> None:
     overlap = Overlap(drafter)
     for _ in range(400):
         overlap.note(0.01, 1.0, 4)
-        with overlap.going_on([7], Acceptance()):
+        with overlap.going_on([7]):
             pass
     assert drafter.aside == []
     assert overlap.decisions == ()
@@ -194,7 +191,7 @@ def test_nothing_is_guessed_beside_a_pass_where_there_is_no_room() -> None:
     drafter = Drafter()
     overlap = overlapping(drafter)
     drafter.has_room = False
-    overlap.draft([7, 8], 4, 8, Acceptance(), 0.0)
-    with overlap.going_on([7, 8], Acceptance()):
+    overlap.draft([7, 8], WANTED)
+    with overlap.going_on([7, 8]):
         assert not [thread for thread in threading.enumerate() if thread.name == "edge-run-overlap"]
     assert drafter.aside == []

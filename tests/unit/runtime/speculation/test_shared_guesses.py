@@ -10,7 +10,7 @@ import pytest
 from edge_run.base.errors import KernelError
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.padding import LEAST_TOKENS
-from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, plan_tree
+from edge_run.runtime.speculation.drafting import Guess, Guesses, WantedGuesses, plan_tree
 from edge_run.runtime.speculation.shared_drafters import CHEAP_TRIAL_TOKENS, OpenText, SharedDrafters
 from edge_run.runtime.speculation.shared_guesses import SharedGuesses
 from edge_run.runtime.speculation.tally import SpeculationTally
@@ -34,19 +34,12 @@ class Fixed:
     def n_unread(self, number: int, text: Sequence[int]) -> int:
         return 10 * CHEAP_TRIAL_TOKENS if number == 1 else number
 
-    def draft_many(
-        self,
-        texts: Mapping[int, Sequence[int]],
-        most_depth: int,
-        most_guesses: int,
-        acceptance: Acceptance,
-        tokens_per_s: float,
-    ) -> Guesses:
+    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
         self.read.append(sorted(texts))
         return {
             (number, *range(depth)): Guess(self.chances[number] ** depth, ("fixed", number, depth), 0.5)
             for number in texts
-            for depth in range(1, most_depth + 1)
+            for depth in range(1, wanted.most_depth + 1)
         }
 
 
