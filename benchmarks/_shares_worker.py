@@ -10,7 +10,7 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--answers", type=int, default=1, help="that share passes")
     arguments = parser.parse_args()
     spent = Spent()
     spent.around(L, "llama_decode", "llama.cpp")
@@ -68,20 +69,23 @@ def main() -> None:
     spent.around(LocalDecoder, "decode", "passes")
     spent.around(Sampler, "choose", "sampling")
     spent.around(Sampler, "accept", "sampling")
-    options: dict[str, Any] = {"context_tokens": 1024, "threads": arguments.threads, "draft": None}
+    n_answers = arguments.answers
+    options: dict[str, Any] = {"context_tokens": 1024 * n_answers, "threads": arguments.threads, "sequences": n_answers}
     with Model(arguments.model, memory=arguments.memory, speculate="off", **options) as model:
-        n_tokens = main_s = wall_s = 0.0
+        main_s = wall_s = 0.0
         for seed in range(arguments.tokens):
-            stream = model.generate(PROMPT, max_tokens=64, temperature=arguments.temperature, seed=seed)
-            next(stream)  # after the prompt
+            pieces = begun(model, n_answers, arguments.temperature, seed)
             spent.is_on = True
             started_s, started_wall_s = time.thread_time(), time.monotonic()
-            n_tokens += sum(len(piece.token_ids) for piece in stream)
+            for _ in pieces:
+                if n_answers > 1 and spent.calls["passes"] >= arguments.tokens:
+                    break
             main_s += time.thread_time() - started_s
             wall_s += time.monotonic() - started_wall_s
             spent.is_on = False
-            if n_tokens >= arguments.tokens:
+            if spent.calls["passes"] >= arguments.tokens:
                 break
+        n_passes = spent.calls["passes"]
         row = np.zeros(model.plan.context_tokens and len_of_row(model), np.float32)
         target, started_s = np.empty_like(row), time.thread_time()
         for _ in range(COPIES):
@@ -91,19 +95,36 @@ def main() -> None:
         figures = {
             "mode": model.plan.mode,
             "vocabulary": len(row),
-            "tokens": n_tokens,
-            "pass_s": wall_s / n_tokens,
-            "main_s": main_s / n_tokens,
-            "llama_s": (spent.cpu_s["llama.cpp"] - callback_s) / n_tokens,
-            "callback_s": callback_s / n_tokens,
-            "callbacks": spent.calls["callback"] / n_tokens,
-            "sampling_s": spent.cpu_s["sampling"] / n_tokens,
-            "copy_s": copy_s,
+            "answers": n_answers,
+            "passes": n_passes,
+            "pass_s": wall_s / n_passes,
+            "main_s": main_s / n_passes,
+            "llama_s": (spent.cpu_s["llama.cpp"] - callback_s) / n_passes,
+            "callback_s": callback_s / n_passes,
+            "callbacks": spent.calls["callback"] / n_passes,
+            "sampling_s": spent.cpu_s["sampling"] / n_passes,
+            "copy_s": n_answers * copy_s,
             "budget_bytes": model.plan.budget_bytes,
             "streamed_bytes_per_pass": model.plan.streamed_bytes_per_pass,
         }
     figures["python_s"] = figures["main_s"] - figures["llama_s"] - figures["sampling_s"]
     print(json.dumps(figures))
+
+
+def begun(model: Model, n_answers: int, temperature: float, seed: int) -> Iterator[object]:
+    """Return what comes of answers that share passes, after the first token of each."""
+    options: dict[str, Any] = {"max_tokens": 64 if n_answers == 1 else 900, "temperature": temperature, "seed": seed}
+    if n_answers == 1:
+        stream = model.generate(PROMPT, **options)
+        next(stream)
+        return stream
+    many = model.generate_many([PROMPT] * n_answers, ignore_eos=True, **options)
+    waiting = set(range(n_answers))
+    while waiting:
+        number, piece = next(many)
+        assert not isinstance(piece, Exception), piece
+        waiting -= {number} if piece.token_ids else set()
+    return many
 
 
 def len_of_row(model: Model) -> int:
