@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edge_run.base.errors import DeviceLost, EdgeRunError, KernelError, ProtocolError
-from edge_run.runtime.mesh.failover import Deposed, Event, GaveUp, Gone, Refused
+from edge_run.base.errors import DeviceLost, EdgeRunError, KernelError, ProtocolError, lacks_room
+from edge_run.runtime.mesh.failover import Deposed, Event, GaveUp, Gone, LessRoom, Refused
 from edge_run.runtime.mesh.run_events import LeaseLost
 from edge_run.runtime.mesh.transport import Overdue, PassFailed, RunEnded, Unreached
 from edge_run.runtime.slices.slice import NotNumbers
@@ -32,6 +32,8 @@ class Blame:
             return GaveUp(node, error.message)
         if isinstance(error, NotNumbers):
             return self._event_of_nan(error)
+        if isinstance(error, PassFailed) and isinstance(error.__cause__, EdgeRunError) and lacks_room(error.__cause__):
+            return LessRoom(node, error.__cause__)
         teller = error.teller if isinstance(error, PassFailed | Unreached) else ""
         if isinstance(error, PassFailed) and teller:
             if teller in self._tellers:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from edge_run.base.errors import EdgeRunError
 from edge_run.base.fields import MOST_COUNT
 
 
@@ -105,8 +106,16 @@ class Better(_Because):
     """Another plan would be better."""
 
 
-class Unfit(_Because):
-    """This device has less room than the plan took it to have."""
+@dataclass(frozen=True, slots=True)
+class LessRoom:
+    """A device has less room than the plan took it to have.
+
+    node: the device, which may be this one.
+    error: what it met.
+    """
+
+    node: str
+    error: EdgeRunError
 
 
 class Deposed(_Because):
@@ -127,7 +136,8 @@ class Ended:
 
 
 Event: TypeAlias = (
-    "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | Unfit | Deposed | GaveUp | Ended"
+    "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed"
+    " | Better | LessRoom | Deposed | GaveUp | Ended"
 )
 MOST_MISFITS = 3
 ATTEMPT_BITS = 16
@@ -194,7 +204,7 @@ class Failover:
         self.phase = Phase.LEADING
         self.recoveries = 0
         self.wants_more = False
-        self._misfits = 0
+        self._misfits: Counter[str] = Counter()  # how often a device had less room than it seemed
         self._ends: Counter[str] = Counter()  # how often a device gave up
         self._losses: Counter[str] = Counter()  # how often a device was lost while it computed
 
@@ -214,8 +224,8 @@ class Failover:
             return self._without(event)
         if isinstance(event, Better):
             return self._anew(TellUser(f"{event.why}: a new plan")) if self.phase is Phase.RUNNING else []
-        if isinstance(event, Unfit):
-            return self._misfit(event.why) if self.phase is Phase.OPENING else []
+        if isinstance(event, LessRoom):
+            return self._less_room(event)
         if isinstance(event, Deposed):
             return self._anew(TellUser(event.why)) if self.phase is not Phase.LEADING and len(self.nodes) != 1 else []
         if isinstance(event, GaveUp):
@@ -286,11 +296,17 @@ class Failover:
         is_of_plan = event.node in self.nodes and self.phase is not Phase.LEADING
         return self._anew(TellUser(event.why, event.node)) if is_of_plan else []
 
-    def _misfit(self, why: str) -> list[Instruction]:
-        self._misfits += 1
-        if self._misfits > MOST_MISFITS:
+    def _less_room(self, event: LessRoom) -> list[Instruction]:
+        """Plan anew with a device that has less room; where that came too often, or it is only asked, without it."""
+        node, why = event.node, event.error.message
+        if node not in self.nodes and self.phase is not Phase.PLANNING:
+            return []
+        self._misfits[node] += 1
+        if self.phase is Phase.PLANNING or (node != self.node and self._misfits[node] > MOST_MISFITS):
+            return self._without(Refused(node, why))
+        if self._misfits[node] > MOST_MISFITS:
             return [TellUser(f"{why}: this device goes on alone"), *self._alone()]
-        return self._anew(TellUser(why))
+        return self._anew(TellUser(why) if node == self.node else TellUser("has less room than it seemed", node, why))
 
     def _anew(self, told: TellUser) -> list[Instruction]:
         self.recoveries += 1

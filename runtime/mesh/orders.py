@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError
+from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError, lacks_room
 from edge_run.base.fields import Fields
 from edge_run.base.mesh import Document, Mesh
-from edge_run.runtime.mesh.failover import Gone, Refused
+from edge_run.runtime.mesh.failover import Gone, LessRoom, Refused
 
 STATUS_TIMEOUT_S = 3.0
 CHECK_S = 0.1
@@ -22,8 +22,8 @@ _Answer = TypeVar("_Answer")
 class Failed(Exception):
     """A device did not do what it was ordered to: `event` says which, and why."""
 
-    def __init__(self, event: Gone | Refused) -> None:
-        super().__init__(event.why)
+    def __init__(self, event: Gone | Refused | LessRoom) -> None:
+        super().__init__(str(event))
         self.event = event
 
 
@@ -85,12 +85,14 @@ class RunOrders:
 
 
 def judged(node: str, call: Callable[[], _Answer]) -> _Answer:
-    """Return what `call`, which reads what `node` says, returns. Raises Failed where the device is to be left out."""
+    """Return what `call`, which reads what `node` says, returns. Raises Failed where it refuses, or has no room."""
     try:
         return call()
     except DeviceLost as error:
         raise Failed(Gone(node, error.message)) from error
     except (MeshError, ProtocolError) as error:
+        if isinstance(error.__cause__, EdgeRunError) and lacks_room(error.__cause__):
+            raise Failed(LessRoom(node, error.__cause__)) from error
         raise Failed(Refused(node, error.message, about=_about(node, error))) from error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError
 from edge_run.base.mesh import Joined, Lost, Mesh, is_worker
@@ -58,6 +59,7 @@ class MeshRun:
         self.rates = MeshRates()
         self._events, self._sent = RunEvents(mesh), SentActivations()
         self._lease = 0
+        self._shortage: failover.LessRoom | None = None  # of another device, since slices were open
         self._group = self._make_group(coordinator.plan, 0)
         self.in_flight = BatchesInFlight(self.log, self.rates, self._group)
         self._replay = LogReplay(self.log, engine.maps, say)
@@ -183,16 +185,30 @@ class MeshRun:
 
     def _react(self, event: failover.Event) -> None:
         """Do what `event` makes necessary."""
-        self._drive(self._failover.handle(event))
+        self._drive(self._decide(event))
+
+    def _decide(self, event: failover.Event) -> list[failover.Instruction]:
+        """Return what is to be done after `event`."""
+        if isinstance(event, failover.LessRoom):
+            self._coordinator.take_less(event.node, event.error)
+            if event.node in self._failover.nodes and event.node != self._mesh.node:
+                self._shortage = event
+        return self._failover.handle(event)
+
+    def _why_no_room(self) -> EdgeRunError | None:
+        """Return the error of a device that was needed, and has no room: that is what is to be mended."""
+        if self._shortage is None:
+            return None
+        node, error = self._shortage.node, self._shortage.error
+        return replace(error, message=f"{self._events.names.get(node, node)}: {error.message}")
 
     def _drive(self, instructions: Sequence[failover.Instruction]) -> None:
         """Carry out instructions, and what follows from each, until there are none."""
         waiting = list(instructions)
         while waiting:
             event = self._execute(waiting.pop(0))
-            if event is None:
-                continue
-            waiting = self._failover.handle(event) or waiting
+            if event is not None:
+                waiting = self._decide(event) or waiting
         if self.is_broken_off:
             raise MeshError(
                 f"the mesh does not get on: it waits for {self._failover.phase.value}; `edge-run mesh doctor` says "
@@ -248,10 +264,10 @@ class MeshRun:
         try:
             self._group.assign()
         except BudgetError as error:
-            if len(plan.nodes) == 1:
-                raise
-            self._coordinator.take_less(error)
-            return failover.Unfit(str(error))
+            if len(plan.nodes) > 1:
+                return failover.LessRoom(self._mesh.node, error)
+            raise (self._why_no_room() or error) from error
+        self._shortage = None
         times = PlanTimes(0.0, plan.token_s, self._group.attempt.reading_s)
         self._replay.change_plan(times, self.rates.token_s)
         self.rates.restart()

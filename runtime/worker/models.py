@@ -91,7 +91,7 @@ class WorkerModels:
         return fetched.partial.paths[0], fetched
 
     def make_room(self, fetched: FetchedModel, needed: set[int]) -> list[int]:
-        """Return which of the pieces `needed` are to be fetched, for which there is room now. Raises BudgetError."""
+        """Return which of the pieces `needed` are to be fetched, for which there is room now. Raises TierReadError."""
         self._fetched.make_room(fetched, needed)
         return sorted(fetched.partial.missing(needed))
 

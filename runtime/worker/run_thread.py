@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 
+from edge_run.base.error_codes import error_document
 from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, MeshError, ProtocolError
 from edge_run.base.fields import MOST_WORDS, Fields, plain
 from edge_run.base.mesh import Document, Link, Message
@@ -176,8 +177,9 @@ class RunThread:
             "kind": "failed",
             "epoch": run.epoch,
             "number": number,
+            **error_document(error),
             "code": code_of(error),
-            "why": UNREACHED if is_lost else plain(error.message, MOST_WORDS),
+            "error": UNREACHED if is_lost else plain(error.message, MOST_WORDS),
             "lost": other if is_lost else "",
             "blames": other if isinstance(error, ProtocolError | NotNumbers) else "",
         }

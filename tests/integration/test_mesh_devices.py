@@ -8,12 +8,15 @@ import time
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import DeviceLost
+from edge_run.base.errors import BudgetError, DeviceLost
 from edge_run.base.mesh import Document
+from edge_run.base.units import GIB
 from edge_run.runtime.mesh import coordinator, device_group, failover
 from edge_run.runtime.mesh import orders as run_orders
 from edge_run.runtime.mesh import run as mesh_run
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
+from edge_run.runtime.slices.engine import SliceEngine
+from edge_run.runtime.slices.slice import Share, Transport
 from fake_mesh import Hub
 from in_child import in_child
 from mesh_processes import round_robin
@@ -115,6 +118,31 @@ def test_a_device_whose_link_was_silent_for_a_moment_is_asked_again(folder: Path
             is_back = number <= failover.MOST_MISFITS
             assert {node.node for node in run.engine.mesh_use.nodes} == ({"a", "b", "c"} if is_back else {"a", "c"})
             run.engine.front.rewind(0, 0)
+
+
+@in_child
+def test_a_device_whose_memory_was_taken_meanwhile_is_planned_with_again(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    assign = SliceEngine.assign
+    taken = ["b", "a"]
+
+    def tight(engine: SliceEngine, share: Share, transport: Transport) -> None:
+        if share.node in taken:
+            taken.remove(share.node)
+            raise BudgetError("memory budget 4 GiB: 1 GiB is free", found_bytes=GIB, minimum_bytes=2 * GIB)
+        assign(engine, share, transport)
+
+    SliceEngine.assign = tight  # type: ignore[method-assign]
+    with running(path) as run:
+        assert greedy(run.engine) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert not use.left_out
+        assert {node.node for node in use.nodes} == {"a", "b", "c"}
+        assert any(line.startswith("name of b has less room than it seemed: memory") for line in run.said), run.said
+        rooms = {n: s.memory_bytes for n, s in run.engine.front._run._coordinator.specs.items()}  # type: ignore[attr-defined]
+        assert max(rooms["a"], rooms["b"]) < rooms["c"]
 
 
 @in_child

@@ -189,7 +189,7 @@ def test_who_stops_what_is_computed_again_for_a_new_graph_loses_no_device(name: 
             if (source, target, header["kind"]) != ("b", "a", "activation"):
                 return header, parts
             if not learns:
-                return {**header, "kind": "failed", "code": GRAPH_CHANGED, "why": "another graph"}, []
+                return {**header, "kind": "failed", "code": GRAPH_CHANGED, "error": "another graph"}, []
             if header["number"] == learns[0] + 2:  # type: ignore[operator]
                 run.engine.interrupt.cancel()
             return header, parts

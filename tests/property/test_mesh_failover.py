@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_run.base.errors import BudgetError
 from edge_run.runtime.mesh.failover import (
     MOST_MISFITS,
     Appeared,
@@ -18,6 +19,7 @@ from edge_run.runtime.mesh.failover import (
     Gone,
     Lead,
     Led,
+    LessRoom,
     MakePlan,
     NotLed,
     Open,
@@ -27,7 +29,6 @@ from edge_run.runtime.mesh.failover import (
     Refused,
     Replayed,
     ReplayLog,
-    Unfit,
 )
 
 NODES = ("b", "c", "d", "e")
@@ -98,7 +99,7 @@ class World:
                 assert all(instruction.epoch > epoch for epoch in self.epochs), "every plan has a later epoch"
                 self.epochs.append(instruction.epoch)
                 if self.draw.draw(st.integers(0, 9)) == 0:
-                    return Unfit("too little room")
+                    return LessRoom(self.draw.draw(st.sampled_from(instruction.nodes)), BudgetError("too little room"))
             self.opened = instruction.epoch, instruction.nodes
             return Opened(instruction.epoch)
         if isinstance(instruction, ReplayLog):
@@ -180,6 +181,18 @@ def test_what_is_said_under_an_earlier_epoch_counts_for_nothing() -> None:
     assert machine.handle(Better("faster"))[-1] == Lead()
     machine.handle(Led(1))
     assert machine.epoch > first, "under the same lease too"
+
+
+def test_one_with_less_room_is_planned_with_again_a_few_times() -> None:
+    machine = Failover("a", ["b", "c"])
+    machine.start()
+    for number in range(MOST_MISFITS + 1):
+        machine.handle(Led(1))
+        machine.handle(Planned(("a", *sorted(machine.candidates))))
+        assert machine.handle(LessRoom("b", BudgetError("too small")))[-1] == Lead()
+        assert machine.candidates == ({"b", "c"} if number < MOST_MISFITS else {"c"})
+    assert "too small" in machine.left_out["b"].why
+    assert machine.handle(LessRoom("b", BudgetError("too small"))) == [], "it has no part any more"
 
 
 def test_one_that_gives_up_again_and_again_is_done_without() -> None:
