@@ -93,7 +93,8 @@ def judged(node: str, call: Callable[[], _Answer]) -> _Answer:
     except (MeshError, ProtocolError) as error:
         if isinstance(error.__cause__, EdgeRunError) and lacks_room(error.__cause__):
             raise Failed(LessRoom(node, error.__cause__)) from error
-        raise Failed(Refused(node, error.message, about=_about(node, error))) from error
+        is_for_now = isinstance(error, MeshError)
+        raise Failed(Refused(node, error.message, about=_about(node, error), is_for_now=is_for_now)) from error
 
 
 def _about(node: str, error: MeshError | ProtocolError) -> str:

@@ -149,8 +149,8 @@ class MeshRun:
 
     def look_around(self) -> None:
         """Hear who came and who went; between conversations, a new device is given its part."""
-        if self.is_broken_off:  # by Ctrl-C or an error
-            self._drive(self._failover.start())
+        if self.is_broken_off:  # by Ctrl-C or an error: it begins again when all is heard
+            self._break_off()
         for event in self._events.take():
             if isinstance(event, Joined) and is_worker(event.member):
                 self._failover.handle(failover.Appeared(event.member.node))
@@ -158,14 +158,28 @@ class MeshRun:
                 self._react(failover.Gone(event.node, event.why))
             elif not self._is_alone and is_end_of_lease(event, self._lease):
                 self._react(failover.Deposed(LED_BY_ANOTHER))
-        for member in filter(is_worker, self._mesh.members()):
-            is_anew = self._incarnations.get(member.node, member.incarnation) != member.incarnation
-            if is_anew or (not len(self.log) and self._failover.may_return(member.node)):  # it was lost, and is there
-                self._failover.handle(failover.Appeared(member.node))
+        self._look_who_is_back()
+        if self.is_broken_off:
+            self._drive(self._failover.start())
         if self._failover.wants_more and not len(self.log):
             self._react(failover.Better("a device joined"))
         elif why := self.rates.why_replan(self._coordinator, self.log.tokens):
             self._react(failover.Better(why))
+
+    def _look_who_is_back(self) -> None:
+        """Have devices take part again that were lost or refused, and are there: in the next plan."""
+        for member in filter(is_worker, self._mesh.members()):
+            node = member.node
+            is_anew = self._incarnations.get(node, member.incarnation) != member.incarnation
+            is_back = not len(self.log) and self._failover.may_return(node)
+            if is_back and not is_anew and node in self._failover.left_out and not self.is_broken_off:
+                try:  # before others compute by another plan for its sake
+                    self._coordinator.prepare([*self._coordinator.specs, node])
+                except Failed as failed:
+                    self._decide(failed.event)
+                    is_back = False
+            if is_anew or is_back:
+                self._failover.handle(failover.Appeared(node, is_anew))
 
     @property
     def _is_alone(self) -> bool:
@@ -185,7 +199,8 @@ class MeshRun:
 
     def _react(self, event: failover.Event) -> None:
         """Do what `event` makes necessary."""
-        self._drive(self._decide(event))
+        if instructions := self._decide(event):
+            self._drive(instructions)
 
     def _decide(self, event: failover.Event) -> list[failover.Instruction]:
         """Return what is to be done after `event`."""

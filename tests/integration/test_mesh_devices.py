@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError, DeviceLost
+from edge_run.base.errors import BudgetError, DeviceLost, MeshError
 from edge_run.base.mesh import Document
 from edge_run.base.units import GIB
 from edge_run.runtime.mesh import coordinator, device_group, failover
@@ -118,6 +118,48 @@ def test_a_device_whose_link_was_silent_for_a_moment_is_asked_again(folder: Path
             is_back = number <= failover.MOST_MISFITS
             assert {node.node for node in run.engine.mesh_use.nodes} == ({"a", "b", "c"} if is_back else {"a", "c"})
             run.engine.front.rewind(0, 0)
+
+
+@in_child
+def test_a_device_that_refused_takes_part_when_it_was_started_anew_or_some_time_later(folder: Path) -> None:
+    """A server's run lasts for weeks: it never took a device back that had refused once."""
+    path, other = make_model("llama", folder), make_model("llama", folder / "other", seed=1)
+    wanted = alone(path)
+    busy = MeshError("another process computes with it now")
+
+    def refuse(node: str, epoch: int, order: Document) -> Document:
+        raise busy
+
+    def nodes_of_a_text() -> list[str]:
+        run.engine.front.rewind(0, 0)
+        assert greedy(run.engine) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert not {node.node for node in use.nodes} & use.left_out.keys()
+        return [node.node for node in use.nodes]
+
+    with running(path) as run:
+        run.workers["b"].close()
+        run.hub.kill("b")
+        run.workers["b"] = run.join("b", other)
+        assert nodes_of_a_text() == ["a", "c"]
+        assert nodes_of_a_text() == ["a", "c"], "it is not asked for each text"
+        run.workers["b"].close()
+        run.hub.kill("b")
+        run.workers["b"] = run.join("b")
+        assert nodes_of_a_text() == ["a", "b", "c"]
+
+        run.engine.close()
+        run.hub.members["b"].handler = refuse
+        run.open()
+        assert nodes_of_a_text() == ["a", "c"]
+        failover.RETURN_S = 0.0
+        run.open_anew()
+        assert nodes_of_a_text() == ["a", "c"]
+        run.hub.members["b"].handler = run.workers["b"].handle
+        run.said.clear()
+        assert nodes_of_a_text() == ["a", "b", "c"]
+        assert any("a device joined" in line for line in run.said), run.said
 
 
 @in_child

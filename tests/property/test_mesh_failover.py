@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from edge_run.base.errors import BudgetError
 from edge_run.runtime.mesh.failover import (
     MOST_MISFITS,
+    RETURN_S,
     Appeared,
     Better,
     Deposed,
@@ -30,6 +31,7 @@ from edge_run.runtime.mesh.failover import (
     Replayed,
     ReplayLog,
 )
+from edge_run.runtime.mesh.run_events import FORGET_S
 
 NODES = ("b", "c", "d", "e")
 
@@ -149,6 +151,29 @@ def test_one_that_refused_does_not_come_back_and_one_that_was_lost_does() -> Non
     machine.handle(Appeared("c"))
     assert machine.candidates == {"c"}
     assert machine.wants_more
+
+
+def test_one_that_refused_is_asked_again_when_it_was_started_anew_or_after_a_while() -> None:
+    now = [0.0]
+    machine = Failover("a", ["b", "c", "d"], lambda: now[0])
+    machine.start()
+    machine.handle(Led(1))
+    machine.handle(Refused("b", "no such file"))
+    machine.handle(Refused("c", "another process computes with it", is_for_now=True))
+    machine.handle(Gone("d", "did not answer an order"))
+    assert not any(map(machine.may_return, "bcd"))
+    machine.handle(Appeared("b", is_anew=True))
+    assert machine.candidates == {"b"}
+    now[0] = RETURN_S
+    assert [node for node in "bcd" if machine.may_return(node)] == ["c", "d"]
+    machine.handle(Appeared("c"))
+    assert not machine.left_out
+    for _ in range(MOST_MISFITS):
+        machine.handle(Refused("c", "another process computes with it", is_for_now=True))
+        now[0] += RETURN_S
+    assert not machine.may_return("c"), "it was asked often enough"
+    now[0] += FORGET_S
+    assert machine.may_return("c")
 
 
 def test_one_that_was_lost_and_is_there_is_asked_again_a_few_times() -> None:
