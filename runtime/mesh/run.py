@@ -121,10 +121,10 @@ class MeshRun:
             self._break_off()  # some of them were not told
             raise
 
-    def stop(self) -> None:
+    def stop(self, command: Command) -> None:
         """Have the other devices take back the batch that was taken back here."""
         if self._failover.nodes:
-            self._group.stop()
+            self._group.stop(command)
 
     def recover(self, error: EdgeRunError) -> None:
         """Make it possible to go on after `error`, which a pass ended with, or raise it.
