@@ -98,7 +98,8 @@ class LayerCoordinator:
 
     def prepare(self, candidates: Sequence[str]) -> None:
         """Ask all candidates at once what they have. Raises Failed for the first that cannot take part."""
-        asked = [node for node in candidates if node not in self.specs]
+        known = [node for node in self.specs if node == self._mesh.node or self.orders.holds(node)]
+        asked = [node for node in candidates if node not in known]
         self.orders.expect_release(asked)
         for node in asked:
             self.links.forget(node)
@@ -232,11 +233,6 @@ class LayerCoordinator:
         per_s = round(self.plan.tokens_per_s, 3) if self.plan.token_s else 0.0
         return {"model": plain(self._engine.gguf.shards[0].path.name), "layers": layers, "tokens_per_s": per_s}
 
-    def plan_text(self) -> str:
-        """Return the plan in words."""
-        parts = [f"{part.name} computes {_layers(part.blocks)}" for part in self.describe()]
-        return ", ".join(parts) + _speed(self.plan)
-
     def _check(self, node: str, answer: Document) -> None:
         """Leave out a device that would compute something else. Raises Failed."""
         if answer.get("layout") != layout_hash(self._engine.layout):
@@ -257,6 +253,11 @@ def _plan_over(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hop
     """Return the fastest plan for as many answers at once."""
     ring = plan_ring(works, specs, hops)
     return faster_for_many(ring, plan_pipeline(works, specs, hops, sequences), sequences) if sequences > 1 else ring
+
+
+def plan_text(plan: MeshPlan, nodes: Sequence[MeshNode]) -> str:
+    """Return a plan in words. nodes: who computes what by it."""
+    return ", ".join(f"{node.name} computes {_layers(node.blocks)}" for node in nodes) + _speed(plan)
 
 
 def _speed(plan: MeshPlan) -> str:

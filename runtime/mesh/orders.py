@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
@@ -64,10 +64,15 @@ class RunOrders:
         finally:
             pool.shutdown(wait=False)
 
-    def release(self) -> None:
-        """Let all devices give up what they hold, as far as they hear it."""
+    def holds(self, node: str) -> bool:
+        """Return whether `node` may have the model open."""
+        return node in self._holding
+
+    def release(self, nodes: Collection[str] | None = None) -> None:
+        """Let all devices, or `nodes` of them, give up what they hold, as far as they hear it."""
         present = {member.node for member in self._mesh.members()}
-        freed, self._holding = self._holding & present, set()
+        chosen = self._holding if nodes is None else self._holding.intersection(nodes)
+        freed, self._holding = chosen & present, self._holding - chosen
         with contextlib.suppress(Failed):
             self._give({node: {"order": "close"} for node in freed}, STATUS_TIMEOUT_S, lambda: None)
 

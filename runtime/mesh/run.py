@@ -19,7 +19,7 @@ from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh import failover
 from edge_run.runtime.mesh.activation_coding import ActivationCoder, SentActivations
 from edge_run.runtime.mesh.blame import FAULTS, Blame
-from edge_run.runtime.mesh.coordinator import FETCH_TOKENS, PAYS_BACK_TOKENS, LayerCoordinator, reading_s
+from edge_run.runtime.mesh.coordinator import FETCH_TOKENS, PAYS_BACK_TOKENS, LayerCoordinator, plan_text, reading_s
 from edge_run.runtime.mesh.device_group import Attempt, DeviceGroup
 from edge_run.runtime.mesh.in_flight import BatchesInFlight
 from edge_run.runtime.mesh.log import MeshLog
@@ -288,7 +288,9 @@ class MeshRun:
         self.rates.restart()
         if len(plan.nodes) > 1:
             self._mesh.publish_plan(self._lease, self._coordinator.plan_document())
-            self._say(self._coordinator.plan_text())
+            self._say(plan_text(plan, self._coordinator.describe()))
+        answering = self._failover.candidates | self._failover.left_out.keys()
+        self._coordinator.orders.release(answering - set(plan.nodes))  # what they hold is others' meanwhile
         return failover.Opened(instruction.epoch)
 
 
