@@ -223,7 +223,16 @@ def headers_of_a_run(folder: Path, stack: ExitStack) -> Target:
         "spent": {"b": 0.5},
         "codes": None,
     }
-    failed = {"kind": "failed", "epoch": 65536, "number": 7, "code": 6, "why": "x", "lost": "", "blames": "b"}
+    failed = {
+        "kind": "failed",
+        "epoch": 65536,
+        "number": 7,
+        "code": 6,
+        "error": "x",
+        "figures": {},
+        "lost": "",
+        "blames": "b",
+    }
     documents = [
         handed,
         {**handed, "number": 8},

@@ -7,12 +7,13 @@ models go first, those of the longest unused model before the rest; then pieces 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from edge_run.base.errors import BudgetError, EdgeRunError, MeshError
+from edge_run.base.errors import EdgeRunError, MeshError, TierReadError
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.locks import LivingFile, locked, read_living
 from edge_run.tiers.partial import JOURNAL, PartialModel
@@ -77,7 +78,7 @@ class FetchedModels:
             return found
 
     def make_room(self, fetched: FetchedModel, needed: Collection[int]) -> None:
-        """See that the pieces `needed` of a model may be fetched. Raises BudgetError where there is no room for them.
+        """See that the pieces `needed` of a model may be fetched. Raises TierReadError where there is no room for them.
 
         Gives up what is used least, if need be: other models, then what of this one is not needed.
         """
@@ -91,19 +92,21 @@ class FetchedModels:
             partial.give_up(partial.beyond(needed))
         used = self._used_bytes()
         if used + more > self._most_bytes:
-            raise BudgetError(
+            raise TierReadError(
                 f"--fetch {format_size(self._most_bytes)}: too small for {format_size(used + more)} of this model; "
                 "allow more",
                 found_bytes=self._most_bytes,
-                minimum_bytes=used + more,
+                needed_bytes=used + more,
+                errno=errno.EDQUOT,
             )
         free = shutil.disk_usage(partial.folder).free - LEFT_FREE_BYTES
         if more > free:
-            raise BudgetError(
+            raise TierReadError(
                 f"{partial.folder}: its disk has room for {format_size(max(0, free))}, {format_size(more)} are to be "
                 "fetched; free some",
-                found_bytes=free,
-                minimum_bytes=more,
+                found_bytes=max(0, free),
+                needed_bytes=more,
+                errno=errno.ENOSPC,
             )
 
     def _folders(self, but: Path) -> list[Path]:

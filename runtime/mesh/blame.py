@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edge_run.base.errors import DeviceLost, EdgeRunError, KernelError, ProtocolError
-from edge_run.runtime.mesh.failover import Deposed, Event, GaveUp, Gone, Refused
-from edge_run.runtime.mesh.run_events import LeaseLost
+from edge_run.base.errors import DeviceLost, EdgeRunError, KernelError, ProtocolError, lacks_room
+from edge_run.runtime.mesh.failover import Deposed, Event, GaveUp, Gone, LessRoom, Refused
+from edge_run.runtime.mesh.run_events import LeaseLost, OfLate
 from edge_run.runtime.mesh.transport import Overdue, PassFailed, RunEnded, Unreached
 from edge_run.runtime.slices.slice import NotNumbers
 
@@ -19,7 +19,7 @@ class Blame:
     def __init__(self, node: str, who_is_stuck: Callable[[Sequence[str]], Gone]) -> None:
         """who_is_stuck: asks devices which of them keeps the others waiting."""
         self._node, self._who_is_stuck = node, who_is_stuck
-        self._tellers: set[str] = set()  # devices that have said of another one that it did wrong
+        self._tellers: OfLate[PassFailed] = OfLate()  # devices that have said of another one that it did wrong
 
     def event_of(self, error: EdgeRunError, others: Sequence[str]) -> Event:
         """Return what `error` means for a run with `others`. Raises it where it is this device's own."""
@@ -32,11 +32,11 @@ class Blame:
             return GaveUp(node, error.message)
         if isinstance(error, NotNumbers):
             return self._event_of_nan(error)
+        if isinstance(error, PassFailed) and isinstance(error.__cause__, EdgeRunError) and lacks_room(error.__cause__):
+            return LessRoom(node, error.__cause__)
         teller = error.teller if isinstance(error, PassFailed | Unreached) else ""
-        if isinstance(error, PassFailed) and teller:
-            if teller in self._tellers:
-                return Refused(teller, f"it blames one device after another; the last time: {error.message}")
-            self._tellers.add(teller)
+        if isinstance(error, PassFailed) and teller and self._tellers.note(teller, error) > 1:
+            return Refused(teller, f"it blames one device after another; the last time: {error.message}")
         if isinstance(error, PassFailed | ProtocolError):
             return Refused(node or (*others, "")[0], error.message, teller)
         if isinstance(error, DeviceLost) and node:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from edge_run.base.errors import BudgetError
+from edge_run.base.errors import BudgetError, EdgeRunError, TierReadError
 from edge_run.base.fields import plain
 from edge_run.base.mesh import Document, JsonValue, Mesh, names_apart
 from edge_run.base.mesh_status import MeshNode
@@ -27,6 +27,7 @@ from edge_run.runtime.mesh.offers import (
     shared_settings,
 )
 from edge_run.runtime.mesh.orders import Failed, RunOrders, judged
+from edge_run.runtime.mesh.run_events import OfLate
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.slices.engine import SliceEngine
 
@@ -89,6 +90,7 @@ class LayerCoordinator:
         self.most_in_flight = engine.most_in_flight if engine.most_in_flight > 1 and engine.maps.can_split_tail() else 1
         self.fetch = MeshFetch(mesh, len(self.works), say, engine.interrupt.check)
         self.specs: dict[str, DeviceSpec] = {}
+        self._shortages: OfLate[EdgeRunError] = OfLate()  # of room, which a device that is asked anew may not know of
         self.links = MeasuredLinks(
             mesh, self.orders.give, max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0)
         )
@@ -96,7 +98,8 @@ class LayerCoordinator:
 
     def prepare(self, candidates: Sequence[str]) -> None:
         """Ask all candidates at once what they have. Raises Failed for the first that cannot take part."""
-        asked = [node for node in candidates if node not in self.specs]
+        known = [node for node in self.specs if node == self._mesh.node or self.orders.holds(node)]
+        asked = [node for node in candidates if node not in known]
         self.orders.expect_release(asked)
         for node in asked:
             self.links.forget(node)
@@ -107,7 +110,8 @@ class LayerCoordinator:
             judged(node, functools.partial(self.fetch.note, node, answer))
             found = judged(node, functools.partial(device_spec, node, answer))
             lack = self.fetch.lacks.get(node)
-            self.specs[node] = replace(found, most_weight_bytes=lack.most_bytes if lack else None)
+            found = replace(found, most_weight_bytes=lack.most_bytes if lack else None)
+            self.specs[node] = functools.reduce(_with_less_room, self._shortages.of(node), found)
 
     def make_plan(self, fetch_tokens: int) -> MeshPlan:
         """Return the best plan over the devices that were asked, and this one; this one alone where none fits.
@@ -141,11 +145,11 @@ class LayerCoordinator:
         found = self._best(self.specs, PAYS_BACK_TOKENS)
         return found if found and found.owners != self.plan.owners else None
 
-    def take_less(self, error: BudgetError) -> None:
-        """This device has less room than it seemed."""
-        own = self.specs[self._mesh.node]
-        room = own.memory_bytes - max(error.minimum_bytes - error.found_bytes, own.memory_bytes // 16)
-        self.specs[own.node] = replace(own, memory_bytes=max(0, room))
+    def take_less(self, node: str, error: EdgeRunError) -> None:
+        """A device has less room than it seemed: `error`, which it met, says where."""
+        if (spec := self.specs.get(node)) is not None:
+            self._shortages.note(node, error)
+            self.specs[node] = _with_less_room(spec, error)
 
     def _best(self, specs: Mapping[str, DeviceSpec], fetch_tokens: int) -> MeshPlan | None:
         """Return the best plan, having tried without those that would have to fetch, the slowest first."""
@@ -229,11 +233,6 @@ class LayerCoordinator:
         per_s = round(self.plan.tokens_per_s, 3) if self.plan.token_s else 0.0
         return {"model": plain(self._engine.gguf.shards[0].path.name), "layers": layers, "tokens_per_s": per_s}
 
-    def plan_text(self) -> str:
-        """Return the plan in words."""
-        parts = [f"{part.name} computes {_layers(part.blocks)}" for part in self.describe()]
-        return ", ".join(parts) + _speed(self.plan)
-
     def _check(self, node: str, answer: Document) -> None:
         """Leave out a device that would compute something else. Raises Failed."""
         if answer.get("layout") != layout_hash(self._engine.layout):
@@ -254,6 +253,11 @@ def _plan_over(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hop
     """Return the fastest plan for as many answers at once."""
     ring = plan_ring(works, specs, hops)
     return faster_for_many(ring, plan_pipeline(works, specs, hops, sequences), sequences) if sequences > 1 else ring
+
+
+def plan_text(plan: MeshPlan, nodes: Sequence[MeshNode]) -> str:
+    """Return a plan in words. nodes: who computes what by it."""
+    return ", ".join(f"{node.name} computes {_layers(node.blocks)}" for node in nodes) + _speed(plan)
 
 
 def _speed(plan: MeshPlan) -> str:
@@ -282,6 +286,17 @@ def _corrected(known: DeviceSpec, works: Sequence[UnitWork], plan: MeshPlan, sec
     if streamed and streamed / known.disk_bytes_per_s > used / known.compute_bytes_per_s:
         return replace(known, disk_bytes_per_s=max(1.0, streamed / max(seconds, plan.token_s)))
     return replace(known, compute_bytes_per_s=max(1.0, used / seconds))
+
+
+def _with_less_room(known: DeviceSpec, error: EdgeRunError) -> DeviceSpec:
+    """Return a device after `error`: of its memory, or of its drive, for what it fetches or for keys and values."""
+    if isinstance(error, BudgetError):
+        less = max(error.minimum_bytes - error.found_bytes, known.memory_bytes // 16)
+        return replace(known, memory_bytes=max(0, known.memory_bytes - less))
+    if isinstance(error, TierReadError) and error.needed_bytes and known.most_weight_bytes is not None:
+        less = max(error.needed_bytes - error.found_bytes, known.most_weight_bytes // 16)
+        return replace(known, most_weight_bytes=max(0, known.most_weight_bytes - less))
+    return replace(known, least_kept_bytes=0, least_kept_share=0.0)
 
 
 def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh.blame import FAULTS
-from edge_run.runtime.mesh.messages import Operate
+from edge_run.runtime.mesh.messages import Decode, Operate
 from edge_run.runtime.mesh.run import MeshRun
 
 REPORT_EVERY_S = 1.0
@@ -79,19 +79,20 @@ class MeshDecoder:
         """Begin a batch; see `PassQueue.begin`. Where no others are of use in flight, it is computed at once."""
         self._local.limits.check_batch(batch)
         self._run.look_around()
+        command = Decode(tuple(batch))
         try:
-            self._run.in_flight.begin(batch)
+            self._run.in_flight.begin(command)
             return
         except (*FAULTS, GraphChanged) as error:
             fault = error
         except BaseException:
-            self._run.in_flight.forget_last()
-            self._stop(batch)
+            self._run.in_flight.forget(command)
+            self._stop(command)
             raise
         try:
             self._run.recover(fault)
         except BaseException:
-            self._run.in_flight.forget_last()
+            self._run.in_flight.forget(command)
             raise
 
     def finish(self) -> Logits:
@@ -145,12 +146,12 @@ class MeshDecoder:
             self._reported_s = now_s
             self._mesh.report({"tokens_per_s": round(1 / token_s, 3)})
 
-    def _stop(self, batch: Sequence[BatchToken]) -> None:
+    def _stop(self, command: Decode) -> None:
         """The batch was taken back here: have the others take it back too."""
-        for sequence, first in _beginnings(batch).items():  # state that cannot be cut may be gone elsewhere
+        for sequence, first in _beginnings(command.batch).items():  # state that cannot be cut may be gone elsewhere
             end = self._local.rewind(sequence, first if self.capabilities.can_rewind else 0)
             self._run.log.rewind(sequence, end)
-        self._run.stop()
+        self._run.stop(command)
 
 
 def _beginnings(batch: Sequence[BatchToken]) -> dict[int, int]:

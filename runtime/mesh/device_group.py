@@ -73,6 +73,7 @@ class DeviceGroup:
         self.number = 0
         self._in_flight: deque[tuple[int, Decode]] = deque()  # with their numbers
         self._latest: Sequence[BatchToken] = ()
+        self._told: Command | None = None  # the latest command, as far as the others were told of it
         self._loss: DeviceLost | None = None  # of a device that was not told something
         self._share = Share(attempt.plan.owners, mesh.node, self.is_split)
         room_bytes = most_waiting_bytes(engine)
@@ -176,6 +177,7 @@ class DeviceGroup:
         """Have the other devices carry out `command`. Raises DeviceLost, and from then on for each command."""
         self._check_told()
         self.number += 1
+        self._told = command
         header = command_header(command, self.attempt.epoch, self.number, self._oldest)
         parts = command_parts(command)
         try:
@@ -185,8 +187,13 @@ class DeviceGroup:
             self._loss = error
             raise
 
-    def stop(self) -> None:
-        """Have the other devices take back the latest command; a device that is lost meanwhile is found out later."""
+    def stop(self, command: Command) -> None:
+        """Have the other devices take back `command`, the latest; those that it was never told take back nothing.
+
+        A device that is lost meanwhile is found out later.
+        """
+        if self._told is not command:
+            return
         header: Document = {"kind": "stop", "epoch": self.attempt.epoch, "number": self.number}
         for node in self.others:
             try:

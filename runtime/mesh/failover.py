@@ -5,20 +5,25 @@
 
 Every attempt has an epoch that is later than all before: the epoch of the lease, with the attempts under that lease
 counted in the lowest bits. Messages under an earlier epoch are ignored.
-A device that was lost takes part again when it appears anew, or, a few times, when it was there all along: its link was
-silent for a moment. A device that refused takes no further part in the run. So attempts end: at the latest, this device
-goes on alone, for which it needs no lease.
+A device that was lost takes part again when it appears anew, or, a few times an hour, when it was there all along: its
+link was silent for a moment. A device that refused takes part again when it is started anew; where what it refused for
+may pass, it is asked again, a few times an hour too. So attempts end: at the latest, this device goes on alone, for
+which it needs no lease.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from edge_run.base.errors import EdgeRunError
 from edge_run.base.fields import MOST_COUNT
+from edge_run.base.protocols import Clock
+from edge_run.runtime.mesh.run_events import OfLate
 
 
 class Phase(Enum):
@@ -33,9 +38,10 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Appeared:
-    """A device is there, for the first time or anew."""
+    """A device is there, for the first time or anew. is_anew: it was started since it was asked last."""
 
     node: str
+    is_anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +64,11 @@ class Gone(Missing):
     """A device is not there any more, or does not answer."""
 
 
+@dataclass(frozen=True, slots=True)
 class Refused(Missing):
-    """A device cannot take part, or does not want to."""
+    """A device cannot take part, or does not want to. is_for_now: that may pass without its being started anew."""
+
+    is_for_now: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +114,16 @@ class Better(_Because):
     """Another plan would be better."""
 
 
-class Unfit(_Because):
-    """This device has less room than the plan took it to have."""
+@dataclass(frozen=True, slots=True)
+class LessRoom:
+    """A device has less room than the plan took it to have.
+
+    node: the device, which may be this one.
+    error: what it met.
+    """
+
+    node: str
+    error: EdgeRunError
 
 
 class Deposed(_Because):
@@ -127,9 +144,11 @@ class Ended:
 
 
 Event: TypeAlias = (
-    "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | Unfit | Deposed | GaveUp | Ended"
+    "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed"
+    " | Better | LessRoom | Deposed | GaveUp | Ended"
 )
-MOST_MISFITS = 3
+MOST_MISFITS = 3  # an hour
+RETURN_S = 300.0  # before a device that refused, or did not answer, is asked again
 ATTEMPT_BITS = 16
 MOST_ATTEMPT = (MOST_COUNT + 1 << ATTEMPT_BITS) - 1  # the last attempt under the last epoch that a lease may have
 
@@ -185,7 +204,7 @@ Instruction: TypeAlias = "Lead | MakePlan | Open | ReplayLog | TellUser"
 class Failover:
     """The state of one run. `node` is this device, which has the tokens, and never leaves."""
 
-    def __init__(self, node: str, candidates: Iterable[str]) -> None:
+    def __init__(self, node: str, candidates: Iterable[str], clock: Clock = time.monotonic) -> None:
         self.node = node
         self.candidates = set(candidates) - {node}
         self.left_out: dict[str, Refused] = {}
@@ -194,9 +213,11 @@ class Failover:
         self.phase = Phase.LEADING
         self.recoveries = 0
         self.wants_more = False
-        self._misfits = 0
-        self._ends: Counter[str] = Counter()  # how often a device gave up
-        self._losses: Counter[str] = Counter()  # how often a device was lost while it computed
+        self._clock = clock
+        self._misfits: OfLate[LessRoom] = OfLate(clock)  # devices that had less room than it seemed
+        self._ends: OfLate[GaveUp] = OfLate(clock)
+        self._losses: OfLate[Missing] = OfLate(clock)
+        self._returns_s: dict[str, float] = {}  # when devices that the run does without may be asked again
 
     def start(self) -> list[Instruction]:
         """Begin, or begin again after something was broken off."""
@@ -209,13 +230,13 @@ class Failover:
     def handle(self, event: Event) -> list[Instruction]:
         """Return what is to be done now; what was said before and is not done yet is void when there is anything."""
         if isinstance(event, Appeared):
-            return self._appeared(event.node)
+            return self._appeared(event)
         if isinstance(event, Gone | Refused):
             return self._without(event)
         if isinstance(event, Better):
             return self._anew(TellUser(f"{event.why}: a new plan")) if self.phase is Phase.RUNNING else []
-        if isinstance(event, Unfit):
-            return self._misfit(event.why) if self.phase is Phase.OPENING else []
+        if isinstance(event, LessRoom):
+            return self._less_room(event)
         if isinstance(event, Deposed):
             return self._anew(TellUser(event.why)) if self.phase is not Phase.LEADING and len(self.nodes) != 1 else []
         if isinstance(event, GaveUp):
@@ -226,8 +247,9 @@ class Failover:
         return self._next(event)
 
     def may_return(self, node: str) -> bool:
-        """Return whether a device that was lost is asked again because it is there; not where that came too often."""
-        return node not in self.candidates and 0 < self._losses[node] <= MOST_MISFITS
+        """Return whether a device that is done without is asked again as it is there; not where that came too often."""
+        is_time = self._clock() >= self._returns_s.get(node, math.inf)
+        return is_time and node not in self.candidates and len(self._losses.of(node)) <= MOST_MISFITS
 
     def check(self) -> None:
         """Assert what always holds."""
@@ -254,23 +276,29 @@ class Failover:
             self.phase = Phase.RUNNING
         return []
 
-    def _appeared(self, node: str) -> list[Instruction]:
-        if node != self.node and node not in self.candidates and node not in self.left_out:
+    def _appeared(self, event: Appeared) -> list[Instruction]:
+        node = event.node
+        may_join = node not in self.left_out or event.is_anew or self.may_return(node)
+        if may_join and node != self.node and node not in self.candidates:
+            self.left_out.pop(node, None)
+            self._returns_s.pop(node, None)
             self.candidates.add(node)
             self.wants_more = True
         return []
 
     def _without(self, event: Gone | Refused) -> list[Instruction]:
         node = event.node
+        self._losses.note(node, event)
+        was_computing = self.phase in (Phase.REPLAYING, Phase.RUNNING) and node in self.candidates
+        waits_s = 0.0 if was_computing and isinstance(event, Gone) else RETURN_S
+        self._returns_s[node] = self._clock() + waits_s
         if isinstance(event, Refused):
             self.left_out[node] = event
+            if not event.is_for_now:
+                del self._returns_s[node]
         if node == self.node or node not in self.candidates:
             return []
         self.candidates.discard(node)
-        if self.phase in (Phase.REPLAYING, Phase.RUNNING):
-            self._losses[node] += 1
-        else:
-            del self._losses[node]  # it is asked, and does not answer
         is_of_plan = node in self.nodes
         self.nodes = tuple(other for other in self.nodes if other != node)
         is_left_out = isinstance(event, Refused) or self.phase is Phase.PLANNING
@@ -280,17 +308,22 @@ class Failover:
         return self._anew(told) if is_of_plan and self.phase is not Phase.LEADING else []
 
     def _given_up(self, event: GaveUp) -> list[Instruction]:
-        self._ends[event.node] += 1
-        if self._ends[event.node] > MOST_MISFITS:
+        if self._ends.note(event.node, event) > MOST_MISFITS:
             return self._without(Gone(event.node, event.why))
         is_of_plan = event.node in self.nodes and self.phase is not Phase.LEADING
         return self._anew(TellUser(event.why, event.node)) if is_of_plan else []
 
-    def _misfit(self, why: str) -> list[Instruction]:
-        self._misfits += 1
-        if self._misfits > MOST_MISFITS:
+    def _less_room(self, event: LessRoom) -> list[Instruction]:
+        """Plan anew with a device that has less room; where that came too often, or it is only asked, without it."""
+        node, why = event.node, event.error.message
+        if node not in self.nodes and self.phase is not Phase.PLANNING:
+            return []
+        is_too_often = self._misfits.note(node, event) > MOST_MISFITS
+        if self.phase is Phase.PLANNING or (node != self.node and is_too_often):
+            return self._without(Refused(node, why, is_for_now=True))
+        if is_too_often:
             return [TellUser(f"{why}: this device goes on alone"), *self._alone()]
-        return self._anew(TellUser(why))
+        return self._anew(TellUser(why) if node == self.node else TellUser("has less room than it seemed", node, why))
 
     def _anew(self, told: TellUser) -> list[Instruction]:
         self.recoveries += 1

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge_run.base.protocols import BatchToken, Logits
+from edge_run.base.protocols import Logits
 from edge_run.runtime.mesh.device_group import DeviceGroup
 from edge_run.runtime.mesh.log import MeshLog
 from edge_run.runtime.mesh.messages import Command, Decode, Operate
@@ -55,9 +54,9 @@ class BatchesInFlight:
     def __len__(self) -> int:
         return len(self._begun)
 
-    def begin(self, batch: Sequence[BatchToken]) -> None:
-        """Begin a batch; whatever this raises, it is in flight then."""
-        begun = _Begun(Decode(tuple(batch)))
+    def begin(self, command: Decode) -> None:
+        """Begin a batch; whatever this raises, it is in flight until `forget`."""
+        begun = _Begun(command)
         self._begun.append(begun)
         self.log.add(begun.command, None)
         self._begin(begun)
@@ -76,14 +75,15 @@ class BatchesInFlight:
             self.rates.note(len(begun.command.batch), seconds, self.group.spent, self.group.hops)
         return rows
 
-    def forget_last(self) -> None:
-        """The batch that was begun last is not in flight any more, and was not computed. Raises nothing."""
-        self.log.forget(self._begun.pop().command)
+    def forget(self, command: Decode) -> None:
+        """A batch is not in flight, whether or not it ever was, and was not computed. Raises nothing."""
+        self._begun = deque(one for one in self._begun if one.command is not command)
+        self.log.forget(command)
 
     def forget_all(self) -> None:
         """No batch is in flight any more; devices may have computed some of them. Raises nothing."""
         while self._begun:
-            self.forget_last()
+            self.forget(self._begun[-1].command)
         self.give_up()
 
     def give_up(self) -> None:

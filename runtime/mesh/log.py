@@ -79,7 +79,9 @@ class MeshLog:
         self._shorten()
 
     def forget(self, command: Decode) -> None:
-        """A batch that was begun is taken back."""
+        """A batch that was begun, if it was, is taken back."""
+        if not any(entry.command is command for entry in reversed(self._entries)):
+            return
         self._entries.remove(self._entry(command))
         self.tokens -= len(command.batch)
         for token in command.batch:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError
+from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError, lacks_room
 from edge_run.base.fields import Fields
 from edge_run.base.mesh import Document, Mesh
-from edge_run.runtime.mesh.failover import Gone, Refused
+from edge_run.runtime.mesh.failover import Gone, LessRoom, Refused
 
 STATUS_TIMEOUT_S = 3.0
 CHECK_S = 0.1
@@ -22,8 +22,8 @@ _Answer = TypeVar("_Answer")
 class Failed(Exception):
     """A device did not do what it was ordered to: `event` says which, and why."""
 
-    def __init__(self, event: Gone | Refused) -> None:
-        super().__init__(event.why)
+    def __init__(self, event: Gone | Refused | LessRoom) -> None:
+        super().__init__(str(event))
         self.event = event
 
 
@@ -64,10 +64,15 @@ class RunOrders:
         finally:
             pool.shutdown(wait=False)
 
-    def release(self) -> None:
-        """Let all devices give up what they hold, as far as they hear it."""
+    def holds(self, node: str) -> bool:
+        """Return whether `node` may have the model open."""
+        return node in self._holding
+
+    def release(self, nodes: Collection[str] | None = None) -> None:
+        """Let all devices, or `nodes` of them, give up what they hold, as far as they hear it."""
         present = {member.node for member in self._mesh.members()}
-        freed, self._holding = self._holding & present, set()
+        chosen = self._holding if nodes is None else self._holding.intersection(nodes)
+        freed, self._holding = chosen & present, self._holding - chosen
         with contextlib.suppress(Failed):
             self._give({node: {"order": "close"} for node in freed}, STATUS_TIMEOUT_S, lambda: None)
 
@@ -85,13 +90,16 @@ class RunOrders:
 
 
 def judged(node: str, call: Callable[[], _Answer]) -> _Answer:
-    """Return what `call`, which reads what `node` says, returns. Raises Failed where the device is to be left out."""
+    """Return what `call`, which reads what `node` says, returns. Raises Failed where it refuses, or has no room."""
     try:
         return call()
     except DeviceLost as error:
         raise Failed(Gone(node, error.message)) from error
     except (MeshError, ProtocolError) as error:
-        raise Failed(Refused(node, error.message, about=_about(node, error))) from error
+        if isinstance(error.__cause__, EdgeRunError) and lacks_room(error.__cause__):
+            raise Failed(LessRoom(node, error.__cause__)) from error
+        is_for_now = isinstance(error, MeshError)
+        raise Failed(Refused(node, error.message, about=_about(node, error), is_for_now=is_for_now)) from error
 
 
 def _about(node: str, error: MeshError | ProtocolError) -> str:

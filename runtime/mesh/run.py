@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError
 from edge_run.base.mesh import Joined, Lost, Mesh, is_worker
@@ -18,7 +19,7 @@ from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh import failover
 from edge_run.runtime.mesh.activation_coding import ActivationCoder, SentActivations
 from edge_run.runtime.mesh.blame import FAULTS, Blame
-from edge_run.runtime.mesh.coordinator import FETCH_TOKENS, PAYS_BACK_TOKENS, LayerCoordinator, reading_s
+from edge_run.runtime.mesh.coordinator import FETCH_TOKENS, PAYS_BACK_TOKENS, LayerCoordinator, plan_text, reading_s
 from edge_run.runtime.mesh.device_group import Attempt, DeviceGroup
 from edge_run.runtime.mesh.in_flight import BatchesInFlight
 from edge_run.runtime.mesh.log import MeshLog
@@ -58,6 +59,7 @@ class MeshRun:
         self.rates = MeshRates()
         self._events, self._sent = RunEvents(mesh), SentActivations()
         self._lease = 0
+        self._shortage: failover.LessRoom | None = None  # of another device, since slices were open
         self._group = self._make_group(coordinator.plan, 0)
         self.in_flight = BatchesInFlight(self.log, self.rates, self._group)
         self._replay = LogReplay(self.log, engine.maps, say)
@@ -119,10 +121,10 @@ class MeshRun:
             self._break_off()  # some of them were not told
             raise
 
-    def stop(self) -> None:
+    def stop(self, command: Command) -> None:
         """Have the other devices take back the batch that was taken back here."""
         if self._failover.nodes:
-            self._group.stop()
+            self._group.stop(command)
 
     def recover(self, error: EdgeRunError) -> None:
         """Make it possible to go on after `error`, which a pass ended with, or raise it.
@@ -147,8 +149,8 @@ class MeshRun:
 
     def look_around(self) -> None:
         """Hear who came and who went; between conversations, a new device is given its part."""
-        if self.is_broken_off:  # by Ctrl-C or an error
-            self._drive(self._failover.start())
+        if self.is_broken_off:  # by Ctrl-C or an error: it begins again when all is heard
+            self._break_off()
         for event in self._events.take():
             if isinstance(event, Joined) and is_worker(event.member):
                 self._failover.handle(failover.Appeared(event.member.node))
@@ -156,14 +158,28 @@ class MeshRun:
                 self._react(failover.Gone(event.node, event.why))
             elif not self._is_alone and is_end_of_lease(event, self._lease):
                 self._react(failover.Deposed(LED_BY_ANOTHER))
-        for member in filter(is_worker, self._mesh.members()):
-            is_anew = self._incarnations.get(member.node, member.incarnation) != member.incarnation
-            if is_anew or (not len(self.log) and self._failover.may_return(member.node)):  # it was lost, and is there
-                self._failover.handle(failover.Appeared(member.node))
+        self._look_who_is_back()
+        if self.is_broken_off:
+            self._drive(self._failover.start())
         if self._failover.wants_more and not len(self.log):
             self._react(failover.Better("a device joined"))
         elif why := self.rates.why_replan(self._coordinator, self.log.tokens):
             self._react(failover.Better(why))
+
+    def _look_who_is_back(self) -> None:
+        """Have devices take part again that were lost or refused, and are there: in the next plan."""
+        for member in filter(is_worker, self._mesh.members()):
+            node = member.node
+            is_anew = self._incarnations.get(node, member.incarnation) != member.incarnation
+            is_back = not len(self.log) and self._failover.may_return(node)
+            if is_back and not is_anew and node in self._failover.left_out and not self.is_broken_off:
+                try:  # before others compute by another plan for its sake
+                    self._coordinator.prepare([*self._coordinator.specs, node])
+                except Failed as failed:
+                    self._decide(failed.event)
+                    is_back = False
+            if is_anew or is_back:
+                self._failover.handle(failover.Appeared(node, is_anew))
 
     @property
     def _is_alone(self) -> bool:
@@ -183,16 +199,31 @@ class MeshRun:
 
     def _react(self, event: failover.Event) -> None:
         """Do what `event` makes necessary."""
-        self._drive(self._failover.handle(event))
+        if instructions := self._decide(event):
+            self._drive(instructions)
+
+    def _decide(self, event: failover.Event) -> list[failover.Instruction]:
+        """Return what is to be done after `event`."""
+        if isinstance(event, failover.LessRoom):
+            self._coordinator.take_less(event.node, event.error)
+            if event.node in self._failover.nodes and event.node != self._mesh.node:
+                self._shortage = event
+        return self._failover.handle(event)
+
+    def _why_no_room(self) -> EdgeRunError | None:
+        """Return the error of a device that was needed, and has no room: that is what is to be mended."""
+        if self._shortage is None:
+            return None
+        node, error = self._shortage.node, self._shortage.error
+        return replace(error, message=f"{self._events.names.get(node, node)}: {error.message}")
 
     def _drive(self, instructions: Sequence[failover.Instruction]) -> None:
         """Carry out instructions, and what follows from each, until there are none."""
         waiting = list(instructions)
         while waiting:
             event = self._execute(waiting.pop(0))
-            if event is None:
-                continue
-            waiting = self._failover.handle(event) or waiting
+            if event is not None:
+                waiting = self._decide(event) or waiting
         if self.is_broken_off:
             raise MeshError(
                 f"the mesh does not get on: it waits for {self._failover.phase.value}; `edge-run mesh doctor` says "
@@ -248,16 +279,18 @@ class MeshRun:
         try:
             self._group.assign()
         except BudgetError as error:
-            if len(plan.nodes) == 1:
-                raise
-            self._coordinator.take_less(error)
-            return failover.Unfit(str(error))
+            if len(plan.nodes) > 1:
+                return failover.LessRoom(self._mesh.node, error)
+            raise (self._why_no_room() or error) from error
+        self._shortage = None
         times = PlanTimes(0.0, plan.token_s, self._group.attempt.reading_s)
         self._replay.change_plan(times, self.rates.token_s)
         self.rates.restart()
         if len(plan.nodes) > 1:
             self._mesh.publish_plan(self._lease, self._coordinator.plan_document())
-            self._say(self._coordinator.plan_text())
+            self._say(plan_text(plan, self._coordinator.describe()))
+        answering = self._failover.candidates | self._failover.left_out.keys()
+        self._coordinator.orders.release(answering - set(plan.nodes))  # what they hold is others' meanwhile
         return failover.Opened(instruction.epoch)
 
 

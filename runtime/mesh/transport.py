@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from edge_run.base.error_codes import read_error
 from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, KernelError, ProtocolError
 from edge_run.base.fields import MOST_S, Fields
 from edge_run.base.mesh import Document, Link, Message
@@ -44,7 +45,7 @@ class Unreached(DeviceLost):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PassFailed(KernelError):
-    """Another device (`node`) could not do its part of a pass.
+    """Another device (`node`) could not do its part of a pass; the cause is the error that it met.
 
     code: of what it met (`code_of`).
     number: of the command.
@@ -261,14 +262,16 @@ def _fields(message: Message) -> Fields:
 
 def _failure(owners: Sequence[str], teller: str, fields: Fields) -> DeviceLost | PassFailed:
     """Return what a device says that it failed over: its own doing, or that of another one."""
-    why, number, others = fields.words("why"), fields.integer("number"), {*owners} - {owners[0]}
+    met, number, others = read_error(fields), fields.integer("number"), {*owners} - {owners[0]}
     lost, blamed = (fields.name(name) if fields.has(name) else "" for name in ("lost", "blames"))
     if lost in others and lost != teller:
-        return Unreached(why, node=lost, teller=teller)
+        return Unreached(met.message, node=lost, teller=teller)
     code = fields.integer("code")
     if blamed in others and blamed != teller:
-        return PassFailed(why, node=blamed, code=code, number=number, teller=teller)
-    return PassFailed(why, node=teller, code=code, number=number)
+        return PassFailed(met.message, node=blamed, code=code, number=number, teller=teller)
+    failed = PassFailed(met.message, node=teller, code=code, number=number)
+    failed.__cause__ = met
+    return failed
 
 
 def _decoded(message: Message, sizes: Sequence[int]) -> list[memoryview]:

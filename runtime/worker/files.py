@@ -68,7 +68,7 @@ class WorkerFiles:
         return {"missing_bytes": missing, "most_weight_bytes": most_bytes}
 
     def fetch(self, engine: SliceEngine, share: Share, providers: Sequence[str]) -> Document:
-        """Begin to fetch what `share` needs and is not here. Raises BudgetError where there is no room for it."""
+        """Begin to fetch what `share` needs and is not here. Raises TierReadError where there is no room for it."""
         fetched = self._fetched
         self.stop()
         if fetched is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import EdgeRunError, MeshError, ModelFileError, NotTrusted, ProtocolError
+from edge_run.base.errors import EdgeRunError, MeshError, ModelFileError, NotTrusted, ProtocolError, system_errors
 from edge_run.base.fields import Fields, plain, shown
 from edge_run.base.mesh import JsonValue
 from edge_run.runtime.fetch.exchange import PieceExchange
@@ -17,6 +18,8 @@ from edge_run.runtime.fetch.store import FetchedModel, FetchedModels
 from edge_run.runtime.fetch.transfer import DigestSink, PieceSink
 from edge_run.runtime.slices.pieces import head_pieces
 from edge_run.tiers.gguf import read_gguf
+
+logger = logging.getLogger(__name__)
 
 HEAD_TIMEOUT_S = 100.0  # less than an order may take
 DIGITS = 64  # of a model's hash
@@ -77,10 +80,16 @@ class WorkerModels:
     def find(self, coordinator: str, asked: ModelAsked) -> tuple[Path, FetchedModel | None]:
         """Return where a model is, and what was fetched of it where it is not here as a whole.
 
-        Raises NotTrusted for one that this device does not have and may not fetch, MeshError where that does not work.
+        Raises NotTrusted for one that this device does not have and may not fetch, MeshError where that does not work,
+        and what keeps a file of that name from being read where no other one is the model.
         """
-        if path := self._own(asked):
-            return path, None
+        try:
+            if path := self._own(asked):
+                return path, None
+        except EdgeRunError as error:
+            if not self.fetch_bytes:
+                raise
+            logger.warning("%s; it is fetched", error)
         if not self.fetch_bytes:
             where = plain(", ".join(str(folder) for folder in self._folders)) or "no folder"
             raise NotTrusted(
@@ -91,7 +100,7 @@ class WorkerModels:
         return fetched.partial.paths[0], fetched
 
     def make_room(self, fetched: FetchedModel, needed: set[int]) -> list[int]:
-        """Return which of the pieces `needed` are to be fetched, for which there is room now. Raises BudgetError."""
+        """Return which of the pieces `needed` are to be fetched, for which there is room now. Raises TierReadError."""
         self._fetched.make_room(fetched, needed)
         return sorted(fetched.partial.missing(needed))
 
@@ -100,15 +109,23 @@ class WorkerModels:
         return max(0, self.fetch_bytes - self.fetch_bytes // 16 - sum(asked.head_bytes))
 
     def _own(self, asked: ModelAsked) -> Path | None:
+        unread: EdgeRunError | None = None
         for path in sorted(self._files(), key=lambda path: path.name != asked.name):
-            with contextlib.suppress(EdgeRunError, OSError):
-                shards = [shard.path for shard in read_gguf(path).shards]
-                if tuple(shard.stat().st_size for shard in shards) != asked.sizes:
-                    continue
-                found = fingerprint(shards, self._config.cache)
-                if found.model == asked.model:
-                    self._exchange.offer(found, shards)
-                    return path
+            try:
+                with system_errors(f"reading {path}"):
+                    shards = [shard.path for shard in read_gguf(path).shards]
+                    if tuple(shard.stat().st_size for shard in shards) != asked.sizes:
+                        continue
+                    found = fingerprint(shards, self._config.cache)
+            except EdgeRunError as error:
+                if path.name == asked.name:
+                    unread = unread or error
+                continue
+            if found.model == asked.model:
+                self._exchange.offer(found, shards)
+                return path
+        if unread is not None:
+            raise unread
         return None
 
     def _files(self) -> list[Path]:

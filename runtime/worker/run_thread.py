@@ -6,7 +6,9 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 
+from edge_run.base.error_codes import error_document
 from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, MeshError, ProtocolError
 from edge_run.base.fields import MOST_WORDS, Fields, plain
 from edge_run.base.mesh import Document, Link, Message
@@ -31,8 +33,9 @@ class RunThread:
     run: the run in force.
     """
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, link: Link, when_idle: Callable[[], None] = lambda: None) -> None:
+        """when_idle: runs now and then while there is no run, on the thread that computes; it must not wait."""
+        self._link, self._when_idle = link, when_idle
         self.run: WorkerRun | None = None
         self._busy_with: WorkerRun | None = None
         self._changing = threading.Condition()
@@ -88,17 +91,20 @@ class RunThread:
                     self._drop()
             if run is None:
                 self._tell_that_it_is_over()
-                continue
             try:
+                if run is None:
+                    self._when_idle()
+                    continue
                 self._step(run)
             except DeviceLost as error:
-                if error.node == run.coordinator:
+                if run is not None and error.node == run.coordinator:
                     self._give_up(run)
             except EdgeRunError as error:
                 logger.warning("%s", error)
             except Exception:
                 logger.exception("a mistake of ours; the run is given up")
-                self._give_up(run)
+                if run is not None:
+                    self._give_up(run)
             finally:
                 with self._changing:
                     self._busy_with = None
@@ -176,8 +182,9 @@ class RunThread:
             "kind": "failed",
             "epoch": run.epoch,
             "number": number,
+            **error_document(error),
             "code": code_of(error),
-            "why": UNREACHED if is_lost else plain(error.message, MOST_WORDS),
+            "error": UNREACHED if is_lost else plain(error.message, MOST_WORDS),
             "lost": other if is_lost else "",
             "blames": other if isinstance(error, ProtocolError | NotNumbers) else "",
         }

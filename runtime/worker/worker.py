@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -42,6 +43,7 @@ from edge_run.runtime.worker.run_thread import UNREACHED, RunThread
 logger = logging.getLogger(__name__)
 
 MOST_NODES, MOST_FRESH_S = 256, 1e6
+ORPHAN_S = 60.0  # more than a coordinator may be away for and find its lease again
 
 
 class Worker:
@@ -64,7 +66,9 @@ class Worker:
         self._opened: tuple[str, Document] | None = None
         self._latest = 0  # epoch of an order to compute
         self._at_work, self._is_closed = threading.Lock(), False
-        self._runs = RunThread(mesh.link)
+        self._runs = RunThread(mesh.link, self._free_orphan)
+        self._owner: tuple[str, str] | None = None  # of the open model: the device that had it opened, this start of it
+        self._owner_seen_s = 0.0
 
     def start(self) -> None:
         """Announce what is here, and begin to serve."""
@@ -126,6 +130,8 @@ class Worker:
         asked, settings = read_asked(order), read_settings(order)
         config = config_from(settings, self._config)
         self._runs.end()
+        self._owner = next(((m.node, m.incarnation) for m in self._mesh.members() if m.node == coordinator), None)
+        self._owner_seen_s = time.monotonic()
         self._mesh.link.watch(coordinator)  # connecting takes a moment, which it has now
         if self._opened != (asked.model, settings) or self._engine is None or _are_gone(self._engine):
             self._close_engine()
@@ -185,6 +191,19 @@ class Worker:
         self._runs.end()
         self._close_engine()
         return {}
+
+    def _free_orphan(self) -> None:
+        """Close a model that no run uses once the device that had it opened is gone for some time, or started anew."""
+        if self._engine is None:
+            return
+        if self._owner in [(member.node, member.incarnation) for member in self._mesh.members()]:
+            self._owner_seen_s = time.monotonic()
+        elif time.monotonic() - self._owner_seen_s > ORPHAN_S and self._at_work.acquire(blocking=False):
+            try:
+                if self._runs.run is None and time.monotonic() - self._owner_seen_s > ORPHAN_S:
+                    self._close_engine()
+            finally:
+                self._at_work.release()
 
     def _close_engine(self) -> None:
         engine, self._engine, self._opened = self._engine, None, None

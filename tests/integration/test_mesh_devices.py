@@ -5,15 +5,22 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import DeviceLost
+from edge_run.base.errors import BudgetError, DeviceLost, MeshError
 from edge_run.base.mesh import Document
+from edge_run.base.units import GIB
+from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
+from edge_run.partition.mesh_ring import Hops
 from edge_run.runtime.mesh import coordinator, device_group, failover
 from edge_run.runtime.mesh import orders as run_orders
 from edge_run.runtime.mesh import run as mesh_run
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
+from edge_run.runtime.slices.engine import SliceEngine
+from edge_run.runtime.slices.slice import Share, Transport
+from edge_run.runtime.worker import worker as worker_module
 from fake_mesh import Hub
 from in_child import in_child
 from mesh_processes import round_robin
@@ -115,6 +122,103 @@ def test_a_device_whose_link_was_silent_for_a_moment_is_asked_again(folder: Path
             is_back = number <= failover.MOST_MISFITS
             assert {node.node for node in run.engine.mesh_use.nodes} == ({"a", "b", "c"} if is_back else {"a", "c"})
             run.engine.front.rewind(0, 0)
+
+
+@in_child
+def test_a_device_that_refused_takes_part_when_it_was_started_anew_or_some_time_later(folder: Path) -> None:
+    """A server's run lasts for weeks: it never took a device back that had refused once."""
+    path, other = make_model("llama", folder), make_model("llama", folder / "other", seed=1)
+    wanted = alone(path)
+    busy = MeshError("another process computes with it now")
+
+    def refuse(node: str, epoch: int, order: Document) -> Document:
+        raise busy
+
+    def nodes_of_a_text() -> list[str]:
+        run.engine.front.rewind(0, 0)
+        assert greedy(run.engine) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert not {node.node for node in use.nodes} & use.left_out.keys()
+        return [node.node for node in use.nodes]
+
+    with running(path) as run:
+        run.workers["b"].close()
+        run.hub.kill("b")
+        run.workers["b"] = run.join("b", other)
+        assert nodes_of_a_text() == ["a", "c"]
+        assert nodes_of_a_text() == ["a", "c"], "it is not asked for each text"
+        run.workers["b"].close()
+        run.hub.kill("b")
+        run.workers["b"] = run.join("b")
+        assert nodes_of_a_text() == ["a", "b", "c"]
+
+        run.engine.close()
+        run.hub.members["b"].handler = refuse
+        run.open()
+        assert nodes_of_a_text() == ["a", "c"]
+        failover.RETURN_S = 0.0
+        run.open_anew()
+        assert nodes_of_a_text() == ["a", "c"]
+        run.hub.members["b"].handler = run.workers["b"].handle
+        run.said.clear()
+        assert nodes_of_a_text() == ["a", "b", "c"]
+        assert any("a device joined" in line for line in run.said), run.said
+
+
+@in_child
+def test_devices_outside_the_plan_hold_nothing_and_those_of_a_run_that_is_gone_neither(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    chosen = {"a", "b"}
+    worker_module.ORPHAN_S = 0.1
+
+    def plan_some(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hops) -> MeshPlan | None:
+        return round_robin(works, [spec for spec in specs if spec.node in chosen], hops)
+
+    with running(path) as run:
+        run.engine.close()
+        coordinator.plan_ring = plan_some
+        run.open()
+        assert run.workers["c"]._engine is None
+        assert greedy(run.engine, 2) == wanted[:2]
+        chosen.add("c")
+        run.engine.front.rewind(0, 0)
+        assert greedy(run.engine, at=lambda i: run.hub.kill("b") if i == 5 else None) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert [node.node for node in use.nodes] == ["a", "c"]
+        assert run.workers["c"]._engine is not None
+        run.hub.kill("a")
+        until = time.monotonic() + 20
+        while run.workers["c"]._engine is not None:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+@in_child
+def test_a_device_whose_memory_was_taken_meanwhile_is_planned_with_again(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    assign = SliceEngine.assign
+    taken = ["b", "a"]
+
+    def tight(engine: SliceEngine, share: Share, transport: Transport) -> None:
+        if share.node in taken:
+            taken.remove(share.node)
+            raise BudgetError("memory budget 4 GiB: 1 GiB is free", found_bytes=GIB, minimum_bytes=2 * GIB)
+        assign(engine, share, transport)
+
+    SliceEngine.assign = tight  # type: ignore[method-assign]
+    with running(path) as run:
+        assert greedy(run.engine) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert not use.left_out
+        assert {node.node for node in use.nodes} == {"a", "b", "c"}
+        assert any(line.startswith("name of b has less room than it seemed: memory") for line in run.said), run.said
+        rooms = {n: s.memory_bytes for n, s in run.engine.front._run._coordinator.specs.items()}  # type: ignore[attr-defined]
+        assert max(rooms["a"], rooms["b"]) < rooms["c"]
 
 
 @in_child

@@ -11,7 +11,7 @@ import pytest
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, DeviceLost
-from edge_run.base.mesh import Document
+from edge_run.base.mesh import Document, Message
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.partition.mesh_pipeline import plan_pipeline
 from edge_run.partition.mesh_ring import Hop
@@ -119,6 +119,41 @@ def test_a_conversation_goes_on_after_ctrl_c(folder: Path) -> None:
             assert said == wanted, moment
 
 
+@pytest.mark.parametrize("name", ["llama", "granitehybrid"])
+@pytest.mark.parametrize("moment", [1, 4])
+@in_child
+def test_ctrl_c_before_a_batch_was_told_takes_back_no_other(moment: int, name: str, folder: Path) -> None:
+    """Devices took back the batch before it; where that was the whole prompt, they went on without it."""
+    path = make_model(name, folder)
+    wanted = alone(path)
+    with running(path) as run:
+        receive = run.mesh.receive
+
+        def press(*, timeout_s: float, is_bulk: bool = False) -> Message | None:
+            if timeout_s or is_bulk:
+                return receive(timeout_s=timeout_s, is_bulk=is_bulk)
+            run.mesh.receive = receive  # type: ignore[method-assign]
+            raise KeyboardInterrupt
+
+        session = Session(run.engine.front)
+        logits, _ = session.feed(PROMPT)
+        said: list[int] = []
+        while len(said) < len(wanted):
+            said.append(int(logits.argmax()))
+            if len(said) == moment:
+                run.mesh.receive = press  # type: ignore[method-assign]
+                with pytest.raises(KeyboardInterrupt):
+                    session.step(said[-1])
+                logits, _ = session.feed([*PROMPT, *said])
+            else:
+                logits = session.step(said[-1])
+        assert said == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert not use.left_out
+        assert use.recoveries == 0
+
+
 @pytest.mark.parametrize("groups", [False, True])
 @in_child
 def test_answers_in_shared_passes_go_on_after_ctrl_c(groups: bool, folder: Path) -> None:
@@ -189,7 +224,7 @@ def test_who_stops_what_is_computed_again_for_a_new_graph_loses_no_device(name: 
             if (source, target, header["kind"]) != ("b", "a", "activation"):
                 return header, parts
             if not learns:
-                return {**header, "kind": "failed", "code": GRAPH_CHANGED, "why": "another graph"}, []
+                return {**header, "kind": "failed", "code": GRAPH_CHANGED, "error": "another graph"}, []
             if header["number"] == learns[0] + 2:  # type: ignore[operator]
                 run.engine.interrupt.cancel()
             return header, parts

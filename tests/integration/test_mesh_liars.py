@@ -65,7 +65,7 @@ LIES: dict[str, Alter] = {
     "infinities": with_numbers(float("inf")),
     "a failure with a huge number": says(kind="failed", number=HUGE),
     "a failure without a number": says(kind="failed", number=None),
-    "a failure that fills a screen": says(kind="failed", why="\x1b]0;X\x07\r" + 60_000 * "w", code=10**300, lost=[1]),
+    "a failure that fills a screen": says(kind="failed", error="\x1b]0;X\x07\r" + 60_000 * "w", code=10**300, lost=[1]),
 }
 
 
@@ -119,7 +119,7 @@ def test_who_blames_one_after_another_is_left_out_itself(folder: Path) -> None:
                 return header, parts
             owners = run.workers["e"]._runs.run.transport._owners  # type: ignore[union-attr]
             other = next(node for node in reversed(owners) if node not in ("a", "e"))
-            return {**header, "kind": "failed", "why": "NaN", "code": ProtocolError.exit_code, "blames": other}, []
+            return {**header, "kind": "failed", "error": "NaN", "code": ProtocolError.exit_code, "blames": other}, []
 
         run.hub.alter = blame
         assert greedy(run.engine, 8) == wanted
@@ -135,7 +135,7 @@ def test_who_says_again_and_again_that_a_graph_is_new_is_left_out(folder: Path) 
     path = make_model("llama", folder)
     wanted = alone(path, 8)
     with running(path) as run:
-        lie = says(kind="failed", code=GRAPH_CHANGED, why="another graph")
+        lie = says(kind="failed", code=GRAPH_CHANGED, error="another graph")
         assert greedy(run.engine, 8, at=_lie(run, "b", lie, at_token=4)) == wanted
         use = run.engine.mesh_use
         assert use is not None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError
+from edge_run.base.config import KV_SPILL_OFF, ModelConfig
+from edge_run.base.errors import BudgetError, TierReadError, from_system
 from edge_run.base.units import GIB
 from edge_run.runtime.mesh import coordinator, offers
 from edge_run.runtime.mesh.coordinator import plan_ring
@@ -66,6 +68,40 @@ def test_tokens_are_those_of_one_device_also_when_one_dies(folder: Path) -> None
         assert use is not None
         assert use.recoveries == 1
     assert list((folder / "spill").iterdir()) == []
+
+
+@pytest.mark.parametrize("has_other_plan", [True, False])
+@in_child
+def test_a_drive_that_fills_has_others_take_its_layers_or_is_named_where_none_can(
+    has_other_plan: bool, folder: Path
+) -> None:
+    """The answer ended with the budget of the device that runs the model, which is not what is to be mended."""
+    spill_terms.ATTENTIONS_AT_ONCE = 1
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    own = {"memory": memory_for(path, SHARE), "kv_spill": folder / "spill"}
+    two_layers = {"kv_spill": KV_SPILL_OFF, "memory": memory_for(path, 0.7)}
+    options = LONG if has_other_plan else {**LONG, **two_layers}
+
+    def write(address: int, length: int, offset: int) -> None:
+        raise from_system(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "writing keys and values")
+
+    with running(path, "b", options=options, own=own) as run:
+        coordinator.plan_ring = plan_ring  # the real one
+        assert send_all_away(run, "b") == 1 + has_other_plan
+        engine = run.workers["b"]._engine
+        assert engine is not None
+        engine._assignment._spilled.spill.file.write = write  # type: ignore[union-attr, method-assign]
+        if has_other_plan:
+            assert greedy(run.engine) == wanted
+            use = run.engine.mesh_use
+            assert use is not None
+            assert not use.left_out
+        else:
+            with pytest.raises(TierReadError, match=r"^name of b: .*No space left on device; free some sp") as refusal:
+                greedy(run.engine)
+            assert refusal.value.errno == errno.ENOSPC
+        assert any("name of b has less room than it seemed" in line for line in run.said), run.said
 
 
 @in_child

@@ -7,8 +7,10 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_run.base.errors import BudgetError
 from edge_run.runtime.mesh.failover import (
     MOST_MISFITS,
+    RETURN_S,
     Appeared,
     Better,
     Deposed,
@@ -18,6 +20,7 @@ from edge_run.runtime.mesh.failover import (
     Gone,
     Lead,
     Led,
+    LessRoom,
     MakePlan,
     NotLed,
     Open,
@@ -27,8 +30,8 @@ from edge_run.runtime.mesh.failover import (
     Refused,
     Replayed,
     ReplayLog,
-    Unfit,
 )
+from edge_run.runtime.mesh.run_events import FORGET_S
 
 NODES = ("b", "c", "d", "e")
 
@@ -98,7 +101,7 @@ class World:
                 assert all(instruction.epoch > epoch for epoch in self.epochs), "every plan has a later epoch"
                 self.epochs.append(instruction.epoch)
                 if self.draw.draw(st.integers(0, 9)) == 0:
-                    return Unfit("too little room")
+                    return LessRoom(self.draw.draw(st.sampled_from(instruction.nodes)), BudgetError("too little room"))
             self.opened = instruction.epoch, instruction.nodes
             return Opened(instruction.epoch)
         if isinstance(instruction, ReplayLog):
@@ -150,6 +153,29 @@ def test_one_that_refused_does_not_come_back_and_one_that_was_lost_does() -> Non
     assert machine.wants_more
 
 
+def test_one_that_refused_is_asked_again_when_it_was_started_anew_or_after_a_while() -> None:
+    now = [0.0]
+    machine = Failover("a", ["b", "c", "d"], lambda: now[0])
+    machine.start()
+    machine.handle(Led(1))
+    machine.handle(Refused("b", "no such file"))
+    machine.handle(Refused("c", "another process computes with it", is_for_now=True))
+    machine.handle(Gone("d", "did not answer an order"))
+    assert not any(map(machine.may_return, "bcd"))
+    machine.handle(Appeared("b", is_anew=True))
+    assert machine.candidates == {"b"}
+    now[0] = RETURN_S
+    assert [node for node in "bcd" if machine.may_return(node)] == ["c", "d"]
+    machine.handle(Appeared("c"))
+    assert not machine.left_out
+    for _ in range(MOST_MISFITS):
+        machine.handle(Refused("c", "another process computes with it", is_for_now=True))
+        now[0] += RETURN_S
+    assert not machine.may_return("c"), "it was asked often enough"
+    now[0] += FORGET_S
+    assert machine.may_return("c")
+
+
 def test_one_that_was_lost_and_is_there_is_asked_again_a_few_times() -> None:
     machine = Failover("a", ["b", "c"])
     machine.start()
@@ -180,6 +206,18 @@ def test_what_is_said_under_an_earlier_epoch_counts_for_nothing() -> None:
     assert machine.handle(Better("faster"))[-1] == Lead()
     machine.handle(Led(1))
     assert machine.epoch > first, "under the same lease too"
+
+
+def test_one_with_less_room_is_planned_with_again_a_few_times() -> None:
+    machine = Failover("a", ["b", "c"])
+    machine.start()
+    for number in range(MOST_MISFITS + 1):
+        machine.handle(Led(1))
+        machine.handle(Planned(("a", *sorted(machine.candidates))))
+        assert machine.handle(LessRoom("b", BudgetError("too small")))[-1] == Lead()
+        assert machine.candidates == ({"b", "c"} if number < MOST_MISFITS else {"c"})
+    assert "too small" in machine.left_out["b"].why
+    assert machine.handle(LessRoom("b", BudgetError("too small"))) == [], "it has no part any more"
 
 
 def test_one_that_gives_up_again_and_again_is_done_without() -> None:

@@ -181,6 +181,12 @@ class Cancelled(EdgeRunError):
     exit_code = 130
 
 
+def lacks_room(error: BaseException | None) -> bool:
+    """Return whether `error` says that memory or a drive has less room than was needed."""
+    is_full = isinstance(error, TierReadError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return is_full or isinstance(error, BudgetError)
+
+
 _ADVICE = {
     errno.EIO: "check the drive",
     errno.ENOSPC: "free some space",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_run.base.errors import BudgetError, MeshError
+from edge_run.base.errors import MeshError, TierReadError
 from edge_run.runtime.fetch import store as module
 from edge_run.runtime.fetch.store import FetchedModel, FetchedModels
 from edge_run.tiers.pieces import PIECE_BYTES, model_hash, piece_digest
@@ -67,7 +67,7 @@ def test_pieces_that_are_not_needed_now_are_given_up_before_it_is_refused(tmp_pa
     models.make_room(fetched, range(3, 8))
     assert fetched.partial.missing(range(5)) == [0, 1, 2]
     fill(fetched, range(5, 8))
-    with pytest.raises(BudgetError, match=r"--fetch 2 MiB: too small for 2 MiB"):
+    with pytest.raises(TierReadError, match=r"--fetch 2 MiB: too small for 2 MiB"):
         models.make_room(fetched, range(COUNT))
     fetched.close()
 
@@ -96,6 +96,6 @@ def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "LEFT_FREE_BYTES", 1 << 60)  # more than any disk has
     models = FetchedModels(tmp_path, 1 << 30)
     fetched = open_model(models, 1)
-    with pytest.raises(BudgetError, match="its disk has room for 0 B, 512 KiB are to be fetched"):
+    with pytest.raises(TierReadError, match="its disk has room for 0 B, 512 KiB are to be fetched"):
         models.make_room(fetched, range(2))
     fetched.close()

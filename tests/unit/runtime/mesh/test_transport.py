@@ -103,7 +103,7 @@ def test_a_stop_ends_its_own_pass_only() -> None:
 
 def test_a_coordinator_hears_of_failures_of_all_passes_in_flight() -> None:
     transport, link = transport_of("a")
-    failed: Document = {"kind": "failed", "epoch": 9, "code": 6, "why": "x", "lost": "", "blames": ""}
+    failed: Document = {"kind": "failed", "epoch": 9, "code": 6, "error": "x", "figures": {}, "lost": "", "blames": ""}
     transport.expect(7, oldest=5)
     transport.expect(5)
     transport._round = 1

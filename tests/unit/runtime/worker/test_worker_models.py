@@ -1,0 +1,31 @@
+"""The models of a worker: why one that it should have is not taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import ModelFileError, NotTrusted
+from edge_run.runtime.fetch.exchange import PieceExchange
+from edge_run.runtime.worker.models import ModelAsked, WorkerModels
+from fake_mesh import Hub
+
+ASKED = ModelAsked("0" * 64, "m.gguf", (4096,), (64,))
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> WorkerModels:
+    (tmp_path / "other.gguf").write_bytes(b"GGUF")
+    config = ModelConfig(cache_folder=tmp_path / "cache")
+    return WorkerModels([tmp_path], config, PieceExchange(Hub().join("b")))
+
+
+def test_a_file_that_is_there_and_cannot_be_read_is_said_to_be_that(models: WorkerModels, tmp_path: Path) -> None:
+    with pytest.raises(NotTrusted, match="copy the same file there"):
+        models.find("a", ASKED)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError, match=r"m\.gguf.*truncated"):
+        models.find("a", ASKED)
