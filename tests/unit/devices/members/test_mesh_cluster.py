@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,24 @@ def test_places() -> None:
     check_listen(("127.0.0.1", "0.0.0.0"), 0)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
         check_listen(("192.0.2.1",), 0)
+
+
+ALIASED = """
+ip link set lo up && ip addr add 10.91.7.1/24 dev lo label lo:1 || exit 77
+exec "$0" -c 'from edge_run.devices.mesh.opening import reachable; print(*reachable(("0.0.0.0",), 7))'
+"""
+
+
+def test_an_address_with_a_label_is_one_of_its_card() -> None:
+    """It is listed as a card of its own, of which no state is known."""
+    words = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", ALIASED, sys.executable]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError as error:
+        pytest.skip(f"no namespaces here: {error}")
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"no namespaces here: {done.stderr}")
+    assert done.stdout.split() == ["tcp://10.91.7.1:7", "tcp://127.0.0.1:7"], done.stderr
 
 
 @pytest.mark.parametrize("kept", ["99999999999999999999", "1" * 5000, "true", "1e15", '"7"', "-1", "[", ""])
