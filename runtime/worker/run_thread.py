@@ -36,7 +36,7 @@ class RunThread:
         self.run: WorkerRun | None = None
         self._busy_with: WorkerRun | None = None
         self._changing = threading.Condition()
-        self._is_closed = False
+        self._is_closed, self._why_ended = False, ""
         self._given_up: tuple[str, int] | None = None  # whose run, under which epoch: its coordinator may not know yet
         self._tell_s = 0.0
         self._last: Command = Operate("clear")
@@ -48,8 +48,10 @@ class RunThread:
         self._thread.start()
 
     def begin(self, run: WorkerRun) -> None:
-        """Compute for `run` from now on; there is no other."""
+        """Compute for `run` from now on; there is no other. Raises MeshError where nothing is computed any more."""
         with self._changing:
+            if self._why_ended:
+                raise MeshError(f"this device computes no more ({self._why_ended}); start it anew")
             self.run = run
             self._changing.notify_all()
 
@@ -80,29 +82,38 @@ class RunThread:
             run.engine.interrupt.cancel()
 
     def _serve(self) -> None:
-        while not self._is_closed:
+        try:
+            while not self._is_closed:
+                self._take_turn()
+        except Exception as error:
+            logger.exception("a mistake of edge-run's own; this device computes no more for others")
             with self._changing:
-                self._changing.wait_for(lambda: self.run is not None or self._is_closed, IDLE_POLL_S)
-                run = self._busy_with = self.run
-                if run is None:  # while no other begins: its commands come later
-                    self._drop()
-            if run is None:
-                self._tell_that_it_is_over()
-                continue
-            try:
-                self._step(run)
-            except DeviceLost as error:
-                if error.node == run.coordinator:
-                    self._give_up(run)
-            except EdgeRunError as error:
-                logger.warning("%s", error)
-            except Exception:
-                logger.exception("a mistake of ours; the run is given up")
+                self._why_ended = f"a mistake of edge-run's own: {type(error).__name__}"
+
+    def _take_turn(self) -> None:
+        """Carry out a command of the run in force, if one comes; while there is no run, see to what is left of it."""
+        with self._changing:
+            self._changing.wait_for(lambda: self.run is not None or self._is_closed, IDLE_POLL_S)
+            run = self._busy_with = self.run
+            if run is None:  # while no other begins: its commands come later
+                self._drop()
+        if run is None:
+            self._tell_that_it_is_over()
+            return
+        try:
+            self._step(run)
+        except DeviceLost as error:
+            if error.node == run.coordinator:
                 self._give_up(run)
-            finally:
-                with self._changing:
-                    self._busy_with = None
-                    self._changing.notify_all()
+        except EdgeRunError as error:
+            logger.warning("%s", error)
+        except Exception:
+            logger.exception("a mistake of ours; the run is given up")
+            self._give_up(run)
+        finally:
+            with self._changing:
+                self._busy_with = None
+                self._changing.notify_all()
 
     def _drop(self) -> None:
         """Receive what has come, which is nobody's: a full queue would have the link read nothing more."""
@@ -118,20 +129,25 @@ class RunThread:
     def _give_up(self, run: WorkerRun) -> None:
         """The coordinator is gone: what was decoded is nobody's, and its weights need not stay."""
         run.end()
-        self._given_up = run.coordinator, run.epoch
         with self._changing:
-            if self.run is run:
-                self.run = None
-        run.engine.release()
+            if self.run is run:  # else it was ended meanwhile, by an order, and nobody waits
+                self.run, self._given_up = None, (run.coordinator, run.epoch)
+        try:
+            run.engine.release()
+        except (EdgeRunError, OSError) as error:
+            logger.warning("weights of a run that is over stay until the next one (%s)", error)
 
     def _tell_that_it_is_over(self) -> None:
         """Tell a coordinator whose run was given up here, as soon as it is there again: it may be waiting."""
-        if self._given_up is None or time.monotonic() < self._tell_s:
+        given_up, now_s = self._given_up, time.monotonic()
+        if given_up is None or now_s < self._tell_s:
             return
-        (node, epoch), self._tell_s = self._given_up, time.monotonic() + TELL_EVERY_S
+        (node, epoch), self._tell_s = given_up, now_s + TELL_EVERY_S
         with contextlib.suppress(EdgeRunError):
             self._link.send(node, {"kind": "over", "epoch": epoch}, timeout_s=IDLE_POLL_S)
-            self._given_up = None
+            with self._changing:
+                if self._given_up is given_up:
+                    self._given_up = None
 
     def _step(self, run: WorkerRun) -> None:
         """Carry out the next command, if one comes."""
