@@ -70,6 +70,7 @@ class FakeMesh:
         self.plans: list[tuple[int, Document]] = []
         self.talked: set[str] = set()
         self.hear: Callable[[Message | DeviceLost], None] = lambda item: None
+        self.is_wanted: Callable[[Message | DeviceLost], bool] = lambda item: True
 
     @property
     def link(self) -> FakeMesh:
@@ -159,10 +160,14 @@ class FakeMesh:
 
     def put(self, item: Message | DeviceLost) -> None:
         self.hear(item)
-        self.inbox.put(item)
+        if self.is_wanted(item):
+            self.inbox.put(item)
 
     def overhear(self, hear: Callable[[Message | DeviceLost], None]) -> None:
         self.hear = hear
+
+    def take_only(self, is_wanted: Callable[[Message | DeviceLost], bool]) -> None:
+        self.is_wanted = is_wanted
 
     def watch(self, node: str) -> None:
         pass  # all are told of all losses
