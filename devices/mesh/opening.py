@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
 import time
@@ -191,4 +192,19 @@ def shown_broker(cluster: Cluster) -> str:
     if cluster.serves is None:
         return cluster.broker
     host, port = parse_place(cluster.serves, PORT)
-    return f"mqtt://{place_text(next(iter(own_addresses(host)), host), port)}"
+    addresses = own_addresses(host)
+    outward = _outward_address(host)
+    shown = outward if outward in addresses else next(iter(addresses), host)
+    return f"mqtt://{place_text(shown, port)}"
+
+
+def _outward_address(listen: str) -> str:
+    """Return this device's address on the network with the default route, which others share; empty without one.
+
+    A card that is listed first may be one of containers, or of a private network of two.
+    """
+    family, elsewhere = (socket.AF_INET6, "2001:db8::1") if ":" in listen else (socket.AF_INET, "192.0.2.1")
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as one:
+        one.connect((elsewhere, PORT))  # which sends nothing
+        return str(one.getsockname()[0])
+    return ""
