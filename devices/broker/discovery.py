@@ -77,7 +77,7 @@ def find_broker(cluster: Cluster, search_s: float = SEARCH_S, interfaces: list[s
     finally:
         own.close()
     addresses = info.parsed_addresses() if info is not None else []
-    if not addresses:
+    if info is None or not addresses:
         raise MeshError(
             f"mesh: no broker of cluster {cluster.id} was found on this network in {search_s:g} s; start it, or name "
             "its address with --broker mqtt://HOST"
@@ -100,7 +100,7 @@ def _answering(addresses: list[str], port: int) -> str | None:
             for key, _ in waiting.select(left_s):
                 address, one = key.data
                 if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                    return address
+                    return str(address)
                 waiting.unregister(one)
     return None
 
