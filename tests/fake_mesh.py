@@ -68,6 +68,7 @@ class FakeMesh:
         self.epoch, self.is_leading, self.incarnation = 0, False, f"incarnation {next(hub.incarnations)}"
         self.orders = threading.Lock()
         self.plans: list[tuple[int, Document]] = []
+        self.loads: list[Document] = []
         self.talked: set[str] = set()
         self.hear: Callable[[Message | DeviceLost], None] = lambda item: None
         self.is_wanted: Callable[[Message | DeviceLost], bool] = lambda item: True
@@ -97,7 +98,7 @@ class FakeMesh:
                 other.events.put(Joined(self.member))
 
     def report(self, load: Document) -> None:
-        pass
+        self.loads.append(load)
 
     def lead(self, *, timeout_s: float) -> int:
         if not self.hub.can_lead:

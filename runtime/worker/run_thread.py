@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, MeshError, ProtocolError
 from edge_run.base.fields import MOST_WORDS, Fields, plain
@@ -15,6 +16,7 @@ from edge_run.runtime.mesh.messages import Command, Decode, Operate, read_comman
 from edge_run.runtime.mesh.transport import SEND_TIMEOUT_S, code_of
 from edge_run.runtime.slices.slice import NotNumbers
 from edge_run.runtime.worker.run import WorkerRun
+from edge_run.runtime.worker.work_report import WorkReport
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +33,9 @@ class RunThread:
     run: the run in force.
     """
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, link: Link, report: Callable[[Document], None]) -> None:
+        """report: takes what others are to see of the work here."""
+        self._link, self._shown = link, WorkReport(report)
         self.run: WorkerRun | None = None
         self._busy_with: WorkerRun | None = None
         self._changing = threading.Condition()
@@ -97,6 +100,7 @@ class RunThread:
             run = self._busy_with = self.run
             if run is None:  # while no other begins: its commands come later
                 self._drop()
+        self._shown.tell(run.model if run else "")
         if run is None:
             self._tell_that_it_is_over()
             return
@@ -166,7 +170,9 @@ class RunThread:
                 self._last = command
                 run.engine.interrupt.reset()
                 run.begin(number)
-                carry_out(run.engine, self._last)
+                carry_out(run.engine, command)
+                if isinstance(command, Decode):
+                    self._shown.count(sum(token.wants_logits for token in command.batch))
             except Cancelled:
                 raise
             except DeviceLost as error:  # the coordinator cannot know that an activation went nowhere

@@ -64,7 +64,7 @@ class Worker:
         self._opened: tuple[str, Document] | None = None
         self._latest = 0  # epoch of an order to compute
         self._at_work, self._is_closed = threading.Lock(), False
-        self._runs = RunThread(mesh.link)
+        self._runs = RunThread(mesh.link, mesh.report)
 
     def start(self) -> None:
         """Announce what is here, and begin to serve."""
@@ -172,6 +172,7 @@ class Worker:
             coordinator,
             engine,
             lambda check: LinkTransport(self._mesh.link, number, share, coder, check, room_bytes),
+            self._files.model,
         )
         run.transport.forget()
         engine.assign(share, run.transport)

@@ -21,7 +21,7 @@ STEPS = 60
 class Run:
     """Stands for a `WorkerRun`, and for its transport and engine: notes the messages that come to it."""
 
-    coordinator, epoch, is_over = "a", 1, False
+    coordinator, model, epoch, is_over = "a", "some.gguf", 1, False
 
     def __init__(self, link: FakeMesh) -> None:
         self.transport = self.engine = self.interrupt = self
@@ -50,7 +50,7 @@ def link() -> FakeMesh:
 
 @pytest.fixture
 def thread(link: FakeMesh) -> Iterator[RunThread]:
-    thread = RunThread(link)
+    thread = RunThread(link, link.report)
     thread.start()
     yield thread
     thread.close()
