@@ -68,8 +68,10 @@ class FakeMesh:
         self.epoch, self.is_leading, self.incarnation = 0, False, f"incarnation {next(hub.incarnations)}"
         self.orders = threading.Lock()
         self.plans: list[tuple[int, Document]] = []
+        self.loads: list[Document] = []
         self.talked: set[str] = set()
         self.hear: Callable[[Message | DeviceLost], None] = lambda item: None
+        self.is_wanted: Callable[[Message | DeviceLost], bool] = lambda item: True
 
     @property
     def link(self) -> FakeMesh:
@@ -96,7 +98,7 @@ class FakeMesh:
                 other.events.put(Joined(self.member))
 
     def report(self, load: Document) -> None:
-        pass
+        self.loads.append(load)
 
     def lead(self, *, timeout_s: float) -> int:
         if not self.hub.can_lead:
@@ -159,10 +161,14 @@ class FakeMesh:
 
     def put(self, item: Message | DeviceLost) -> None:
         self.hear(item)
-        self.inbox.put(item)
+        if self.is_wanted(item):
+            self.inbox.put(item)
 
     def overhear(self, hear: Callable[[Message | DeviceLost], None]) -> None:
         self.hear = hear
+
+    def take_only(self, is_wanted: Callable[[Message | DeviceLost], bool]) -> None:
+        self.is_wanted = is_wanted
 
     def watch(self, node: str) -> None:
         pass  # all are told of all losses

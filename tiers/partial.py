@@ -210,4 +210,8 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise TierReadError(f"{folder}: cannot keep fetched weights there ({error.strerror or error})") from error
+        raise TierReadError(
+            f"{folder}: cannot keep fetched weights there ({error.strerror or error}); free space on its disk, or "
+            "choose another folder with --cache-dir",
+            errno=error.errno,
+        ) from error

@@ -6,9 +6,14 @@ of a cluster that has no list of members, so that only a device with a join line
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import ipaddress
+import selectors
+import socket
 import threading
+import time
 from typing import Any
 
 from edge_run.base.errors import MeshError
@@ -16,23 +21,34 @@ from edge_run.base.extras import MESH, need
 from edge_run.devices.members.cluster import Broker, Cluster
 
 SERVICE = "_edge-run._tcp.local."
-SEARCH_S = 3.0
+SEARCH_S, ANSWER_S = 3.0, 2.0
 
 
 class Advertisement:
     """Says on the local network where the broker of a cluster is, until it is closed."""
 
     def __init__(self, cluster: Cluster, addresses: list[str], port: int) -> None:
-        """`addresses`: of this device, at which the broker listens."""
+        """`addresses`: of this device, at which the broker listens. Raises MeshError; then nothing stays open."""
         zeroconf = need("zeroconf", MESH)
-        self._zeroconf = zeroconf.Zeroconf(interfaces=addresses)
-        self._info = zeroconf.ServiceInfo(
-            SERVICE,
-            f"{_word(cluster)}.{SERVICE}",
-            port=port,
-            addresses=[ipaddress.ip_address(address).packed for address in addresses],
-        )
-        self._zeroconf.register_service(self._info)
+        with contextlib.ExitStack() as undo:
+            try:
+                self._zeroconf = zeroconf.Zeroconf(interfaces=addresses)
+                undo.callback(self._zeroconf.close)
+                self._info = zeroconf.ServiceInfo(
+                    SERVICE,
+                    f"{_word(cluster)}.{SERVICE}",
+                    port=port,
+                    addresses=[ipaddress.ip_address(address).packed for address in addresses],
+                )
+                self._zeroconf.register_service(self._info)
+            except zeroconf.NonUniqueNameException as error:
+                raise MeshError(
+                    f"mesh: a broker of cluster {cluster.id} is announced on this network already; run it on one "
+                    "device only"
+                ) from error
+            except (zeroconf.Error, OSError, ValueError, RuntimeError) as error:
+                raise MeshError(f"mesh: the broker cannot be announced on this network ({error!r})") from error
+            undo.pop_all()
 
     def close(self) -> None:
         """Say that it is no longer there."""
@@ -41,7 +57,10 @@ class Advertisement:
 
 
 def find_broker(cluster: Cluster, search_s: float = SEARCH_S, interfaces: list[str] | None = None) -> Broker:
-    """Return where the broker of `cluster` is. Raises MeshError when nobody on the local network says so."""
+    """Return where the broker of `cluster` is. Raises MeshError when nobody on the local network says so.
+
+    Of several addresses of it, some of networks that are not this device's, it is one that answers, if any does.
+    """
     zeroconf = need("zeroconf", MESH)
     wanted, found = f"{_word(cluster)}.{SERVICE}", threading.Event()
 
@@ -57,12 +76,33 @@ def find_broker(cluster: Cluster, search_s: float = SEARCH_S, interfaces: list[s
         browser.cancel()
     finally:
         own.close()
-    if info is None or not info.parsed_addresses():
+    addresses = info.parsed_addresses() if info is not None else []
+    if info is None or not addresses:
         raise MeshError(
             f"mesh: no broker of cluster {cluster.id} was found on this network in {search_s:g} s; start it, or name "
             "its address with --broker mqtt://HOST"
         )
-    return Broker(info.parsed_addresses()[0], info.port)
+    return Broker(_answering(addresses, info.port) or addresses[0], info.port)
+
+
+def _answering(addresses: list[str], port: int) -> str | None:
+    """Return that of `addresses` where something answers first at `port`, None where nothing does in time."""
+    until_s = time.monotonic() + ANSWER_S
+    with selectors.DefaultSelector() as waiting, contextlib.ExitStack() as stack:
+        for address in addresses:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with contextlib.suppress(OSError):
+                one = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                one.setblocking(False)
+                if one.connect_ex((address, port)) in (0, errno.EINPROGRESS):
+                    waiting.register(one, selectors.EVENT_WRITE, (address, one))
+        while waiting.get_map() and (left_s := until_s - time.monotonic()) > 0:
+            for key, _ in waiting.select(left_s):
+                address, one = key.data
+                if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    return str(address)
+                waiting.unregister(one)
+    return None
 
 
 def _word(cluster: Cluster) -> str:

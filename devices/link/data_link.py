@@ -88,6 +88,10 @@ class DataLink:
         """Have `hear` told of what comes, on the link's thread, as base.mesh.Link says."""
         self._service.inbox.overhear(hear)
 
+    def take_only(self, is_wanted: Callable[[Message | DeviceLost], bool]) -> None:
+        """Keep only what `is_wanted` from now on, as base.mesh.Link says."""
+        self._service.inbox.take_only(is_wanted)
+
     def watch(self, node: str) -> None:
         """Have the end of `node` told as a loss from now on, as base.mesh.Link says."""
         self._service.watch(node)

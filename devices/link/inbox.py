@@ -14,13 +14,14 @@ logger = logging.getLogger(__name__)
 
 MOST_BYTES, MOST_MESSAGES = 256 << 20, 1024
 MOST_BULK_BYTES, MOST_BULK_MESSAGES = 16 << 20, 256
+UNASKED_BYTES, UNASKED_MESSAGES = 4 << 20, 64  # of what may come before anybody receives
 
 
 class Inbox:
     """A queue from the link's thread to the threads that receive.
 
-    Where nobody has ever received, as on a device that serves no models, what comes to a full queue is dropped, and the
-    network is read all the same.
+    What is not wanted (`take_only`) is dropped when it comes. Where nobody has ever received, as on a device that
+    serves no models, little is kept, the rest is dropped, and the network is read all the same.
     """
 
     def __init__(self, on_room: Callable[[], None], most_bytes: int, most_messages: int) -> None:
@@ -28,6 +29,7 @@ class Inbox:
         self._on_room = on_room
         self._most_bytes, self._most_messages = most_bytes, most_messages
         self._hear: Callable[[Message | DeviceLost], None] = lambda item: None
+        self._is_wanted: Callable[[Message | DeviceLost], bool] = lambda item: True
         self._arrived = threading.Condition()
         self._items: deque[tuple[Message | DeviceLost, int]] = deque()
         self._bytes = 0
@@ -37,6 +39,10 @@ class Inbox:
         """Have `hear` told of each item when it is put, on the thread that puts it."""
         self._hear = hear
 
+    def take_only(self, is_wanted: Callable[[Message | DeviceLost], bool]) -> None:
+        """Keep from now on only what `is_wanted`, which is asked on the thread that puts."""
+        self._is_wanted = is_wanted
+
     @property
     def is_full(self) -> bool:
         """Whether nothing more should be put before something was received."""
@@ -44,12 +50,17 @@ class Inbox:
 
     @property
     def _has_room(self) -> bool:
-        return self._bytes < self._most_bytes and len(self._items) < self._most_messages
+        most_bytes, most_messages = self._most_bytes, self._most_messages
+        if not self._is_received:
+            most_bytes, most_messages = min(most_bytes, UNASKED_BYTES), min(most_messages, UNASKED_MESSAGES)
+        return self._bytes < most_bytes and len(self._items) < most_messages
 
     def put(self, item: Message | DeviceLost, size: int = 0) -> None:
-        """Add a message of `size` bytes, or a loss; who overhears is told first."""
+        """Add a message of `size` bytes, or a loss, if it is wanted; who overhears is told first."""
         try:
             self._hear(item)
+            if not self._is_wanted(item):
+                return
         except Exception:
             logger.exception("data link: a mistake of whoever overhears")
         with self._arrived:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _ZAP = "inproc://zeromq.zap.01"
 _QUEUE = 64  # messages of a peer that wait in the socket
+_EVENT = struct.Struct("=HI")  # of ZeroMQ's monitor: its kind, and the descriptor
 
 
 class LinkListener:
@@ -28,11 +30,12 @@ class LinkListener:
         """Listen on the addresses `places`, all on one port; 0: any that is free. Raises MeshError."""
         zmq = need("zmq", MESH)
         self._zmq = zmq
-        self._connections: dict[int, str] = {}  # descriptors by which messages came last, and whose they were
+        self._connections: dict[int, str] = {}  # descriptors that are open, and who spoke by them last
         self.guard = context.socket(zmq.ROUTER)
         self.guard.setsockopt(zmq.LINGER, 0)
         self.guard.bind(_ZAP)
         self.socket = context.socket(zmq.ROUTER)
+        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.IPV6, int(any(":" in place for place in places))),
@@ -74,14 +77,15 @@ class LinkListener:
 
         Raises ProtocolError for what is malformed, which names the node.
         """
+        self.watch()
         try:
             frames = self.socket.recv_multipart(self._zmq.NOBLOCK, copy=False)
         except self._zmq.Again:
             return None
         identity, rest = frames[0], frames[1:]
         node = str(rest[0].get("User-Id")) if rest else ""
-        if rest:
-            self._connections[int(rest[0].get(self._zmq.SRCFD))] = node
+        if rest and (descriptor := int(rest[0].get(self._zmq.SRCFD))) in self._connections:
+            self._connections[descriptor] = node
         try:
             if not rest:
                 raise ProtocolError("message: of no frames")
@@ -96,15 +100,35 @@ class LinkListener:
             return None
         return head, Message(node, head.header, parts), size
 
+    def watch(self) -> None:
+        """Note which connections came and went: a descriptor that is closed may be anybody's in a moment."""
+        while True:
+            try:
+                event = self.monitor.recv_multipart(self._zmq.NOBLOCK)[0]
+            except self._zmq.Again:
+                return
+            kind, descriptor = _EVENT.unpack(event)
+            if kind == self._zmq.EVENT_ACCEPTED:
+                self._connections[descriptor] = ""
+            else:
+                self._connections.pop(descriptor, None)
+
     def cut(self, node: str) -> None:
         """End the connections by which messages of `node` came."""
         for descriptor in [one for one, owner in self._connections.items() if owner == node]:
-            del self._connections[descriptor]
             with contextlib.suppress(OSError):
-                _shut_down(os.dup(descriptor))
+                own = os.dup(descriptor)
+                self.watch()  # that a connection is closed is told before: if it was not told, it is what was copied
+                if self._connections.pop(descriptor, None) == node:
+                    _shut_down(own)
+                else:
+                    os.close(own)
 
     def close(self) -> None:
         """Listen no more."""
+        with contextlib.suppress(self._zmq.ZMQError):
+            self.socket.disable_monitor()
+        self.monitor.close(0)
         self.guard.close(0)
         self.socket.close(0)
 

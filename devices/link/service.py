@@ -171,6 +171,7 @@ class LinkService:
         poller = zmq.Poller()
         poller.register(self._wakeup.fileno(), zmq.POLLIN)
         poller.register(self._listener.guard, zmq.POLLIN)
+        poller.register(self._listener.monitor, zmq.POLLIN)
         if not self.inbox.is_full:
             poller.register(self._listener.socket, zmq.POLLIN)
         for connection in self.connections.values():
@@ -188,6 +189,8 @@ class LinkService:
             return
         if self._wakeup.fileno() in ready:
             self._wakeup.clear()
+        if self._listener.monitor in ready:
+            self._listener.watch()
         if self._listener.guard in ready:
             with contextlib.suppress(zmq.ZMQError):  # who asks is not let in now, and asks again
                 self.refused += not self._listener.check_key({p.key.encode(): node for node, p in self.peers.items()})

@@ -53,10 +53,18 @@ class ChannelCallbacks:
     on_end: Callable[[str], None]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
+class _Refusal(MeshError):
+    """The broker does not take who connects as `user`, empty for nobody."""
+
+    user: str
+
+
 class Channel:
     """A thread that keeps one connection to the broker.
 
     is_up: whether there is a connection.
+    refused_user: as whom the broker refused this device last, empty for nobody; None where that is not why it is down.
     """
 
     def __init__(
@@ -67,6 +75,7 @@ class Channel:
         self._outbox: asyncio.Queue[Outgoing | PlainMessage] = asyncio.Queue(MOST_QUEUED)
         self._ended, self._tick, self._stale = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.is_up = self._was_up = self._is_ending = self._is_nobody = False
+        self.refused_user: str | None = None
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edge-run mesh", daemon=True)
 
@@ -144,12 +153,12 @@ class Channel:
     async def _keep_connected(self) -> None:
         attempt = 0
         while True:
-            self._was_up, why = False, "the connection to the broker ended"
+            self._was_up, why, user = False, "the connection to the broker ended", None
             try:
                 await self._stay_connected(await asyncio.to_thread(self._callbacks.find))
             except (EdgeRunError, OSError) as error:
-                why = str(error)
-            self.is_up = False
+                why, user = str(error), error.user if isinstance(error, _Refusal) else None
+            self.is_up, self.refused_user = False, user
             self._callbacks.on_change(False, why)
             attempt = 0 if self._was_up else attempt + 1
             longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt)
@@ -166,10 +175,13 @@ class Channel:
             async with _client(broker, self._name, will, self._authority, is_nobody) as client:
                 await self._serve(client, broker)
         except (aiomqtt.MqttError, OSError) as error:
-            if broker.is_offered and not self._was_up and is_refusal(error):
+            if self._was_up:
+                raise MeshError(f"broker {broker.place}: the connection broke") from error
+            if not is_refusal(error):
+                raise MeshError(explain(error, broker)) from error
+            if broker.is_offered:
                 self._is_nobody = not self._is_nobody  # perhaps it takes who names nobody
-            why = f"broker {broker.place}: the connection broke" if self._was_up else explain(error, broker)
-            raise MeshError(why) from error
+            raise _Refusal(explain(error, broker), user="" if is_nobody else broker.user or "") from error
 
     async def _serve(self, client: Any, broker: Broker) -> None:
         """Take in and send out. What ends the connection is noticed by taking in, whatever the other waits for."""

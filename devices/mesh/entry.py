@@ -64,7 +64,7 @@ class _Entry:
             is_in, listed = self._is_over(), self._listed
         if listed is not None and self.device.public_key in listed.members:
             return listed
-        if is_in or (not self._channel.is_up and "refuses user" in self._why):
+        if is_in or self._is_unknown():
             raise NotTrusted(
                 f"cluster {self._invited.cluster}: this invitation is used up, or has ended; ask for another line "
                 "(`edge-run mesh invite`)"
@@ -75,6 +75,10 @@ class _Entry:
             f"cluster {self._invited.cluster}: nobody who may let this device in was there in {timeout_s:.0f} s; let "
             "`edge-run mesh join` run on the device that made the cluster, or on one that leads"
         )
+
+    def _is_unknown(self) -> bool:
+        """Whether an embedded broker knows neither the invitation nor this device as a member."""
+        return not self._channel.is_up and self._channel.refused_user in (self._key.node, self.device.node)
 
     def close(self) -> None:
         """Ask no more."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -85,8 +87,8 @@ def open_mesh(config: MeshConfig) -> LocalNode:
     except BaseException:
         identity.release()
         raise
-    link = {} if config.is_watching else {"key": node.link.key, "places": reachable(listen, node.link.port)}
     try:
+        link = {} if config.is_watching else {"key": node.link.key, "places": reachable(listen, node.link.port)}
         node.check_member()
         node.start(link, config.capabilities)
         if config.connect_s:
@@ -155,14 +157,19 @@ def own_addresses(listen: str) -> list[str]:
     if listen not in EVERYWHERE:
         return [listen]
     family = socket.AF_INET6 if ":" in listen else socket.AF_INET
-    states = psutil.net_if_stats()
-    found = [
-        one.address
-        for card, addresses in psutil.net_if_addrs().items()
-        for one in addresses
-        if one.family == family and "%" not in one.address and states[card].isup
-    ]
+    addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
+    up = [card for card in addresses if _is_up(card, states)]
+    found = [one.address for card in up for one in addresses[card] if one.family == family and "%" not in one.address]
     return sorted(found, key=lambda address: address in (LOOPBACK, "::1"))
+
+
+def _is_up(card: str, states: Mapping[str, Any]) -> bool:
+    """Return whether a network card is up, as is one of which nothing is known: it was added just now.
+
+    An address may have a label, as `eth0:1`, and is listed under that; the card is what is before the colon.
+    """
+    state = states.get(card) or states.get(card.partition(":")[0])
+    return state is None or bool(state.isup)
 
 
 def check_listen(listen: tuple[str, ...], port: int = 0) -> None:
@@ -185,4 +192,19 @@ def shown_broker(cluster: Cluster) -> str:
     if cluster.serves is None:
         return cluster.broker
     host, port = parse_place(cluster.serves, PORT)
-    return f"mqtt://{place_text(next(iter(own_addresses(host)), host), port)}"
+    addresses = own_addresses(host)
+    outward = _outward_address(host)
+    shown = outward if outward in addresses else next(iter(addresses), host)
+    return f"mqtt://{place_text(shown, port)}"
+
+
+def _outward_address(listen: str) -> str:
+    """Return this device's address on the network with the default route, which others share; empty without one.
+
+    A card that is listed first may be one of containers, or of a private network of two.
+    """
+    family, elsewhere = (socket.AF_INET6, "2001:db8::1") if ":" in listen else (socket.AF_INET, "192.0.2.1")
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as one:
+        one.connect((elsewhere, PORT))  # which sends nothing
+        return str(one.getsockname()[0])
+    return ""

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-from edge_run.base.errors import NotTrusted
+from edge_run.base.errors import MeshError, NotTrusted
 from edge_run.devices.broker.access import CONNECTIONS, HOME, MEMBER, BrokerAccess, guest_user, home_user, member_user
 from edge_run.devices.broker.discovery import Advertisement
 from edge_run.devices.broker.embedded import EmbeddedBroker
@@ -33,8 +33,8 @@ def serving(cluster: Cluster, device: DeviceKey) -> Iterator[EmbeddedBroker | No
         if addresses:
             try:
                 stack.callback(Advertisement(cluster, addresses, port).close)
-            except (OSError, ValueError) as error:  # a network without multicast: the plain address works
-                logger.warning("the broker is not announced on the network (%s)", error)
+            except MeshError as error:  # as on a network without multicast: the plain address works
+                logger.warning("%s; devices find it by its address only", error)
         yield broker
 
 

@@ -83,14 +83,20 @@ class PieceExchange:
         return transfer
 
     def fetch_now(self, sink: Sink, wanted: Sequence[int], provider: str, timeout_s: float) -> None:
-        """Fetch, and wait for it. Raises MeshError where it does not come."""
+        """Fetch, and wait for it.
+
+        Raises MeshError, which names the provider, where it does not come; TierReadError where it cannot be kept here.
+        """
         transfer = self.fetch(sink, wanted, [provider])
-        transfer.over.wait(timeout_s)
+        is_over = transfer.over.wait(timeout_s)
         self.stop()
+        if transfer.error is not None:
+            raise transfer.error
         if transfer.why:
-            why = transfer.failures.get(provider, transfer.why)
-            sent = f"{transfer.done_bytes} of {transfer.wanted_bytes} bytes in {timeout_s:.0f} s"
-            raise MeshError(f"sent {sent}: {why}", node=provider)
+            sent = f"sent {transfer.done_bytes} of {transfer.wanted_bytes} bytes"
+            if not is_over:
+                raise MeshError(f"{sent} in {timeout_s:.0f} s; see to the network between them", node=provider)
+            raise MeshError(f"{sent}: {transfer.failures.get(provider, transfer.why)}", node=provider)
 
     def stop(self) -> None:
         """Fetch no more; what came is kept, and the sink left alone."""
@@ -161,7 +167,7 @@ class PieceExchange:
                 self._ask(transfer)
                 transfer.settle()
             except EdgeRunError as error:
-                transfer.end(error.message)
+                transfer.end_with(error)
 
     def _ask(self, transfer: Transfer) -> None:
         for node, number in transfer.fetching.next(time.monotonic()):

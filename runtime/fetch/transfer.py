@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from edge_run.base.errors import EdgeRunError
 from edge_run.base.units import MIB
 from edge_run.runtime.fetch.schedule import Fetching
 from edge_run.runtime.fetch.store import FetchedModel
@@ -83,6 +84,7 @@ class Transfer:
     """The fetching of parts into a sink. Any thread may read its fields.
 
     why: it ended short; empty where it did not.
+    error: that this device met with what came, where it ended with one: no provider is to blame.
     wrong: nodes that sent other bytes than the model has.
     """
 
@@ -91,6 +93,7 @@ class Transfer:
         self.wanted_bytes = sum(map(sink.length, wanted))
         self.done_bytes = self._unsynced_bytes = 0
         self.why = ""
+        self.error: EdgeRunError | None = None
         self.wrong: set[str] = set()
         self.over = threading.Event()
         self._synced_s = time.monotonic()
@@ -127,3 +130,8 @@ class Transfer:
         """It is over; why: short of the end."""
         self.why = why
         self.over.set()
+
+    def end_with(self, error: EdgeRunError) -> None:
+        """It is over, because this device cannot keep what comes."""
+        self.error = error
+        self.end(error.message)

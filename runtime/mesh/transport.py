@@ -117,7 +117,11 @@ class LinkTransport:
             self._keep(message)
 
     def forget(self) -> None:
-        """What came before this epoch is nobody's: also the loss of an earlier life of who coordinates now."""
+        """What came before this epoch is nobody's, nor what will come of others than the devices of this run.
+
+        Also the loss of an earlier life of who coordinates now.
+        """
+        self._link.take_only(self._is_ours)
         while True:
             with contextlib.suppress(DeviceLost):
                 if self._link.receive(timeout_s=0.0) is None:
@@ -190,8 +194,11 @@ class LinkTransport:
         if message.header.get("kind") == "activation":
             self._keep(message)
             return None
-        is_ours = message.header.get("epoch") == self.epoch and message.node == self._owners[0]
-        return message if is_ours else None
+        return message if self._is_ours(message) and message.node == self._owners[0] else None
+
+    def _is_ours(self, item: Message | DeviceLost) -> bool:
+        """Return whether what came is of a device of this run, and of this epoch; also on a thread of the link's."""
+        return item.node in self._owners and (isinstance(item, DeviceLost) or item.header.get("epoch") == self.epoch)
 
     def _next(self, timeout_s: float) -> Message | None:
         """Return the next message, None when none came in time. Raises DeviceLost for a device of this run."""
@@ -228,8 +235,8 @@ class LinkTransport:
 
     def _keep(self, message: Message) -> None:
         """Keep what is for later; stop for what says that this pass will not end."""
-        kind, header = message.header.get("kind"), message.header
-        if header.get("epoch") != self.epoch or message.node not in self._owners:
+        kind = message.header.get("kind")
+        if not self._is_ours(message):
             return
         fields = _fields(message)
         if kind == "over":

@@ -40,6 +40,11 @@ class WorkerFiles:
         """What there is, for others to know."""
         return self._models.capabilities
 
+    @property
+    def model(self) -> str:
+        """What is called the model that is open; empty where none is."""
+        return self._asked.name if self._asked else ""
+
     def open(self, coordinator: str, asked: ModelAsked) -> tuple[Path, PartialModel | None]:
         """Return where a model is, and what is there of it where that is not all. Raises as `WorkerModels.find`."""
         self.release()

@@ -14,6 +14,7 @@ class WorkerRun:
     """What a worker knows of a run.
 
     coordinator: the device that the run is of.
+    model: what the coordinator calls the model.
     engine: the slice that is computed here.
     transport: of the activations and commands of the run.
     done: the latest command that was begun.
@@ -25,9 +26,10 @@ class WorkerRun:
         coordinator: str,
         engine: SliceEngine,
         make_transport: Callable[[Callable[[], None]], LinkTransport],
+        model: str,
     ) -> None:
         """make_transport: makes it of a function that it is to call while it waits, and that may raise to stop."""
-        self.coordinator, self.engine = coordinator, engine
+        self.coordinator, self.engine, self.model = coordinator, engine, model
         self.done, self.is_over = 0, False
         self._stopped = -1  # the latest command that its coordinator stopped
         self.transport = make_transport(self.check)

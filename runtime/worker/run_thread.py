@@ -17,6 +17,7 @@ from edge_run.runtime.mesh.messages import Command, Decode, Operate, read_comman
 from edge_run.runtime.mesh.transport import SEND_TIMEOUT_S, code_of
 from edge_run.runtime.slices.slice import NotNumbers
 from edge_run.runtime.worker.run import WorkerRun
+from edge_run.runtime.worker.work_report import WorkReport
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +34,19 @@ class RunThread:
     run: the run in force.
     """
 
-    def __init__(self, link: Link, when_idle: Callable[[], None] = lambda: None) -> None:
-        """when_idle: runs now and then while there is no run, on the thread that computes; it must not wait."""
-        self._link, self._when_idle = link, when_idle
+    def __init__(
+        self, link: Link, report: Callable[[Document], None], when_idle: Callable[[], None] = lambda: None
+    ) -> None:
+        """Compute for who is reached by `link`.
+
+        report: takes what others are to see of the work here.
+        when_idle: runs now and then while there is no run, on the thread that computes; it must not wait.
+        """
+        self._link, self._shown, self._when_idle = link, WorkReport(report), when_idle
         self.run: WorkerRun | None = None
         self._busy_with: WorkerRun | None = None
         self._changing = threading.Condition()
-        self._is_closed = False
+        self._is_closed, self._why_ended = False, ""
         self._given_up: tuple[str, int] | None = None  # whose run, under which epoch: its coordinator may not know yet
         self._tell_s = 0.0
         self._last: Command = Operate("clear")
@@ -51,8 +58,10 @@ class RunThread:
         self._thread.start()
 
     def begin(self, run: WorkerRun) -> None:
-        """Compute for `run` from now on; there is no other."""
+        """Compute for `run` from now on; there is no other. Raises MeshError where nothing is computed any more."""
         with self._changing:
+            if self._why_ended:
+                raise MeshError(f"this device computes no more ({self._why_ended}); start it anew")
             self.run = run
             self._changing.notify_all()
 
@@ -83,32 +92,40 @@ class RunThread:
             run.engine.interrupt.cancel()
 
     def _serve(self) -> None:
-        while not self._is_closed:
+        try:
+            while not self._is_closed:
+                self._take_turn()
+        except Exception as error:
+            logger.exception("a mistake of edge-run's own; this device computes no more for others")
             with self._changing:
-                self._changing.wait_for(lambda: self.run is not None or self._is_closed, IDLE_POLL_S)
-                run = self._busy_with = self.run
-                if run is None:  # while no other begins: its commands come later
-                    self._drop()
-            if run is None:
-                self._tell_that_it_is_over()
-            try:
-                if run is None:
-                    self._when_idle()
-                    continue
-                self._step(run)
-            except DeviceLost as error:
-                if run is not None and error.node == run.coordinator:
-                    self._give_up(run)
-            except EdgeRunError as error:
-                logger.warning("%s", error)
-            except Exception:
-                logger.exception("a mistake of ours; the run is given up")
-                if run is not None:
-                    self._give_up(run)
-            finally:
-                with self._changing:
-                    self._busy_with = None
-                    self._changing.notify_all()
+                self._why_ended = f"a mistake of edge-run's own: {type(error).__name__}"
+
+    def _take_turn(self) -> None:
+        """Carry out a command of the run in force, if one comes; while there is no run, see to what is left of it."""
+        with self._changing:
+            self._changing.wait_for(lambda: self.run is not None or self._is_closed, IDLE_POLL_S)
+            run = self._busy_with = self.run
+            if run is None:  # while no other begins: its commands come later
+                self._drop()
+        self._shown.tell(run.model if run else "")
+        if run is None:
+            self._tell_that_it_is_over()
+            self._when_idle()
+            return
+        try:
+            self._step(run)
+        except DeviceLost as error:
+            if error.node == run.coordinator:
+                self._give_up(run)
+        except EdgeRunError as error:
+            logger.warning("%s", error)
+        except Exception:
+            logger.exception("a mistake of ours; the run is given up")
+            self._give_up(run)
+        finally:
+            with self._changing:
+                self._busy_with = None
+                self._changing.notify_all()
 
     def _drop(self) -> None:
         """Receive what has come, which is nobody's: a full queue would have the link read nothing more."""
@@ -124,20 +141,25 @@ class RunThread:
     def _give_up(self, run: WorkerRun) -> None:
         """The coordinator is gone: what was decoded is nobody's, and its weights need not stay."""
         run.end()
-        self._given_up = run.coordinator, run.epoch
         with self._changing:
-            if self.run is run:
-                self.run = None
-        run.engine.release()
+            if self.run is run:  # else it was ended meanwhile, by an order, and nobody waits
+                self.run, self._given_up = None, (run.coordinator, run.epoch)
+        try:
+            run.engine.release()
+        except (EdgeRunError, OSError) as error:
+            logger.warning("weights of a run that is over stay until the next one (%s)", error)
 
     def _tell_that_it_is_over(self) -> None:
         """Tell a coordinator whose run was given up here, as soon as it is there again: it may be waiting."""
-        if self._given_up is None or time.monotonic() < self._tell_s:
+        given_up, now_s = self._given_up, time.monotonic()
+        if given_up is None or now_s < self._tell_s:
             return
-        (node, epoch), self._tell_s = self._given_up, time.monotonic() + TELL_EVERY_S
+        (node, epoch), self._tell_s = given_up, now_s + TELL_EVERY_S
         with contextlib.suppress(EdgeRunError):
             self._link.send(node, {"kind": "over", "epoch": epoch}, timeout_s=IDLE_POLL_S)
-            self._given_up = None
+            with self._changing:
+                if self._given_up is given_up:
+                    self._given_up = None
 
     def _step(self, run: WorkerRun) -> None:
         """Carry out the next command, if one comes."""
@@ -156,7 +178,9 @@ class RunThread:
                 self._last = command
                 run.engine.interrupt.reset()
                 run.begin(number)
-                carry_out(run.engine, self._last)
+                carry_out(run.engine, command)
+                if isinstance(command, Decode):
+                    self._shown.count(sum(token.wants_logits for token in command.batch))
             except Cancelled:
                 raise
             except DeviceLost as error:  # the coordinator cannot know that an activation went nowhere

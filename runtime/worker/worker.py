@@ -66,7 +66,7 @@ class Worker:
         self._opened: tuple[str, Document] | None = None
         self._latest = 0  # epoch of an order to compute
         self._at_work, self._is_closed = threading.Lock(), False
-        self._runs = RunThread(mesh.link, self._free_orphan)
+        self._runs = RunThread(mesh.link, mesh.report, self._free_orphan)
         self._owner: tuple[str, str] | None = None  # of the open model: the device that had it opened, this start of it
         self._owner_seen_s = 0.0
 
@@ -178,6 +178,7 @@ class Worker:
             coordinator,
             engine,
             lambda check: LinkTransport(self._mesh.link, number, share, coder, check, room_bytes),
+            self._files.model,
         )
         run.transport.forget()
         engine.assign(share, run.transport)

@@ -170,6 +170,18 @@ def test_a_receiver_that_does_not_fetch_stops_the_sender_in_time(monkeypatch: py
         assert time.monotonic() - started < 20
 
 
+def test_what_nobody_wants_does_not_fill_the_queue_of_who_waits() -> None:
+    """An idle coordinator receives nothing for hours: its link stays there for probes, control messages and pieces."""
+    with pair() as (a, b):
+        assert b.receive(timeout_s=0.0) is None
+        b.take_only(lambda item: isinstance(item, Message) and item.header.get("epoch") == 7)
+        for number in range(link_inbox.MOST_MESSAGES + 200):
+            a.send("b", {"epoch": 6, "number": number}, timeout_s=5)
+        a.send("b", {"epoch": 7}, timeout_s=5)
+        assert a.measure("b", timeout_s=5).bytes_per_s > 0
+        assert get(b).header == {"epoch": 7}
+
+
 def test_what_was_measured_of_one_that_has_gone_is_forgotten() -> None:
     """Each run beside a program that stays is another node: what is said of links would grow without end."""
     with pair() as (a, b):

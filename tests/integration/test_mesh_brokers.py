@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
+import socket
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zeroconf
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -17,8 +21,11 @@ from cryptography.x509.oid import NameOID
 from edge_run.base.errors import MeshError
 from edge_run.devices.broker.discovery import Advertisement, find_broker
 from edge_run.devices.members.cluster import FIND_BROKER, Cluster, new_cluster, write_cluster
+from edge_run.devices.members.identity import device_key
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.devices.mesh.serving import serving
+from mesh_lists import make_cluster
 from mosquitto import free_port, mosquitto
 
 LOOPBACK = "127.0.0.1"
@@ -95,3 +102,34 @@ def test_a_broker_is_found_on_the_local_network_by_its_members_only(tmp_path: Pa
         advertisement.close()
     with pytest.raises(MeshError, match="was found"):  # what is closed is no longer there
         find_broker(cluster, 0.5, interfaces=[LOOPBACK])
+
+
+def test_of_several_addresses_that_are_announced_one_that_answers_is_taken() -> None:
+    """A broker's device is in networks that others are not in, such as that of its containers."""
+    cluster, elsewhere = new_cluster(FIND_BROKER), "127.0.0.3"
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        port = listener.getsockname()[1]
+        for addresses in ([elsewhere, LOOPBACK], [LOOPBACK, elsewhere]):
+            with contextlib.closing(Advertisement(cluster, addresses, port)):
+                found = find_broker(cluster, LIMIT_S, interfaces=[LOOPBACK])
+                assert (found.host, found.port) == (LOOPBACK, port)
+
+
+def test_where_it_cannot_be_announced_the_broker_runs_and_nothing_else_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another device that repeats what it hears has the name already, as a reflector between two networks does."""
+
+    def refuse(*_: object) -> None:
+        raise zeroconf.NonUniqueNameException
+
+    place = f"0.0.0.0:{free_port()}"
+    cluster = make_cluster(tmp_path, f"mqtt://{place}", ["one"], serves=place)
+    with monkeypatch.context() as patch:
+        patch.setattr(zeroconf.Zeroconf, "register_service", refuse)
+        with pytest.raises(MeshError, match="is announced on this network already; run it on one device only"):
+            Advertisement(cluster, [LOOPBACK], 1883)
+        assert not [one for one in threading.enumerate() if "zeroconf" in one.name.lower()]
+        with serving(replace(cluster, serves=place), device_key(tmp_path / "one")) as broker:
+            assert broker is not None
+        assert "devices find it by its address only" in caplog.text

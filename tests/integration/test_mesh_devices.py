@@ -53,6 +53,20 @@ def test_a_worker_that_hangs_is_done_without(folder: Path) -> None:
 
 
 @in_child
+def test_what_a_worker_does_is_shown_to_others(folder: Path) -> None:
+    """Home Assistant is shown the same."""
+    path = make_model("llama", folder)
+    with running(path) as run:
+        greedy(run.engine)
+        loads, until = run.hub.members["b"].loads, time.monotonic() + 20
+        while len(loads) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert loads[0] == {"model": path.name, "tokens_per_s": 0.0}
+        assert loads[1]["tokens_per_s"] > 0  # type: ignore[operator]
+
+
+@in_child
 def test_a_worker_that_reads_its_weights_in_the_first_passes_is_waited_for(folder: Path) -> None:
     """Also where the first pass reads little of them, as one of few tokens does of a mixture."""
     path = make_model("llama", folder)

@@ -117,6 +117,13 @@ class Link(Protocol):
         """
         ...
 
+    def take_only(self, is_wanted: Callable[[Message | DeviceLost], bool]) -> None:
+        """Keep for `receive` from now on only what `is_wanted`; all else is dropped when it comes.
+
+        So nobody fills the queue of one who has no reason to receive for long. It is called as what overhears is.
+        """
+        ...
+
     def watch(self, node: str) -> None:
         """Have the end of `node` told as a loss from now on, as if it had been talked to."""
         ...

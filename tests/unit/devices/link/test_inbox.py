@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from edge_run.base.errors import DeviceLost
 from edge_run.base.mesh import Message
-from edge_run.devices.link.inbox import Inbox
+from edge_run.devices.link.inbox import MOST_BYTES, MOST_MESSAGES, UNASKED_MESSAGES, Inbox
 
 MESSAGE = Message("a", {})
 
@@ -35,3 +37,26 @@ def test_where_nobody_receives_it_is_never_full_and_holds_no_more() -> None:
         inbox.put(MESSAGE, 10)
     assert len(heard) == 50
     assert [inbox.get(0.0) for _ in range(4)] == [MESSAGE] * 3 + [None]
+
+
+def test_before_anybody_receives_little_is_kept_and_then_all() -> None:
+    inbox = Inbox(lambda: None, MOST_BYTES, MOST_MESSAGES)
+    for _ in range(UNASKED_MESSAGES + 10):
+        inbox.put(MESSAGE, 10)
+    assert sum(inbox.get(0.0) is MESSAGE for _ in range(UNASKED_MESSAGES + 10)) == UNASKED_MESSAGES
+    for _ in range(UNASKED_MESSAGES + 10):
+        inbox.put(MESSAGE, 10)
+    assert all(inbox.get(0.0) is MESSAGE for _ in range(UNASKED_MESSAGES + 10))
+
+
+def test_what_is_not_wanted_is_heard_and_dropped() -> None:
+    inbox = Inbox(lambda: None, 100, 3)
+    heard: list[object] = []
+    inbox.overhear(heard.append)
+    inbox.take_only(lambda item: isinstance(item, DeviceLost))
+    inbox.put(MESSAGE, 10)
+    inbox.put(DeviceLost("gone", node="b"))
+    assert len(heard) == 2
+    with pytest.raises(DeviceLost):
+        inbox.get(0.0)
+    assert inbox.get(0.0) is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,41 @@ def test_places() -> None:
     check_listen(("127.0.0.1", "0.0.0.0"), 0)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
         check_listen(("192.0.2.1",), 0)
+
+
+NETWORK = """
+ip link set lo up && ip addr add 10.91.7.1/24 dev lo label lo:1 && ip addr add 10.91.8.1/24 dev lo &&
+ip route add default dev lo src 10.91.7.1 || exit 77
+exec "$0" -c "$1"
+"""
+
+
+def on_another_network(program: str) -> list[str]:
+    """Return the words that a program in Python prints where this device has other addresses."""
+    words = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", NETWORK, sys.executable, program]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError as error:
+        pytest.skip(f"no namespaces here: {error}")
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"no namespaces here: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_an_address_with_a_label_is_one_of_its_card() -> None:
+    """It is listed as a card of its own, of which no state is known."""
+    program = 'from edge_run.devices.mesh.opening import reachable; print(*reachable(("0.0.0.0",), 7))'
+    assert on_another_network(program) == ["tcp://10.91.8.1:7", "tcp://10.91.7.1:7", "tcp://127.0.0.1:7"]
+
+
+def test_a_join_line_has_the_address_of_the_network_that_others_share() -> None:
+    program = (
+        "from edge_run.devices.members.cluster import new_cluster\n"
+        "from edge_run.devices.mesh.opening import shown_broker\n"
+        "print(*(shown_broker(new_cluster('mqtt://x', place)) for place in ('0.0.0.0:1883', '10.0.0.7')))"
+    )
+    assert on_another_network(program) == ["mqtt://10.91.7.1:1883", "mqtt://10.0.0.7:1883"]
 
 
 @pytest.mark.parametrize("kept", ["99999999999999999999", "1" * 5000, "true", "1e15", '"7"', "-1", "[", ""])

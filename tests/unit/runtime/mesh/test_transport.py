@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import pytest
 
-from edge_run.base.errors import Cancelled, ProtocolError
+from edge_run.base.errors import Cancelled, DeviceLost, ProtocolError
 from edge_run.base.mesh import Document, Message
 from edge_run.runtime.mesh.activation_coding import ActivationCoder
 from edge_run.runtime.mesh.transport import LinkTransport, PassFailed
@@ -21,10 +22,14 @@ class Link:
 
     def __init__(self) -> None:
         self.items: deque[Message] = deque()
+        self.is_wanted: Callable[[Message | DeviceLost], bool] = lambda item: True
         self.sent: list[tuple[str, Document]] = []
 
     def receive(self, **_: object) -> Message | None:
         return self.items.popleft() if self.items else None
+
+    def take_only(self, is_wanted: Callable[[Message | DeviceLost], bool]) -> None:
+        self.is_wanted = is_wanted
 
     def send(self, node: str, header: Document, *_: object, **__: object) -> None:
         self.sent.append((node, header))
@@ -130,3 +135,16 @@ def test_what_is_for_the_tail_goes_to_its_owner_and_is_awaited() -> None:
     transport.await_tail()
     with pytest.raises(NothingMore):
         transport.await_tail()
+
+
+def test_only_what_is_of_the_run_is_taken_from_the_link() -> None:
+    transport, link = transport_of("a")
+    link.items.append(command(1, 1))
+    transport.forget()
+    assert not link.items
+    assert link.is_wanted(activation(5, 2))
+    assert link.is_wanted(DeviceLost("gone", node="c"))
+    assert not link.is_wanted(DeviceLost("gone", node="stranger"))
+    assert not link.is_wanted(Message("b", {"kind": "activation", "epoch": 8, "number": 5}))
+    assert not link.is_wanted(Message("stranger", {"kind": "activation", "epoch": 9, "number": 5}))
+    assert not link.is_wanted(Message("b", {}))

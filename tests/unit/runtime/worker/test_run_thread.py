@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from edge_run.base.errors import DeviceLost, MeshError
 from edge_run.base.mesh import Message
+from edge_run.runtime.worker import run_thread
 from edge_run.runtime.worker.run_thread import RunThread
 from fake_mesh import FakeMesh, Hub
 
@@ -19,7 +21,7 @@ STEPS = 60
 class Run:
     """Stands for a `WorkerRun`, and for its transport and engine: notes the messages that come to it."""
 
-    coordinator, epoch, is_over = "a", 1, False
+    coordinator, model, epoch, is_over = "a", "some.gguf", 1, False
 
     def __init__(self, link: FakeMesh) -> None:
         self.transport = self.engine = self.interrupt = self
@@ -35,6 +37,8 @@ class Run:
 
     def cancel(self) -> None: ...
 
+    def release(self) -> None: ...
+
     def is_ended_by(self, item: object) -> bool:
         return False
 
@@ -46,7 +50,7 @@ def link() -> FakeMesh:
 
 @pytest.fixture
 def thread(link: FakeMesh) -> Iterator[RunThread]:
-    thread = RunThread(link)
+    thread = RunThread(link, link.report)
     thread.start()
     yield thread
     thread.close()
@@ -88,3 +92,60 @@ def test_of_a_run_that_has_begun_nothing_is_dropped(link: FakeMesh, thread: RunT
         thread.end()
         if number % 3:
             time.sleep(0.001 * (number % 7))
+
+
+def check_that_it_computes(link: FakeMesh, thread: RunThread) -> None:
+    run: Any = Run(link)
+    thread.begin(run)
+    link.put(Message("a", {"number": 7}))
+    wait_until(lambda: bool(run.found))
+
+
+def test_a_run_that_is_ended_while_its_coordinator_is_to_be_told_ends_no_thread(
+    link: FakeMesh, thread: RunThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An order ends the run just when the thread looks at it."""
+    asked: list[float] = []
+
+    def end_just_now() -> float:
+        asked.append(time.monotonic())
+        thread.end()
+        return asked[-1]
+
+    run: Any = Run(link)
+    thread.begin(run)
+    monkeypatch.setattr(run_thread, "time", SimpleNamespace(monotonic=end_just_now))
+    link.put(DeviceLost("gone", node="a"))
+    wait_until(lambda: len(asked) > 1)
+    check_that_it_computes(link, thread)
+
+
+def test_weights_that_are_not_given_back_end_no_thread(
+    link: FakeMesh, thread: RunThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run: Any = Run(link)
+    asked: list[object] = []
+
+    def refuse() -> None:
+        asked.append(None)
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(run, "release", refuse)
+    thread.begin(run)
+    link.put(DeviceLost("gone", node="a"))
+    wait_until(lambda: bool(asked))
+    wait_until(lambda: thread.run is None)
+    check_that_it_computes(link, thread)
+
+
+def test_where_the_thread_has_ended_no_run_begins(
+    link: FakeMesh, thread: RunThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> None:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(link, "receive", fail)
+    wait_until(lambda: not thread._thread.is_alive())
+    run: Any = Run(link)
+    with pytest.raises(MeshError, match=r"computes no more .*RuntimeError.*; start it anew"):
+        thread.begin(run)

@@ -1,0 +1,78 @@
+"""What is said of a transfer that ends short: whose doing it was, in words for it."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_run.base.errors import MeshError, TierReadError
+from edge_run.runtime.fetch.exchange import PieceExchange
+from edge_run.runtime.fetch.fingerprint import Fingerprint
+from edge_run.runtime.fetch.store import FetchedModels
+from edge_run.runtime.fetch.transfer import PieceSink
+from edge_run.tiers.pieces import PIECE_BYTES, model_hash, piece_digest
+from fake_mesh import Hub
+
+DATA = bytes(range(256)) * (2 * PIECE_BYTES // 256)
+SIZES = (len(DATA),)
+DIGESTS = b"".join(piece_digest(DATA[start : start + PIECE_BYTES]) for start in range(0, len(DATA), PIECE_BYTES))
+MODEL = model_hash(SIZES, DIGESTS)
+
+
+@contextlib.contextmanager
+def fetching(folder: Path, *, is_offered: bool = True) -> Iterator[tuple[PieceExchange, PieceSink]]:
+    """Give the exchange and the sink of a device that lacks a model, beside a device `a` that has it."""
+    path = folder / "model.gguf"
+    path.write_bytes(DATA)
+    hub = Hub()
+    giving, taking = PieceExchange(hub.join("a")), PieceExchange(hub.join("b"))
+    with contextlib.ExitStack() as stack:
+        if is_offered:
+            giving.offer(Fingerprint(SIZES, DIGESTS), [path])
+        for one in (giving, taking):
+            stack.callback(one.close)
+        giving.start()
+        fetched = FetchedModels(folder / "fetched", 1 << 30).open(MODEL, SIZES, DIGESTS)
+        stack.callback(fetched.close)
+        taking.start()
+        yield taking, PieceSink(fetched)
+
+
+@contextlib.contextmanager
+def files_of_at_most(size_bytes: int) -> Iterator[None]:
+    """Let no file be written beyond `size_bytes` in this block."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_what_cannot_be_kept_here_is_nobody_elses_doing(tmp_path: Path) -> None:
+    with (
+        fetching(tmp_path) as (exchange, sink),
+        files_of_at_most(PIECE_BYTES),
+        pytest.raises(TierReadError, match=r"cannot keep fetched weights there \(File too large\)"),
+    ):
+        exchange.fetch_now(sink, range(2), "a", 20.0)
+
+
+def test_who_does_not_have_it_is_named_with_its_reason_alone(tmp_path: Path) -> None:
+    with (
+        fetching(tmp_path, is_offered=False) as (exchange, sink),
+        pytest.raises(MeshError, match=r"sent 0 of 524288 bytes: does not have it any more$") as caught,
+    ):
+        exchange.fetch_now(sink, range(2), "a", 20.0)
+    assert caught.value.node == "a"
+
+
+def test_who_sends_nothing_in_time_is_said_to(tmp_path: Path) -> None:
+    with fetching(tmp_path) as (exchange, sink), pytest.raises(MeshError, match="sent 0 of 524288 bytes in 0 s; see"):
+        exchange.fetch_now(sink, range(2), "nobody", 0.0)
