@@ -74,6 +74,19 @@ def chain(model: OnnxModel, *graphs: Any) -> Any:
     return finish(model, made)
 
 
+def with_pooled(encoder: Any, hidden: str) -> Any:
+    """Return the graph `encoder` without its last node, and with the means of what that reads, `hidden`, as output."""
+    onnx = need("onnx", TRAIN)
+    pooled = onnx.GraphProto()
+    pooled.CopyFrom(encoder)
+    del pooled.node[-1]
+    pooled.node.append(onnx.helper.make_node("GlobalAveragePool", [hidden], ["edge_run.pooled"]))
+    pooled.node.append(onnx.helper.make_node("Flatten", ["edge_run.pooled"], ["edge_run.features"]))
+    del pooled.output[:]
+    pooled.output.append(onnx.ValueInfoProto(name="edge_run.features"))
+    return pooled
+
+
 class Parts:
     """The two halves of a network around a bottleneck at tensor `cut`."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, TierReadError
 from edge_run.base.extras import TRAIN, need
-from edge_run.base.files import check_room, writing
+from edge_run.base.files import cache_folder, check_room, folder_to_write, reserved, whole_folder, writing
 from edge_run.base.split import RateReport, TrainReport
 from edge_run.partition.latent_codec import MOST_PAYLOAD_BYTES, CodeTooLong, LatentCodec, fit_rate_to_size
 from edge_run.runtime.split.bottleneck import check_cut, find_transform, make_decoder, make_encoder
 from edge_run.runtime.split.bundle import (
-    CODE,
     FORMAT,
     HEAD,
     MODEL,
@@ -37,7 +36,7 @@ from edge_run.runtime.split.bundle import (
 )
 from edge_run.runtime.split.filter import add_filter, fit_filter
 from edge_run.runtime.split.images import ImageFolder, ImageSize
-from edge_run.runtime.split.networks import LATENT, Parts, chain, preprocessing, read_network
+from edge_run.runtime.split.networks import LATENT, Parts, chain, preprocessing, read_network, with_pooled
 from edge_run.runtime.split.onnx_file import OnnxModel, describe, extract
 from edge_run.runtime.split.onnx_session import open_session, run_session
 from edge_run.runtime.split.onnx_torch import TorchGraph, check_same
@@ -72,10 +71,11 @@ class TrainTask:
 def train_split(task: TrainTask, config: TrainConfig, show: _Show = lambda text: None) -> TrainReport:
     """Train a bottleneck and write its bundle to `task.out`. show: told how far it is.
 
-    Raises ConfigError, ModelFileError, NotSupported or TierReadError; then nothing was written.
+    Raises ConfigError, ModelFileError, NotSupported or TierReadError. Then nothing was written to `task.out`; what was
+    learned and could not be written there is in a folder that the error names.
     """
     need("torch", TRAIN)
-    _check_target(task.out)
+    task = dataclasses.replace(task, out=_check_target(task.out))
     model = read_network(task.model)
     images = ImageFolder(task.data, ImageSize.of(model.shapes[model.input_name], str(task.model)), task.most_images)
     if unknown := sorted(set(task.empty) - set(images.classes)):
@@ -111,7 +111,17 @@ class _Workshop:
         self._show("finding the transform")
         self._make_bottleneck()
         needed_bytes = sum(one.ByteSize() for one in self._networks().values()) + MOST_CODE_JSON_BYTES
-        check_room(self._task.out / CODE, needed_bytes, "another folder with --out")
+        check_room(self._task.out, needed_bytes, "another folder with --out")
+        with contextlib.ExitStack() as room:
+            with writing(f"--out {self._task.out}", "choose another folder"):
+                self._task.out.parent.mkdir(parents=True, exist_ok=True)
+                room.enter_context(reserved(self._task.out, needed_bytes))
+            files, code = self._learn()
+        _write(self._task.out, files, code)
+        return self._report(code, len(files[HEAD]))
+
+    def _learn(self) -> tuple[dict[str, bytes], StoredCode]:
+        """Return the networks, trained, and what is measured of them."""
         head = open_session(
             chain(self._model, *self._front(), self._encoder).SerializeToString(), HEAD, self._config.threads
         )
@@ -124,9 +134,7 @@ class _Workshop:
         filters = self._fit_filter()
         files = {name: network.SerializeToString() for name, network in self._networks().items()}
         self._show("counting the priors")
-        code = self._count(files, quantiser.gains(), filters)
-        _write(self._task.out, files, code)
-        return self._report(code)
+        return files, self._count(files, quantiser.gains(), filters)
 
     def _networks(self) -> dict[str, Any]:
         """Return what is written, by name."""
@@ -190,7 +198,10 @@ class _Workshop:
             return ()
         self._show("training the filter")
         hidden = str(self._encoder.node[-1].input[0])
-        pooled = self._pooled_session(hidden)
+        pooled = open_session(
+            chain(self._model, *self._front(), with_pooled(self._encoder, hidden)).SerializeToString(),
+            "the filter", self._config.threads,
+        )  # fmt: skip
         empty = [self._images.classes.index(name) for name in self._task.empty]
         features, labels = [], []
         for chosen in (self._chosen, self._held_out):
@@ -199,19 +210,6 @@ class _Workshop:
         fitted = fit_filter((features[0], labels[0]), (features[1], labels[1]), self._task.most_missed)
         add_filter(self._encoder, hidden, fitted)
         return (fitted.stored,)
-
-    def _pooled_session(self, hidden: str) -> Any:
-        """Return a session from pixels to the means of the encoder's last features (batch, features)."""
-        onnx = need("onnx", TRAIN)
-        pooled = onnx.GraphProto()
-        pooled.CopyFrom(self._encoder)
-        del pooled.node[-1]
-        pooled.node.append(onnx.helper.make_node("GlobalAveragePool", [hidden], ["edge_run.pooled"]))
-        pooled.node.append(onnx.helper.make_node("Flatten", ["edge_run.pooled"], ["edge_run.features"]))
-        del pooled.output[:]
-        pooled.output.append(onnx.ValueInfoProto(name="edge_run.features"))
-        made = chain(self._model, *self._front(), pooled)
-        return open_session(made.SerializeToString(), "the filter", self._config.threads)
 
     def _passes(self, session: Any, chosen: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Yield the numbers of images and the session's first output for them, batch by batch."""
@@ -268,7 +266,7 @@ class _Workshop:
         measured = (len(sizes), sum(sizes), max(sizes), agreeing, right, model_right)
         return StoredRate(self._config.rates_bytes[rate], codec.rates[rate], *measured)
 
-    def _report(self, code: StoredCode) -> TrainReport:
+    def _report(self, code: StoredCode, head_bytes: int) -> TrainReport:
         adds = describe(chain(self._model, *self._front(), self._encoder), Path(HEAD)).multiply_adds
         everything = self._model.multiply_adds
         return TrainReport(
@@ -276,21 +274,30 @@ class _Workshop:
             images=len(self._chosen),
             head_multiply_adds=adds,
             head_share=adds / everything if everything else 0.0,
-            head_bytes=(self._task.out / HEAD).stat().st_size,
+            head_bytes=head_bytes,
             rates=tuple(rate_report(one) for one in code.rates),
         )
 
 
 def _write(out: Path, files: dict[str, bytes], code: StoredCode) -> None:
-    """Write all files into a folder beside the target, then give it the target's name."""
-    with writing(f"--out {out}", "choose another folder"):
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out, prefix=".part-") as draft:
-            for name, data in files.items():
-                Path(draft, name).write_bytes(data)
-            write_code(Path(draft), code)
-            for name in (*files, CODE):
-                os.replace(Path(draft, name), out / name)
+    """Write what was learned to `out`, or where that fails to the cache; TierReadError says where it is then."""
+    try:
+        _write_folder(out, files, code)
+    except OSError as error:
+        instead = cache_folder() / f"split-{code.head[:12]}"
+        with writing(f"--out {out}: {error.strerror or error}; {instead}"):
+            _write_folder(folder_to_write(instead, str(instead)), files, code)
+        raise TierReadError(
+            f"--out {out}: cannot be written ({error.strerror or error}); what was learned is in {instead}: move it"
+        ) from error
+
+
+def _write_folder(out: Path, files: dict[str, bytes], code: StoredCode) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with whole_folder(out) as draft:
+        for name, data in files.items():
+            (draft / name).write_bytes(data)
+        write_code(draft, code)
 
 
 def rate_report(rate: StoredRate) -> RateReport:
@@ -319,9 +326,9 @@ def _classes(answers: NDArray[Any]) -> NDArray[Any] | None:
     return answers.argmax(1) if answers.ndim == 2 and answers.shape[1] > 1 else None
 
 
-def _check_target(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: is there, and is no folder; choose another name")
-    parent = next(one for one in (out, *out.parents) if one.exists())
-    if not os.access(parent, os.W_OK):
+def _check_target(out: Path) -> Path:
+    """Return the folder that is written. Raises ConfigError, or TierReadError where it cannot be made."""
+    place = folder_to_write(out, f"--out {out}")
+    if not os.access(next(one for one in place.parents if one.exists()), os.W_OK):
         raise TierReadError(f"--out {out}: cannot be written (Permission denied); choose another folder")
+    return place

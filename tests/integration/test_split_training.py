@@ -173,6 +173,37 @@ def test_a_disk_without_room_is_found_before_the_training(
     assert not (tmp_path / "new").exists()
 
 
+def test_a_training_takes_the_place_of_nothing(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network in the current folder has the name of a file that is written, and so has an earlier training."""
+    mine = Path(shutil.copy(model, tmp_path / "model.onnx"))
+    before = mine.read_bytes()
+    monkeypatch.chdir(tmp_path)
+    for out in (Path(), tmp_path):
+        with pytest.raises(ConfigError, match=r"holds model\.onnx; choose a new or an empty folder"):
+            train_split(TrainTask(mine, images, CUT, out), config())
+    assert mine.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_what_was_learned_is_kept_where_it_cannot_be_written(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    out = tmp_path / "out"
+    monkeypatch.setattr(split_train, "train", lambda *_: (out.mkdir(), (out / "another's").touch()))
+    with pytest.raises(
+        TierReadError, match=r"cannot be written \(Directory not empty\); what was learned is in"
+    ) as found:
+        train_split(TrainTask(model, images, CUT, out), config())
+    (kept,) = (tmp_path / "cache" / "edge-run").iterdir()
+    assert str(kept) in str(found.value)
+    assert sorted(path.name for path in kept.iterdir()) == ["code.json", "head.onnx", "model.onnx", "tail.onnx"]
+    assert read_bundle(kept).checked("head.onnx")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "out"]
+
+
 def test_codes_have_the_bytes_that_were_asked_for(trained: tuple[Path, TrainReport]) -> None:
     _, report = trained
     for rate, wanted in zip(report.rates, RATES, strict=True):

@@ -41,7 +41,7 @@ def _number(name: str, default: float, help: str, kind: Any = float) -> click.Op
         click.Option(
             ["--cut"], required=True, metavar="NAME", help="The tensor to cut at: `split inspect` lists them."
         ),
-        _path("--out", "Where the files go.  [default: split]", default=Path("split")),
+        _path("--out", "A new or an empty folder for the files.  [default: split]", default=Path("split")),
         _text("--rates", RATES, "BYTES", "Mean bytes of a code, for each rate."),
         _text("--mean", "0", "X", "Of pixels from 0 to 1, one number or one for each channel."),
         _text("--std", "1", "X", "Their deviation: pixels become (x - mean) / std."),
