@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.config import check_threads
-from edge_run.base.errors import KernelError, ModelFileError
+from edge_run.base.errors import KernelError, ModelFileError, NotSupported
 from edge_run.base.extras import SPLIT, need
 from edge_run.devices.host.machine import usable_cpus
 
@@ -71,6 +71,12 @@ def largest_difference(first: list[Any], second: list[Any]) -> float:
         if one.size:
             worst = max(worst, float(np.max(np.abs(one.astype(np.float64) - other.astype(np.float64)))))
     return worst
+
+
+def check_finite(outputs: list[Any], what: str) -> None:
+    """Raise NotSupported where a network, `what`, makes numbers that are infinite or none."""
+    if not all(np.isfinite(one).all() for one in outputs):
+        raise NotSupported(f"{what}: the network makes numbers that are not finite of it; check --mean and --std")
 
 
 def is_identical(first: list[Any], second: list[Any]) -> bool:

@@ -59,7 +59,7 @@ def _number(name: str, default: float, help: str, kind: Any = float) -> click.Op
         click.Option(
             ["-s", "--seed"], type=click.IntRange(0), default=0, metavar="N", help="Of what is drawn.  [default: 0]"
         ),
-        *some_settings("threads", "json", "verbose"),
+        *some_settings("memory", "threads", "json", "verbose"),
     ],
     short_help="Train a bottleneck: head.onnx, tail.onnx, code.json.",
 )
@@ -85,6 +85,7 @@ def train(context: click.Context, /, model_file: Path, data: Path, cut: str, out
         flips=given["flips"],
         seed=given["seed"],
         threads=given["threads"],
+        memory_bytes=given["memory"],
         shape=BottleneckShape(halvings=given["halvings"]),
     )
     task = TrainTask(model_file, data, cut, out, given["empty"], given["most_missed"], given["most_images"])
