@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edge_run.base.config import check_threads
 from edge_run.base.errors import KernelError, ModelFileError, NotSupported
 from edge_run.base.extras import SPLIT, need
-from edge_run.devices.host.machine import usable_cpus
+from edge_run.devices.host.machine import compute_threads
 
 TIMED_RUNS = 7
 TIMED_S = 0.5
@@ -28,7 +28,7 @@ def open_session(model: bytes | str, name: str, threads: int | None = None, is_o
     check_threads(threads)
     ort = need("onnxruntime", SPLIT)
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads or len(usable_cpus())
+    options.intra_op_num_threads = compute_threads(threads)
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what is wrong is raised
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other processes need the cores too

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from edge_run.base.config import check_threads
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.extras import TRAIN, need
-from edge_run.devices.host.machine import usable_cpus
+from edge_run.devices.host.machine import compute_threads
 from edge_run.partition.entropy_coding import fit_table
 from edge_run.partition.latent_codec import LARGEST_SYMBOL, MOST_PAYLOAD_BYTES, MOST_RATES
 from edge_run.runtime.split.bottleneck import BottleneckShape
@@ -151,7 +151,7 @@ def train(
     """
     torch = need("torch", TRAIN)
     torch.manual_seed(config.seed)
-    torch.set_num_threads(config.threads or len(usable_cpus()))
+    torch.set_num_threads(compute_threads(config.threads))
     trainer = _Trainer(student, images, np.array(chosen), config, at_once, show)
     trainer.run("features", config.feature_epochs)
     trainer.run("answers", config.answer_epochs)
