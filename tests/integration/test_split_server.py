@@ -107,6 +107,27 @@ def test_a_frame_that_no_rate_makes_small_enough_is_computed_here(head: Path, se
         assert model.problem == ""
 
 
+def test_a_server_that_refuses_is_there_and_asked_less_often(
+    head: Path, server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels, body = make_pixels(1, seed=3)[0], SplitModel._body
+
+    def damaged(*rest: Any) -> Any:
+        code, mode = body(*rest)
+        return code[:-1], mode
+
+    with SplitModel(head, f"127.0.0.1:{server}", mode="code 2", threads=1, deadline_s=20) as model:
+        monkeypatch.setattr(SplitModel, "_body", damaged)
+        reports = [model.run(pixels).report for _ in range(10)]
+        assert {(one.mode, one.lost_server) for one in reports} == {("local", False)}
+        stats = model.stats
+        assert (stats.refused, stats.server_losses, stats.has_server) == (3, 0, True)
+        assert "server: refuses: code: " in stats.refusal
+        assert model.problem == ""
+        monkeypatch.undo()
+        assert model.run(pixels).report.mode == "code 2"
+
+
 @pytest.mark.parametrize("mode", ["code", "image"])
 def test_server_killed_in_mid_stream(head: Path, mode: str) -> None:
     """Again and again: each frame is answered inside its deadline, locally from the next one on, and back later."""
