@@ -31,22 +31,26 @@ def room_for_result(out: Path, needed_bytes: int) -> Iterator[None]:
         yield
 
 
-def write_result_folder(out: Path, files: dict[str, bytes], code: StoredCode) -> None:
-    """Write what was learned to `out`, or where that fails to the cache; TierReadError says where it is then."""
+def write_result_folder(out: Path, files: dict[str, bytes], code: StoredCode, mode: int) -> None:
+    """Write what was learned to `out`, or where that fails to the cache; TierReadError says where it is then.
+
+    mode: who may read the networks, less the umask.
+    """
     try:
-        _write_folder(out, files, code)
+        _write_folder(out, files, code, mode)
     except OSError as error:
         instead = cache_folder() / f"split-{code.head[:12]}"
         with writing(f"--out {out}: {error.strerror or error}; {instead}"):
-            _write_folder(folder_to_write(instead, str(instead)), files, code)
+            _write_folder(folder_to_write(instead, str(instead)), files, code, mode)
         raise TierReadError(
             f"--out {out}: cannot be written ({error.strerror or error}); what was learned is in {instead}: move it"
         ) from error
 
 
-def _write_folder(out: Path, files: dict[str, bytes], code: StoredCode) -> None:
+def _write_folder(out: Path, files: dict[str, bytes], code: StoredCode, mode: int) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(out) as draft:
         for name, data in files.items():
-            (draft / name).write_bytes(data)
+            with os.fdopen(os.open(draft / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                file.write(data)
         write_code(draft, code)

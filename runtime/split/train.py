@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported
 from edge_run.base.extras import TRAIN, need
+from edge_run.base.files import common_mode
 from edge_run.base.split import RateReport, TrainReport
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import default_budget_bytes, process_memory
@@ -138,7 +139,7 @@ class _Workshop:
         needed_bytes = sum(one.ByteSize() for one in self._networks().values()) + MOST_CODE_JSON_BYTES
         with room_for_result(self._task.out, needed_bytes):
             files, code = self._learn()
-        write_result_folder(self._task.out, files, code)
+        write_result_folder(self._task.out, files, code, common_mode(self._task.model))
         return _report(self._task, self._model, self._networks()[HEAD], len(self._chosen), code)
 
     def _learn(self) -> tuple[dict[str, bytes], StoredCode]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
+import operator
 import os
 import re
 import time
@@ -87,6 +89,15 @@ def whole_file(path: Path, mode: int = 0o666, *, is_durable: bool = False) -> It
         draft.replace(path)
         if is_durable:
             _sync(path.parent)
+
+
+def common_mode(*paths: Path) -> int:
+    """Return a mode, less the umask, with which nobody may read or write a new file who may not do so with `paths`.
+
+    Its owner may in any case. What is not there does not count.
+    """
+    modes = [path.stat().st_mode for path in paths if path.exists()]
+    return 0o600 | functools.reduce(operator.and_, modes, 0o666)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from edge_run.base.files import (
     whole_folder,
     writing,
 )
+from edge_run.devices.members.identity import write_private
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -163,6 +164,17 @@ def test_what_is_written_durably_is_on_the_drive_before_it_has_its_name(
     with whole_file(tmp_path / "file", is_durable=True) as draft:
         draft.write_text("a secret")
     assert synced == [(draft.name, False), (tmp_path.name, True)]
+
+
+def test_a_secret_is_on_the_drive_before_it_takes_the_place_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (done.append("sync"), fsync(descriptor)))
+    monkeypatch.setattr(os, "replace", lambda *names: (done.append("name"), replace(*names)))
+    write_private(tmp_path / "cluster", b"secret")
+    assert done == ["sync", "name", "sync"]
 
 
 def test_room_is_kept_until_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
