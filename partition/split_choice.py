@@ -19,7 +19,16 @@ LOCAL_MARGIN = 1.3  # of its usual time, what computing a frame on the device is
 SERVER_MARGIN = 2.0  # of its usual time, what an answer of the server is given at least
 LEAST_PATIENCE = 0.5  # of the deadline, for the server, where the device could not make it in time anyway
 ROUND_TRIPS = 5  # the least of so many counts: the others waited behind something
+MOST_PAUSE_FRAMES = 1024  # after which frames of a kind that is refused again and again are tried once more
 _LEAST_S_PER_BYTE = 1e-10
+
+
+@dataclass(slots=True)
+class _Pause:
+    """For how many frames a kind of mode is left out, twice as many each time that it is refused in turn."""
+
+    left_frames: int = 0
+    next_frames: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,7 @@ class Chooser:
         self._queue, self._s_per_byte = Average(0.0), Average()
         self._round_trips: deque[float] = deque(maxlen=ROUND_TRIPS)
         self._sizes: dict[Mode, Average] = {}
+        self._pauses: dict[str, _Pause] = {}
         self._current: Mode | None = None
         self.has_server = False
 
@@ -92,6 +102,7 @@ class Chooser:
         self.has_server = True
         self._server = {kind: Average(seconds) for kind, seconds in server_s.items()}
         self._queue = Average(0.0)
+        self._pauses.clear()
 
     def server_lost(self) -> None:
         """Note that the server does not answer: frames are local until it is back, and the link is measured anew."""
@@ -119,6 +130,13 @@ class Chooser:
         """The server let a frame of this kind wait for so long, and computed for so long."""
         self._queue.add(queue_s)
         self._server.setdefault(kind, Average()).add(server_s)
+        self._pauses.pop(kind, None)
+
+    def refused(self, kind: str) -> None:
+        """The server is there, and refused a frame of this kind: the next ones go other ways, in turn ever more."""
+        pause = self._pauses.setdefault(kind, _Pause())
+        pause.left_frames = pause.next_frames
+        pause.next_frames = min(2 * pause.next_frames, MOST_PAUSE_FRAMES)
 
     def expected_s(self, mode: Mode) -> float | None:
         """Return how long a frame would take in `mode`; None where that cannot be known yet, or not be done now."""
@@ -154,7 +172,11 @@ class Chooser:
 
     def choose(self) -> Mode:
         """Return the mode for the next frame: the fastest; the last one while no other is clearly faster."""
-        expected = {mode: seconds for mode in self._modes if (seconds := self.expected_s(mode)) is not None}
+        paused = {kind for kind, pause in self._pauses.items() if pause.left_frames}
+        for kind in paused:
+            self._pauses[kind].left_frames -= 1
+        modes = [mode for mode in self._modes if mode.kind not in paused]
+        expected = {mode: seconds for mode in modes if (seconds := self.expected_s(mode)) is not None}
         if not expected:
             self._current = Mode(LOCAL)
             return self._current

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench_samples import PROFILE
 from edge_run.base.profile import KernelSpeed, RepackedSpeed
+from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.mount import Mount, find_mount
 from edge_run.devices.host.profile import (
     CostsFigure,
@@ -17,7 +18,6 @@ from edge_run.devices.host.profile import (
     ProfileStore,
     RepackedFigure,
 )
-from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.probing.kernels import has_repacked_kernel
 from edge_run.runtime.probing.probe import _kernels, this_setup
 from edge_run.runtime.probing.workload import measured_now

@@ -115,6 +115,11 @@ def usable_cores(root: Path = Path("/")) -> Cores:
     return Cores(len(cpus), physical, min((*_quotas(root), float(len(cpus)))))
 
 
+def compute_threads(wanted: int | None) -> int:
+    """Return the threads to compute with: as asked, or one for each core that may compute all the time."""
+    return wanted or usable_cores().at_once
+
+
 def _quotas(root: Path) -> Iterator[float]:
     """Yield how many processors' time each control group of this process with a limit leaves it."""
     for folder, is_unified in control_groups("cpu", "self", root):

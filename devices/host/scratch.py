@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edge_run.base.errors import TierReadError
 from edge_run.base.units import MIB, format_size, round_down
+from edge_run.tiers._libc import forget_pages
 from edge_run.tiers.source import SourceFile
 
 PIECE_BYTES = 8 * MIB
@@ -79,5 +80,4 @@ def _fill(descriptor: int, size_bytes: int, patience_s: float) -> None:
         os.fsync(descriptor)
         if offset + PIECE_BYTES >= LEAST_BYTES and time.monotonic() - started > patience_s:
             break
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    forget_pages(descriptor)

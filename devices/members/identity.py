@@ -98,9 +98,9 @@ def make_identity(wall_clock: Callable[[], float], device: DeviceKey | None = No
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, whole or not at all. Raises OSError."""
+    """Write a file that only its owner can read, whole or not at all, after a power cut too. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with whole_file(path, 0o600) as draft:
+    with whole_file(path, 0o600, is_durable=True) as draft:
         draft.write_bytes(content)
 
 

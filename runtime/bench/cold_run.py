@@ -21,6 +21,7 @@ from edge_run.devices.host.system_files import system_text
 from edge_run.runtime.bench.memory_group import OwnMemoryGroup
 from edge_run.runtime.processes.child_answer import read_answer
 from edge_run.runtime.processes.child_process import start_command
+from edge_run.tiers._libc import forget_pages
 
 TICK_S = 0.5
 ENDING_S = 10.0
@@ -123,14 +124,12 @@ def _wait(child: subprocess.Popen[bytes], on_tick: Callable[[float], None]) -> N
 
 def drop_from_page_cache(paths: Sequence[Path]) -> None:
     """Let the next reading of the files come from storage, as far as no other process has them mapped."""
-    if not hasattr(os, "posix_fadvise"):
-        return
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             with contextlib.suppress(OSError):  # a file system that cannot
                 os.fsync(descriptor)  # pages that are not written yet cannot be dropped
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            forget_pages(descriptor)
         finally:
             os.close(descriptor)
 

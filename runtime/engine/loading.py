@@ -14,6 +14,7 @@ from pathlib import Path
 
 from edge_run.base.results import Backend, Numerics, Plan
 from edge_run.devices.host.ledger import Ledger
+from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.driver import Driver
 from edge_run.runtime.decoding.repacked_weights import RepackedWeights
@@ -29,7 +30,6 @@ from edge_run.runtime.llama.exact_kernels import leave_out_tiles
 from edge_run.runtime.llama.holdings import Holdings, lookup_bytes, text_reserve_bytes
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
-from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.runtime.planning.memory_plan import with_page_tables
 from edge_run.runtime.planning.prepared import Prepared

@@ -9,13 +9,13 @@ from pathlib import Path
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, ModelFileError
 from edge_run.base.units import MIB, format_size, round_up
+from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.inspection.cache import inspect
 from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.model_kind import check_generates, check_kind
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.library import library_version
-from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.gguf_header import ArrayValue, MetadataEntry

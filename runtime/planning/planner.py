@@ -15,6 +15,7 @@ from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile, GpuProfile
 from edge_run.base.results import ContextPoint, Plan
 from edge_run.base.units import MIB, round_up
+from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.profile import disk_of
 from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.forecasting.abreast import Abreast
@@ -24,7 +25,6 @@ from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.inspection.inspection import SHARD_BYTES
 from edge_run.runtime.llama.context_shape import context_shape, lends_cells
 from edge_run.runtime.llama.holdings import Holdings, lookup_bytes, text_reserve_bytes
-from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.runtime.planning.expert_plan import plan_moe
 from edge_run.runtime.planning.experts import routed_read

@@ -14,8 +14,7 @@ from pathlib import Path
 from edge_run.base.config import ModelConfig, kv_types
 from edge_run.base.files import keep_file
 from edge_run.base.strict_json import parse
-from edge_run.devices.host.machine import OtherLoad
-from edge_run.runtime.llama.threads import compute_threads
+from edge_run.devices.host.machine import OtherLoad, compute_threads
 from edge_run.runtime.probing.probe import this_setup
 from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHARE
 

@@ -19,7 +19,7 @@ from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.profile import DeviceProfile, GpuProfile, KernelSpeed, RepackedSpeed
 from edge_run.base.units import format_count
 from edge_run.devices.host.disk import NORMAL, Effort, measure_disk
-from edge_run.devices.host.machine import OtherLoad, cpu_name, describe_machine, usable_cores
+from edge_run.devices.host.machine import OtherLoad, compute_threads, cpu_name, describe_machine, usable_cores
 from edge_run.devices.host.mount import Mount, find_mount
 from edge_run.devices.host.profile import (
     CostsFigure,
@@ -32,7 +32,6 @@ from edge_run.devices.host.profile import (
     RepackedFigure,
 )
 from edge_run.runtime.llama.library import library_build, library_version
-from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHARE, Multiplication, measured_now
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES

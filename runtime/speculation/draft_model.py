@@ -14,6 +14,7 @@ from edge_run.base.closing import Closing
 from edge_run.base.errors import Cancelled, NotSupported
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.protocols import BatchToken
+from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import Driver
@@ -25,7 +26,6 @@ from edge_run.runtime.gpu.offload import Offload
 from edge_run.runtime.inspection.draft_file import BEAM, MICRO_BATCH_TOKENS, DraftFile
 from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
-from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.speculation.draft_texts import DraftTexts
 from edge_run.runtime.speculation.draft_trees import DraftTrees
 from edge_run.runtime.speculation.drafting import Guesses, WantedGuesses

@@ -174,6 +174,15 @@ def find_transform(
     return Transform(*(one.astype(np.float32) for one in (basis, mean.reshape(channels, patch, patch), deviations)))
 
 
+def blank_transform(shape: BottleneckShape, cut: str, cut_shape: tuple[int, ...]) -> Transform:
+    """Return a transform of the shape that `find_transform` returns, which keeps nothing of a patch."""
+    channels, _, _ = _image_shape(cut, cut_shape)
+    patch = 1 << shape.halvings
+    mean = np.zeros((channels, patch, patch), dtype=np.float32)
+    kept = min(shape.latent_channels, mean.size)
+    return Transform(np.zeros((kept, *mean.shape), dtype=np.float32), mean, np.zeros(kept, dtype=np.float32))
+
+
 def make_encoder(
     shape: BottleneckShape, cut: str, cut_shape: tuple[int, ...], latent: str, transform: Transform
 ) -> Any:

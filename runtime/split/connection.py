@@ -47,7 +47,7 @@ class ServerConnection:
         self._tried.wait(limit_s)
 
     def ask(self, kind: int, body: bytes, limit_s: float) -> Reply:
-        """Return the server's reply to a frame. Raises LinkLost, or ProtocolError where the server refuses it."""
+        """Return the server's reply to a frame. Raises LinkLost, or FrameRefused where the server refuses it."""
         link = self._frames
         if link is None:
             raise LinkLost(self.problem)

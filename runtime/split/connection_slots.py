@@ -14,7 +14,7 @@ from ipaddress import IPv6Address, ip_address
 from edge_run.base.units import MIB
 
 MOST_PLACES, MOST_OF_AN_ADDRESS = 64, 16
-MOST_BODY_BYTES = 128 * MIB  # of requests that are being received, or wait for their turn
+MOST_BODY_BYTES = 128 * MIB  # of requests that are being received or wait for their turn, and of answers being sent
 _NETWORK_BITS = 64  # of an IPv6 address: who has one has all of its network
 
 
@@ -24,8 +24,8 @@ class ConnectionSlot:
 
     address: what counts as one address, as of `_network`.
     give_up: ends the connection.
-    silent_since_s: when its last whole request ended; None while one is answered.
-    held_bytes: of a request that is being received.
+    silent_since_s: when its last whole request was answered, or an answer to it began; None while that is computed.
+    held_bytes: of a request that is being received, or an answer that is being sent.
     """
 
     address: str
@@ -55,7 +55,7 @@ class ConnectionSlots:
         return slot
 
     def hold(self, slot: ConnectionSlot, more_bytes: int) -> None:
-        """Note that a request of `slot` grew; when all take too much, who has been silent the longest goes."""
+        """Note that what is held for `slot` grew; when all take too much, who has been silent the longest goes."""
         slot.held_bytes += more_bytes
         while sum(one.held_bytes for one in self._taken) > self.most_bytes:
             held: Counter[str] = Counter()
@@ -69,6 +69,11 @@ class ConnectionSlots:
     def begin_answer(self, slot: ConnectionSlot) -> None:
         """Note that a whole request of `slot` is here: it is not silent until that is answered."""
         slot.silent_since_s = None
+
+    def begin_sending(self, slot: ConnectionSlot, answer_bytes: int, now_s: float) -> None:
+        """Note that an answer takes the place of its request: who does not read it is silent."""
+        slot.held_bytes, slot.silent_since_s = 0, now_s
+        self.hold(slot, answer_bytes)
 
     def answered(self, slot: ConnectionSlot, now_s: float) -> None:
         """Note that a request of `slot` is answered: what it held is free, and it is silent from now on."""

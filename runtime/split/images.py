@@ -18,7 +18,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # Pillow reads some forty, most of them seldom looked at
 MOST_PIXELS = 64 << 20
 SMALL_PIXELS, PIXELS_OF_A_BYTE = 4 << 20, 256  # ten times what a JPEG of the lowest quality has
-KEPT_BYTES = 1 << 30  # decoded images are kept up to this much
+KEPT_BYTES = 1 << 30  # of decoded images are kept at most, where there is room
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,7 @@ class ImageFolder:
 
     classes: its folders' names, in order; may be none.
     labels: the class of each image, by number; -1 for one that lies in no folder of a class.
+    kept_bytes: decoded images are kept up to this much; may be set at any time.
     """
 
     def __init__(self, folder: Path, size: ImageSize, most: int | None = None) -> None:
@@ -125,8 +126,8 @@ class ImageFolder:
         self.classes = sorted({parts[0] for parts in tops if len(parts) > 1})
         numbers = {name: number for number, name in enumerate(self.classes)}
         self.labels = np.array([numbers.get(parts[0], -1) if len(parts) > 1 else -1 for parts in tops])
-        total_bytes = len(paths) * int(np.prod(size.shape))
-        self._kept: dict[int, NDArray[np.uint8]] | None = {} if total_bytes <= KEPT_BYTES else None
+        self.kept_bytes = 0
+        self._kept: dict[int, NDArray[np.uint8]] = {}
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -136,8 +137,9 @@ class ImageFolder:
         return np.stack([self._image(int(index)) for index in indices])
 
     def _image(self, index: int) -> NDArray[np.uint8]:
-        if self._kept is None:
-            return read_image(self.paths[index], self.size)
-        if index not in self._kept:
-            self._kept[index] = read_image(self.paths[index], self.size)
-        return self._kept[index]
+        if index in self._kept:
+            return self._kept[index]
+        pixels = read_image(self.paths[index], self.size)
+        if (len(self._kept) + 1) * pixels.nbytes <= self.kept_bytes:
+            self._kept[index] = pixels
+        return pixels

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_run.base.split import Cut, CutReport
-from edge_run.devices.host.machine import usable_cpus
+from edge_run.devices.host.machine import compute_threads
 from edge_run.partition.cuts import find_cuts, multiply_adds, operations_between
 from edge_run.runtime.split.onnx_file import OnnxModel, extract, read_onnx
 from edge_run.runtime.split.onnx_session import is_identical, largest_difference, median_s, open_session, run_session
@@ -31,7 +31,7 @@ def inspect_cuts(path: Path, threads: int | None = None, show: Callable[[str], N
         multiply_adds=model.multiply_adds,
         whole_s=median_s(lambda: run_session(whole, sample)),
         whole_peak_bytes=model.peak_bytes(),
-        threads=threads or len(usable_cpus()),
+        threads=compute_threads(threads),
         cuts=tuple(cuts),
     )
 

@@ -25,7 +25,7 @@ from edge_run.runtime.split.bundle import HEAD, MODEL, read_bundle
 from edge_run.runtime.split.connection import ServerConnection
 from edge_run.runtime.split.images import ImageSize, decode_image, encode_image, pixels_of, read_bytes
 from edge_run.runtime.split.onnx_session import median_s, run_session
-from edge_run.runtime.split.protocol import DEFAULT_PORT, LinkLost, unpack_arrays
+from edge_run.runtime.split.protocol import DEFAULT_PORT, FrameRefused, LinkLost, unpack_arrays
 
 AUTO, EMPTY = "auto", "empty"
 _JPEG_START = b"\xff\xd8\xff"
@@ -91,7 +91,8 @@ class SplitModel(Closing):
         pixels = np.zeros(self._bundle.code.input, dtype=np.uint8)
         self._chooser.sized(Mode(IMAGE), len(encode_image(pixels)))  # until the first frame says better
         self._lock = threading.Lock()  # of the chooser, which the keeper tells what it measures
-        self._counts: dict[str, int] = dict.fromkeys((LOCAL, CODE, IMAGE, EMPTY, "bytes", "losses"), 0)
+        self._counts: dict[str, int] = dict.fromkeys((LOCAL, CODE, IMAGE, EMPTY, "bytes", "losses", "refused"), 0)
+        self._refusal = ""
         self._connection = None
         if address is not None:
             self._connection = ServerConnection(address, self._codec.fingerprint.hex(), self._chooser, self._lock)
@@ -116,6 +117,8 @@ class SplitModel(Closing):
                 empty=counts[EMPTY],
                 sent_bytes=counts["bytes"],
                 server_losses=counts["losses"],
+                refused=counts["refused"],
+                refusal=self._refusal,
                 has_server=chooser.has_server,
                 round_trip_s=chooser.round_trip_s or 0.0,
                 bytes_per_s=chooser.bytes_per_s or 0.0,
@@ -139,18 +142,18 @@ class SplitModel(Closing):
             if encoded is not None:
                 self._chooser.sized(Mode(IMAGE), len(encoded))
             mode = self._chooser.choose()
-        lost = False
+        losses = self._counts["losses"]
         if mode.kind != LOCAL and self._connection is not None:
             with contextlib.suppress(CodeTooLong):
                 body, mode = self._body(mode, encoded, pixels, latent)
                 outputs = self._ask(mode, body, started_s)
                 if outputs is not None:
                     return self._finish(mode, started_s, outputs, len(body), interest=interest)
-                lost = True
         begun_s = time.perf_counter()
         outputs = run_session(self._model, pixels[None])
         with self._lock:
             self._chooser.computed(LOCAL, time.perf_counter() - begun_s)
+        lost = self._counts["losses"] > losses
         return self._finish(Mode(LOCAL), started_s, outputs, lost=lost, interest=interest)
 
     def close(self) -> None:
@@ -198,7 +201,7 @@ class SplitModel(Closing):
         return code, Mode(CODE, rate)
 
     def _ask(self, mode: Mode, body: bytes, started_s: float) -> list[NDArray[Any]] | None:
-        """Return the server's answer; None where it did not answer in time, or not as it should."""
+        """Return the server's answer; None where it refused, did not answer in time, or not as it should."""
         assert self._connection is not None, "there is a server to ask"
         with self._lock:
             spent_s = time.perf_counter() - started_s
@@ -210,6 +213,12 @@ class SplitModel(Closing):
             if len(outputs) != len(self._bundle.code.outputs) or not all(output.size for output in outputs):
                 n_needed = len(self._bundle.code.outputs)
                 raise ProtocolError(f"answer: {len(outputs)} arrays, needed are {n_needed} that are not empty")
+        except FrameRefused as error:
+            self._counts["refused"] += 1
+            self._refusal = str(error)
+            with self._lock:
+                self._chooser.refused(mode.kind)
+            return None
         except (LinkLost, ProtocolError) as error:
             self._counts["losses"] += 1
             self._connection.lose(str(error))

@@ -18,6 +18,7 @@ from edge_run.runtime.split.images import ImageSize
 from edge_run.runtime.split.onnx_file import OnnxModel, describe, extract, find_tensor, finish, read_onnx
 
 PIXELS, LATENT, INTEREST = "edge_run.pixels", "edge_run.latent", "edge_run.interest"
+MEANS, DEVIATIONS = (-1000.0, 1000.0), (1e-4, 1e4)  # of pixels on the scale of 0 to 1, and ample for any other
 OPSET = 13  # older files are converted: what is added here is written for this one
 
 
@@ -42,9 +43,11 @@ def preprocessing(model: OnnxModel, mean: Sequence[float], deviation: Sequence[f
     size = ImageSize.of(model.shapes[model.input_name], str(model.path))
     if model.types[model.input_name] != np.float32:
         raise NotSupported(f"{model.path}: takes {model.types[model.input_name]}; training needs single precision")
-    for flag, values, rule in (("--mean", mean, ""), ("--std", deviation, ", above 0")):
-        if len(values) not in (1, size.channels) or (rule and min(values) <= 0):
-            raise ConfigError(f"{flag} {','.join(map(str, values))}: must be 1 or {size.channels} numbers{rule}")
+    for flag, values, (least, most) in (("--mean", mean, MEANS), ("--std", deviation, DEVIATIONS)):
+        if len(values) not in (1, size.channels) or not all(least <= one <= most for one in values):
+            raise ConfigError(
+                f"{flag} {','.join(map(str, values))}: must be 1 or {size.channels} numbers of {least:g} to {most:g}"
+            )
     centre, spread = (255.0 * np.full(size.channels, values, dtype=np.float64) for values in (mean, deviation))
     make = onnx.helper.make_node
     nodes = [
@@ -72,6 +75,19 @@ def chain(model: OnnxModel, *graphs: Any) -> Any:
         [one for graph in graphs for one in graph.initializer],
     )
     return finish(model, made)
+
+
+def with_pooled(encoder: Any, hidden: str) -> Any:
+    """Return the graph `encoder` without its last node, and with the means of what that reads, `hidden`, as output."""
+    onnx = need("onnx", TRAIN)
+    pooled = onnx.GraphProto()
+    pooled.CopyFrom(encoder)
+    del pooled.node[-1]
+    pooled.node.append(onnx.helper.make_node("GlobalAveragePool", [hidden], ["edge_run.pooled"]))
+    pooled.node.append(onnx.helper.make_node("Flatten", ["edge_run.pooled"], ["edge_run.features"]))
+    del pooled.output[:]
+    pooled.output.append(onnx.ValueInfoProto(name="edge_run.features"))
+    return pooled
 
 
 class Parts:

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.config import check_threads
-from edge_run.base.errors import KernelError, ModelFileError
+from edge_run.base.errors import KernelError, ModelFileError, NotSupported
 from edge_run.base.extras import SPLIT, need
-from edge_run.devices.host.machine import usable_cpus
+from edge_run.devices.host.machine import compute_threads
 
 TIMED_RUNS = 7
 TIMED_S = 0.5
@@ -28,7 +28,7 @@ def open_session(model: bytes | str, name: str, threads: int | None = None, is_o
     check_threads(threads)
     ort = need("onnxruntime", SPLIT)
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads or len(usable_cpus())
+    options.intra_op_num_threads = compute_threads(threads)
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what is wrong is raised
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other processes need the cores too
@@ -71,6 +71,12 @@ def largest_difference(first: list[Any], second: list[Any]) -> float:
         if one.size:
             worst = max(worst, float(np.max(np.abs(one.astype(np.float64) - other.astype(np.float64)))))
     return worst
+
+
+def check_finite(outputs: list[Any], what: str) -> None:
+    """Raise NotSupported where a network, `what`, makes numbers that are infinite or none."""
+    if not all(np.isfinite(one).all() for one in outputs):
+        raise NotSupported(f"{what}: the network makes numbers that are not finite of it; check --mean and --std")
 
 
 def is_identical(first: list[Any], second: list[Any]) -> bool:

@@ -19,12 +19,13 @@ from edge_run.runtime.split.onnx_session import first_line, largest_difference
 _Attributes = Mapping[str, Any]
 MOST_DIFFERENCE = 0.01  # of PyTorch's answers from onnxruntime's, as a share of the largest
 _SLICE_END = 1 << 31
+_FACTS = {"BatchNormalization": (3, 4), "Resize": (1, 2)}  # inputs that do not learn: mean and variance, and sizes
 
 
 class TorchGraph:
     """The nodes of an ONNX graph, run by PyTorch.
 
-    weights: its initializers; floats of rank 1 or more learn.
+    weights: its initializers; floats of rank 1 or more learn, but for what a node takes as a fact.
     """
 
     def __init__(self, graph: Any, name: str) -> None:
@@ -33,6 +34,7 @@ class TorchGraph:
         self.inputs = [one.name for one in graph.input]
         self.outputs = [one.name for one in graph.output]
         self.weights = {one.name: torch.tensor(onnx.numpy_helper.to_array(one)) for one in graph.initializer}
+        self._facts = {node.input[index] for node in graph.node for index in _facts(node)}
         self._steps: list[tuple[Any, list[str], list[str], _Attributes]] = []
         operators = _operators()
         unknown = sorted({node.op_type for node in graph.node} - operators.keys())
@@ -46,7 +48,8 @@ class TorchGraph:
 
     def parameters(self) -> list[Any]:
         """Return the weights that learn, from now on with gradients."""
-        learning = [one for one in self.weights.values() if one.is_floating_point() and one.dim() > 0]
+        weights = [one for name, one in self.weights.items() if name not in self._facts]
+        learning = [one for one in weights if one.is_floating_point() and one.dim() > 0]
         for one in learning:
             one.requires_grad_(True)
         return learning
@@ -66,6 +69,11 @@ class TorchGraph:
             if one.name in self.weights:
                 value = self.weights[one.name].detach().cpu().contiguous().numpy()
                 one.CopyFrom(numpy_helper.from_array(value, one.name))
+
+
+def _facts(node: Any) -> list[int]:
+    """Return which inputs of a node do not learn."""
+    return [index for index in _FACTS.get(node.op_type, ()) if index < len(node.input)]
 
 
 def _constant(attributes: _Attributes, name: str) -> NDArray[Any]:

@@ -56,6 +56,10 @@ class LinkLost(OSError):
     """The server does not answer: refused, reset, closed or silent for too long."""
 
 
+class FrameRefused(ProtocolError):
+    """The server answers, and will not compute this frame: the message is its reason."""
+
+
 def pack_arrays(arrays: Sequence[NDArray[Any]]) -> bytes:
     """Return arrays as bytes. Raises ProtocolError for one of a type that is not known."""
     pieces = [bytes([len(arrays)])]
@@ -115,7 +119,7 @@ class ServerLink:
             raise
 
     def ask(self, kind: int, body: bytes, limit_s: float) -> Reply:
-        """Send a request; return the reply. Raises LinkLost, or ProtocolError where the server refuses `body`."""
+        """Send a request; return the reply. Raises LinkLost, or FrameRefused where the server refuses `body`."""
         self._number = (self._number + 1) % (1 << 32)
         started_s = time.monotonic()
         end_s = started_s + limit_s
@@ -130,7 +134,7 @@ class ServerLink:
             raise LinkLost("the server's reply is not to what was asked")
         answer = self._receive(length, end_s)
         if status != DONE:
-            raise ProtocolError(f"server: refuses: {answer[:300].decode('utf-8', 'replace')}")
+            raise FrameRefused(f"server: refuses: {answer[:300].decode('utf-8', 'replace')}")
         waited_s = time.monotonic() - started_s
         return Reply(answer, queue_s, server_s, max(waited_s - queue_s - server_s, 0.0))
 

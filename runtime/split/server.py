@@ -29,6 +29,7 @@ from edge_run.runtime.split.protocol import (
     FINGERPRINT_BYTES,
     IMAGE,
     MOST_BODY_BYTES,
+    MOST_REPLY_BYTES,
     PROBE,
     REFUSED,
     REPLY,
@@ -51,14 +52,25 @@ class Tail:
 
     def __init__(self, path: Path, threads: int | None) -> None:
         """Open the tail and the uncut network. Raises ModelFileError."""
+        self._path = path
         self._bundle = read_bundle(path)
         self._tail, self._model = self._bundle.open(TAIL, threads), self._bundle.open(MODEL, threads)
         self.fingerprint = self._bundle.codec.fingerprint
 
     def describe(self) -> dict[str, Any]:
-        """Return what the hello says of it: the fingerprint, and measured seconds."""
+        """Return what the hello says of it: the fingerprint, and measured seconds.
+
+        Raises NotSupported where its answers cannot be sent.
+        """
         latent = np.zeros((1, *self._bundle.code.latent), dtype=np.float32)
         pixels = np.zeros((1, *self._bundle.code.input), dtype=np.uint8)
+        for session, value in ((self._tail, latent), (self._model, pixels)):
+            answer_bytes = len(pack_arrays(run_session(session, value)))
+            if answer_bytes > MOST_REPLY_BYTES:
+                raise NotSupported(
+                    f"{self._path}: answers a frame with {answer_bytes:,} bytes, at most {MOST_REPLY_BYTES:,} are "
+                    "sent; let the network make less of a frame, such as classes instead of scores"
+                )
         return {
             "fingerprint": self.fingerprint.hex(),
             "code_s": median_s(lambda: run_session(self._tail, latent)),
@@ -77,7 +89,7 @@ class SplitServer:
     """Answers the frames of devices: codes with the tail that they name, images with the uncut network."""
 
     def __init__(self, tails: Sequence[Path], threads: int | None = None) -> None:
-        """Open the bundles. Raises ConfigError for none, or two of one fingerprint; ModelFileError."""
+        """Open the bundles. Raises ConfigError for none, or two of one fingerprint; ModelFileError, NotSupported."""
         if not tails:
             raise ConfigError("split serve: needs at least one tail.onnx")
         opened = [Tail(path, threads) for path in tails]
@@ -131,6 +143,8 @@ class SplitServer:
                     _log.debug("a device has gone, or says nothing")
                 except ProtocolError as error:
                     _log.warning("a device was refused: %s", error)
+                except Exception:  # one device's trouble, such as too little memory, is none of the others
+                    _log.exception("a device's connection failed")
                 finally:
                     self._slots.leave(slot)
 
@@ -147,8 +161,11 @@ class SplitServer:
             with anyio.fail_after(_patience_s(length)):
                 body = await self._receive(stream, length, slot)
             self._slots.begin_answer(slot)
-            await _send(stream, await self._reply(kind, number, body))
+            reply = await self._reply(kind, number, body)
             del body
+            self._slots.begin_sending(slot, len(reply), time.monotonic())
+            await _send(stream, reply)
+            del reply
             self._slots.answered(slot, time.monotonic())
 
     async def _receive(self, stream: anyio.abc.SocketStream, length: int, slot: ConnectionSlot) -> bytes:

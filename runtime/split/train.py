@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +13,30 @@ import numpy as np
 from numpy.random import default_rng
 from numpy.typing import NDArray
 
-from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, TierReadError
+from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported
 from edge_run.base.extras import TRAIN, need
-from edge_run.base.files import check_room, writing
+from edge_run.base.files import common_mode
 from edge_run.base.split import RateReport, TrainReport
+from edge_run.devices.host.ledger import Ledger
+from edge_run.devices.host.memory import default_budget_bytes, process_memory
 from edge_run.partition.latent_codec import MOST_PAYLOAD_BYTES, CodeTooLong, LatentCodec, fit_rate_to_size
-from edge_run.runtime.split.bottleneck import check_cut, find_transform, make_decoder, make_encoder
+from edge_run.partition.training_memory import (
+    COPIES_OF_COVARIANCE,
+    COPIES_OF_TENSORS,
+    COPIES_OF_WEIGHTS,
+    TrainingMemory,
+    TrainingSizes,
+    plan_training,
+)
+from edge_run.runtime.split.bottleneck import (
+    Transform,
+    blank_transform,
+    check_cut,
+    find_transform,
+    make_decoder,
+    make_encoder,
+)
 from edge_run.runtime.split.bundle import (
-    CODE,
     FORMAT,
     HEAD,
     MODEL,
@@ -33,15 +47,15 @@ from edge_run.runtime.split.bundle import (
     StoredRate,
     codec_identity,
     digest,
-    write_code,
 )
 from edge_run.runtime.split.filter import add_filter, fit_filter
-from edge_run.runtime.split.images import ImageFolder, ImageSize
-from edge_run.runtime.split.networks import LATENT, Parts, chain, preprocessing, read_network
+from edge_run.runtime.split.images import KEPT_BYTES, ImageFolder, ImageSize
+from edge_run.runtime.split.networks import LATENT, Parts, chain, preprocessing, read_network, with_pooled
 from edge_run.runtime.split.onnx_file import OnnxModel, describe, extract
-from edge_run.runtime.split.onnx_session import open_session, run_session
+from edge_run.runtime.split.onnx_session import check_finite, open_session, run_session
 from edge_run.runtime.split.onnx_torch import TorchGraph, check_same
-from edge_run.runtime.split.training import Quantiser, Student, TrainConfig, train
+from edge_run.runtime.split.result_folder import check_result_folder, room_for_result, write_result_folder
+from edge_run.runtime.split.training import Quantiser, Student, TrainConfig, check_learning, train
 
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 2000
 MOST_PRIOR_IMAGES, MOST_TRANSFORM_IMAGES = 5000, 2000
@@ -72,10 +86,11 @@ class TrainTask:
 def train_split(task: TrainTask, config: TrainConfig, show: _Show = lambda text: None) -> TrainReport:
     """Train a bottleneck and write its bundle to `task.out`. show: told how far it is.
 
-    Raises ConfigError, ModelFileError, NotSupported or TierReadError; then nothing was written.
+    Raises ConfigError, ModelFileError, NotSupported or TierReadError. Then nothing was written to `task.out`; what was
+    learned and could not be written there is in a folder that the error names.
     """
     need("torch", TRAIN)
-    _check_target(task.out)
+    task = dataclasses.replace(task, out=check_result_folder(task.out))
     model = read_network(task.model)
     images = ImageFolder(task.data, ImageSize.of(model.shapes[model.input_name], str(task.model)), task.most_images)
     if unknown := sorted(set(task.empty) - set(images.classes)):
@@ -99,64 +114,98 @@ class _Workshop:
             raise ConfigError(f"--data {task.data}: holds {len(images)} images; at least 2 are needed")
         self._parts = Parts(model, task.cut)
         check_cut(config.shape, self._parts.cut, self._parts.cut_shape)
-        self._at_once = min(max(AT_ONCE_BYTES // max(model.sizes_bytes.values()), 1), AT_ONCE)
         self._pixels = preprocessing(model, config.mean, config.deviation)
+        self._front = [one for one in (self._pixels, self._parts.front) if one is not None]
         self._whole = chain(model, self._pixels, extract(model, None, None).graph)
         self._teacher = open_session(self._whole.SerializeToString(), str(task.model), config.threads)
 
     def run(self) -> TrainReport:
         """Train, count the priors, measure, write."""
-        self._check_batches()
-        self._check_training()
+        self._memory = self._plan()
+        self._images.kept_bytes = self._memory.kept_bytes
+        with Ledger().grant(self._memory.needed_bytes, self._task.model.name):
+            return self._run()
+
+    def _run(self) -> TrainReport:
+        _check_batches(self._teacher, self._images.size, self._task.model)
+        pixels, name = self._images.batch(self._chosen[:2]), str(self._task.model)
+        front, rest = (TorchGraph(one, name) for one in (chain(self._model, *self._front).graph, self._parts.rest))
+        answers = run_session(self._teacher, pixels)
+        check_finite(answers, f"{name}, {self._images.paths[int(self._chosen[0])]}")
+        check_same([front, rest], pixels, answers, name)
+        check_learning(front, rest, pixels, name)
         self._show("finding the transform")
-        self._make_bottleneck()
+        self._make_bottleneck(self._find_transform())
         needed_bytes = sum(one.ByteSize() for one in self._networks().values()) + MOST_CODE_JSON_BYTES
-        check_room(self._task.out / CODE, needed_bytes, "another folder with --out")
+        with room_for_result(self._task.out, needed_bytes):
+            files, code = self._learn()
+        write_result_folder(self._task.out, files, code, common_mode(self._task.model))
+        return _report(self._task, self._model, self._networks()[HEAD], len(self._chosen), code)
+
+    def _learn(self) -> tuple[dict[str, bytes], StoredCode]:
+        """Return the networks, trained, and what is measured of them."""
         head = open_session(
-            chain(self._model, *self._front(), self._encoder).SerializeToString(), HEAD, self._config.threads
+            chain(self._model, *self._front, self._encoder).SerializeToString(), HEAD, self._config.threads
         )
         quantiser = Quantiser(self._latents(head, MOST_TRANSFORM_IMAGES), self._config.rates_bytes)
         student = self._student(quantiser)
-        train(student, self._images, self._chosen.tolist(), self._config, self._show)
+        train(student, self._images, self._chosen.tolist(), self._config, self._memory.at_once, self._show)
         for trained, graph in ((student.encoder, self._encoder), (student.decoder, self._decoder)):
             trained.write_into(graph)
         student.rest.write_into(self._parts.rest)
         filters = self._fit_filter()
         files = {name: network.SerializeToString() for name, network in self._networks().items()}
         self._show("counting the priors")
-        code = self._count(files, quantiser.gains(), filters)
-        _write(self._task.out, files, code)
-        return self._report(code)
+        return files, self._count(files, quantiser.gains(), filters)
+
+    def _plan(self) -> TrainingMemory:
+        """Return what there is room for. Raises BudgetError."""
+        budget = self._config.memory_bytes or default_budget_bytes(Ledger().promised_bytes)
+        blank = blank_transform(self._config.shape, self._parts.cut, self._parts.cut_shape)
+        self._make_bottleneck(blank)
+        networks = self._networks()
+        halves = [describe(networks[name], self._task.model) for name in (HEAD, TAIL)]
+        tensors = sum(sum(one.sizes_bytes.values()) for one in halves)
+        weights = sum(one.ByteSize() for one in networks.values())
+        transform = COPIES_OF_COVARIANCE * 8 * blank.mean.size**2
+        batch, pixels, latents = self._config.batch, math.prod(self._images.size.shape), 4 * math.prod(self._latent)
+        sizes = TrainingSizes(
+            fixed=process_memory().held_bytes + COPIES_OF_WEIGHTS * weights // 2 + 2 * batch * pixels + transform,
+            image=COPIES_OF_TENSORS * tensors + self._model.peak_bytes(),
+            latents=latents,
+            sample=min(SAMPLE_BYTES, latents * min(MOST_PRIOR_IMAGES, len(self._chosen))),
+            kept=min(KEPT_BYTES, len(self._images) * pixels),
+        )
+        return plan_training(str(self._task.model), budget, min(batch, len(self._chosen)), sizes)
 
     def _networks(self) -> dict[str, Any]:
         """Return what is written, by name."""
         return {
-            HEAD: chain(self._model, *self._front(), self._encoder),
+            HEAD: chain(self._model, *self._front, self._encoder),
             TAIL: chain(self._model, self._decoder, self._parts.rest),
             MODEL: self._whole,
         }
 
-    def _make_bottleneck(self) -> None:
-        """Make encoder and decoder, with the transform of the tensors at the cut."""
-        shape, cut, size = self._config.shape, self._parts.cut, self._parts.cut_shape
-        front = open_session(self._with_front().SerializeToString(), str(self._task.model), self._config.threads)
+    def _find_transform(self) -> Transform:
+        """Return the transform of the tensors at the cut."""
+        front = open_session(
+            chain(self._model, *self._front).SerializeToString(), str(self._task.model), self._config.threads
+        )
         tensors = (values for _, values in self._passes(front, self._chosen[:MOST_TRANSFORM_IMAGES]))
-        transform = find_transform(shape, cut, size, tensors)
+        return find_transform(self._config.shape, self._parts.cut, self._parts.cut_shape, tensors)
+
+    def _make_bottleneck(self, transform: Transform) -> None:
+        """Make encoder and decoder."""
+        shape, cut, size = self._config.shape, self._parts.cut, self._parts.cut_shape
         self._encoder = make_encoder(shape, cut, size, LATENT, transform)
         self._decoder = make_decoder(shape, LATENT, cut, size, transform)
         latent = [one.dim_value for one in self._encoder.output[0].type.tensor_type.shape.dim][1:]
         self._latent = (int(latent[0]), int(latent[1]), int(latent[2]))
 
-    def _with_front(self) -> Any:
-        return chain(self._model, *self._front())
-
-    def _front(self) -> list[Any]:
-        return [one for one in (self._pixels, self._parts.front) if one is not None]
-
     def _student(self, quantiser: Quantiser) -> Student:
         name = str(self._task.model)
         return Student(
-            front=TorchGraph(self._with_front().graph, name),
+            front=TorchGraph(chain(self._model, *self._front).graph, name),
             encoder=TorchGraph(self._encoder, name),
             decoder=TorchGraph(self._decoder, name),
             rest=TorchGraph(self._parts.rest, name),
@@ -164,33 +213,16 @@ class _Workshop:
             teacher=self._teacher,
         )
 
-    def _check_batches(self) -> None:
-        """Refuse a network that takes one image at a time: training needs batches."""
-        pixels = np.zeros((2, *self._images.size.shape), dtype=np.uint8)
-        try:
-            made = run_session(self._teacher, pixels)
-        except EdgeRunError as error:
-            raise NotSupported(
-                f"{self._task.model}: takes one image at a time; export it with an open batch"
-            ) from error
-        if any(one.shape[:1] != (2,) for one in made):
-            raise NotSupported(
-                f"{self._task.model}: its answers have no batch as their first dimension; training needs one"
-            )
-
-    def _check_training(self) -> None:
-        """Refuse a network that PyTorch does not compute as onnxruntime does: it would be trained as another one."""
-        pixels, name = self._images.batch(self._chosen[:2]), str(self._task.model)
-        graphs = [TorchGraph(one, name) for one in (self._with_front().graph, self._parts.rest)]
-        check_same(graphs, pixels, run_session(self._teacher, pixels), name)
-
     def _fit_filter(self) -> tuple[StoredFilter, ...]:
         """Train the filter where one was asked for, and add it to the encoder."""
         if not self._task.empty:
             return ()
         self._show("training the filter")
         hidden = str(self._encoder.node[-1].input[0])
-        pooled = self._pooled_session(hidden)
+        pooled = open_session(
+            chain(self._model, *self._front, with_pooled(self._encoder, hidden)).SerializeToString(),
+            "the filter", self._config.threads,
+        )  # fmt: skip
         empty = [self._images.classes.index(name) for name in self._task.empty]
         features, labels = [], []
         for chosen in (self._chosen, self._held_out):
@@ -200,29 +232,27 @@ class _Workshop:
         add_filter(self._encoder, hidden, fitted)
         return (fitted.stored,)
 
-    def _pooled_session(self, hidden: str) -> Any:
-        """Return a session from pixels to the means of the encoder's last features (batch, features)."""
-        onnx = need("onnx", TRAIN)
-        pooled = onnx.GraphProto()
-        pooled.CopyFrom(self._encoder)
-        del pooled.node[-1]
-        pooled.node.append(onnx.helper.make_node("GlobalAveragePool", [hidden], ["edge_run.pooled"]))
-        pooled.node.append(onnx.helper.make_node("Flatten", ["edge_run.pooled"], ["edge_run.features"]))
-        del pooled.output[:]
-        pooled.output.append(onnx.ValueInfoProto(name="edge_run.features"))
-        made = chain(self._model, *self._front(), pooled)
-        return open_session(made.SerializeToString(), "the filter", self._config.threads)
-
     def _passes(self, session: Any, chosen: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Yield the numbers of images and the session's first output for them, batch by batch."""
-        for start in range(0, len(chosen), self._at_once):
-            batch = chosen[start : start + self._at_once]
-            yield batch, run_session(session, self._images.batch(batch))[0]
+        """Yield the numbers of images and the session's first output for them, batch by batch.
+
+        Raises NotSupported where it is not finite.
+        """
+        at_once = min(max(AT_ONCE_BYTES // max(self._model.sizes_bytes.values()), 1), AT_ONCE, self._memory.at_once)
+        for start in range(0, len(chosen), at_once):
+            batch = chosen[start : start + at_once]
+            values = run_session(session, self._images.batch(batch))[0]
+            check_finite([values], f"{self._task.model}, {self._images.paths[int(batch[0])]} or an image near it")
+            yield batch, values
 
     def _latents(self, head: Any, most_images: int) -> NDArray[np.float32]:
         """Return the latents of training images, of at most so many."""
-        most = max(SAMPLE_BYTES // (4 * math.prod(self._latent)), 1)
-        return np.concatenate([one for _, one in self._passes(head, self._chosen[: min(most, most_images)])])
+        most = max(self._memory.sample_bytes // (4 * math.prod(self._latent)), 1)
+        chosen = self._chosen[: min(most, most_images)]
+        found, done = np.empty((len(chosen), *self._latent), dtype=np.float32), 0
+        for batch, values in self._passes(head, chosen):
+            found[done : done + len(batch)] = values
+            done += len(batch)
+        return found
 
     def _count(
         self, files: dict[str, bytes], gains: NDArray[np.float32], filters: tuple[StoredFilter, ...]
@@ -268,29 +298,27 @@ class _Workshop:
         measured = (len(sizes), sum(sizes), max(sizes), agreeing, right, model_right)
         return StoredRate(self._config.rates_bytes[rate], codec.rates[rate], *measured)
 
-    def _report(self, code: StoredCode) -> TrainReport:
-        adds = describe(chain(self._model, *self._front(), self._encoder), Path(HEAD)).multiply_adds
-        everything = self._model.multiply_adds
-        return TrainReport(
-            folder=str(self._task.out),
-            images=len(self._chosen),
-            head_multiply_adds=adds,
-            head_share=adds / everything if everything else 0.0,
-            head_bytes=(self._task.out / HEAD).stat().st_size,
-            rates=tuple(rate_report(one) for one in code.rates),
-        )
+
+def _check_batches(teacher: Any, size: ImageSize, model: Path) -> None:
+    """Refuse a network that takes one image at a time: training needs batches."""
+    try:
+        made = run_session(teacher, np.zeros((2, *size.shape), dtype=np.uint8))
+    except EdgeRunError as error:
+        raise NotSupported(f"{model}: takes one image at a time; export it with an open batch") from error
+    if any(one.shape[:1] != (2,) for one in made):
+        raise NotSupported(f"{model}: its answers have no batch as their first dimension; training needs one")
 
 
-def _write(out: Path, files: dict[str, bytes], code: StoredCode) -> None:
-    """Write all files into a folder beside the target, then give it the target's name."""
-    with writing(f"--out {out}", "choose another folder"):
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out, prefix=".part-") as draft:
-            for name, data in files.items():
-                Path(draft, name).write_bytes(data)
-            write_code(Path(draft), code)
-            for name in (*files, CODE):
-                os.replace(Path(draft, name), out / name)
+def _report(task: TrainTask, model: OnnxModel, head: Any, images: int, code: StoredCode) -> TrainReport:
+    adds, everything = describe(head, Path(HEAD)).multiply_adds, model.multiply_adds
+    return TrainReport(
+        folder=str(task.out),
+        images=images,
+        head_multiply_adds=adds,
+        head_share=adds / everything if everything else 0.0,
+        head_bytes=head.ByteSize(),
+        rates=tuple(rate_report(one) for one in code.rates),
+    )
 
 
 def rate_report(rate: StoredRate) -> RateReport:
@@ -317,11 +345,3 @@ def _code(codec: LatentCodec, latents: NDArray[np.float32], rate: int) -> bytes 
 def _classes(answers: NDArray[Any]) -> NDArray[Any] | None:
     """Return the class of each answer of shape (batch, n); None for answers of another kind."""
     return answers.argmax(1) if answers.ndim == 2 and answers.shape[1] > 1 else None
-
-
-def _check_target(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: is there, and is no folder; choose another name")
-    parent = next(one for one in (out, *out.parents) if one.exists())
-    if not os.access(parent, os.W_OK):
-        raise TierReadError(f"--out {out}: cannot be written (Permission denied); choose another folder")

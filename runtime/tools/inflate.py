@@ -14,7 +14,6 @@ plan of the new file, and its writing.
 
 from __future__ import annotations
 
-import os
 import struct
 from bisect import bisect_left
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from edge_run.base.files import check_room
 from edge_run.base.units import format_size, round_up
 from edge_run.runtime.tools.inflate_blocks import Filler, GrownTensor, tensor_pieces
 from edge_run.runtime.tools.inflate_source import ROLES, InflateSource, Role, read_source
-from edge_run.runtime.tools.target import check_target, written
+from edge_run.runtime.tools.target import TargetFile, check_target, opened, written
 from edge_run.tiers.gguf_format import MAGIC, SCALARS
 from edge_run.tiers.gguf_header import ArrayValue
 
@@ -73,8 +72,8 @@ def inflate(
     growth = plan_growth(model, size_bytes, layers)
     target = check_target(target, [source], "the model to grow itself")
     check_room(target, growth.size_bytes, "a smaller size or another folder")
-    with written(target, growth.size_bytes, format_size(growth.size_bytes)) as draft:
-        _write(growth, model, draft, seed, progress)
+    with written(target, growth.size_bytes, format_size(growth.size_bytes), source) as file:
+        _write(growth, model, file, seed, progress)
     return target
 
 
@@ -162,10 +161,10 @@ def _head(source: InflateSource, tensors: list[GrownTensor], changes: dict[str, 
 
 
 def _write(
-    growth: Growth, source: InflateSource, draft: Path, seed: int, progress: Callable[[int, int], None] | None
+    growth: Growth, source: InflateSource, file: TargetFile, seed: int, progress: Callable[[int, int], None] | None
 ) -> None:
     filler, alignment_bytes = Filler(seed), source.header.alignment_bytes
-    with source.header.shard.path.open("rb") as trained, draft.open("wb") as file:
+    with opened(source.header.shard.path) as trained:
         done_bytes = file.write(growth.head)
         for tensor in growth.tensors:
             for piece in tensor_pieces(tensor, trained, filler):
@@ -174,5 +173,3 @@ def _write(
                     progress(done_bytes, growth.size_bytes)
             done_bytes += file.write(bytes(-tensor.size_bytes % alignment_bytes))
         assert done_bytes == growth.size_bytes
-        file.flush()
-        os.fsync(file.fileno())

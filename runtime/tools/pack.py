@@ -5,7 +5,6 @@ A model without experts has its weights repacked instead (`runtime/tools/pack_re
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,11 +15,12 @@ from edge_run.base.errors import NotSupported, system_errors
 from edge_run.base.extras import PACK, need
 from edge_run.base.files import check_room
 from edge_run.base.units import format_size
-from edge_run.devices.host.machine import usable_cpus
+from edge_run.devices.host.machine import compute_threads
 from edge_run.runtime.graph.repackable import kind_of
 from edge_run.runtime.planning.experts import CHUNKS_PER_PIECE
 from edge_run.runtime.tools.pack_repacked import worth_repacking, write_repacked
-from edge_run.runtime.tools.target import check_target, read_at, written
+from edge_run.runtime.tools.target import TargetFile, check_target, opened, read_at, written
+from edge_run.tiers._libc import forget_pages
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from edge_run.tiers.gguf_header import TensorInfo
@@ -96,10 +96,9 @@ def pack(
         )
     needed_bytes = int(sum(shares[tensor] * tensor.size_bytes for tensor in chosen) * _SPARE_SHARE)
     check_room(target, needed_bytes, "another folder with -o")
-    with written(target, needed_bytes, f"some {format_size(needed_bytes)}") as draft:
-        raw_bytes, packed_bytes = _write(draft, gguf, chosen, block_bytes, compress, progress)
-        size_bytes = draft.stat().st_size
-    return Packed(target, size_bytes, raw_bytes, packed_bytes, len(chosen), left_out)
+    with written(target, needed_bytes, f"some {format_size(needed_bytes)}", gguf.shards[0].path) as file:
+        raw_bytes, packed_bytes = _write(file, gguf, chosen, block_bytes, compress, progress)
+    return Packed(target, target.stat().st_size, raw_bytes, packed_bytes, len(chosen), left_out)
 
 
 def _pack_repacked(
@@ -108,11 +107,10 @@ def _pack_repacked(
     tensors = worth_repacking(gguf, cache_folder)
     needed_bytes = sum(tensor.size_bytes + 2 * LARGEST_BLOCK_BYTES for tensor in tensors)
     check_room(target, needed_bytes, "another folder with -o")
-    with written(target, needed_bytes, f"some {format_size(needed_bytes)}") as draft:
-        raw_bytes = write_repacked(draft, gguf, tensors, blocks_of(tensors, LARGEST_BLOCK_BYTES), progress)
-        size_bytes = draft.stat().st_size
+    with written(target, needed_bytes, f"some {format_size(needed_bytes)}", gguf.shards[0].path) as file:
+        raw_bytes = write_repacked(file, gguf, tensors, blocks_of(tensors, LARGEST_BLOCK_BYTES), progress)
     kinds = sorted({kind_of(tensor, by_expert=False) for tensor in tensors})
-    return Packed(target, size_bytes, raw_bytes, raw_bytes, len(tensors), {}, tuple(kinds))
+    return Packed(target, target.stat().st_size, raw_bytes, raw_bytes, len(tensors), {}, tuple(kinds))
 
 
 def _compressor() -> Compress:
@@ -167,14 +165,14 @@ def _sampled_share(gguf: GgufModel, tensor: TensorInfo, block_bytes: int, compre
     """Return what some blocks of `tensor` have of their size, compressed."""
     length = min(block_bytes, tensor.size_bytes)
     starts = [tensor.offset + i * (tensor.size_bytes - length) // SAMPLES for i in range(SAMPLES)]
-    with gguf.shards[tensor.shard].path.open("rb") as file:
+    with opened(gguf.shards[tensor.shard].path) as file:
         blocks = [read_at(file, start // 32 * 32, length) for start in starts]
     number_bytes = _number_bytes([tensor])
     return sum(len(part) for block in blocks for part in _frames(block, number_bytes, compress)) / sum(map(len, blocks))
 
 
 def _write(
-    draft: Path,
+    file: TargetFile,
     gguf: GgufModel,
     tensors: Sequence[TensorInfo],
     block_bytes: int,
@@ -185,7 +183,7 @@ def _write(
     number_bytes = _number_bytes(tensors)
     blocks = blocks_of(tensors, block_bytes)
     all_bytes, raw_bytes, table = len(blocks) * block_bytes, 0, bytearray()
-    with ThreadPoolExecutor(len(usable_cpus())) as workers, draft.open("wb") as file:
+    with ThreadPoolExecutor(compute_threads(None)) as workers:
         file.write(bytes(HEAD.size))
         for some, raw in _read_blocks(gguf, blocks, block_bytes):
             raw_bytes += sum(map(len, raw))
@@ -203,8 +201,6 @@ def _write(
         file.write(index + table)
         file.seek(0)
         file.write(write_head(start, index, bytes(table)))
-        file.flush()
-        os.fsync(file.fileno())
     return raw_bytes, start - HEAD.size
 
 
@@ -220,12 +216,10 @@ def _read_blocks(
     """Yield some blocks at a time, and what the model's files have there; the page cache keeps none of it."""
     for number, shard in enumerate(gguf.shards):
         rest = iter([block for block in blocks if block[0] == number])
-        with shard.path.open("rb", buffering=0) as file:
+        with opened(shard.path) as file:
             while some := list(islice(rest, _BLOCKS_AT_ONCE)):
                 lengths = [min(block_bytes, shard.size_bytes - block * block_bytes) for _, block in some]
                 raw = [read_at(file, block * block_bytes, n) for (_, block), n in zip(some, lengths, strict=True)]
-                if hasattr(os, "posix_fadvise"):
-                    first, last = some[0][1], some[-1][1]
-                    length = (last + 1 - first) * block_bytes
-                    os.posix_fadvise(file.fileno(), first * block_bytes, length, os.POSIX_FADV_DONTNEED)
+                first, last = some[0][1], some[-1][1]
+                forget_pages(file.fileno(), first * block_bytes, (last + 1 - first) * block_bytes)
                 yield some, raw

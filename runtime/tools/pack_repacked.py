@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -18,6 +17,7 @@ from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.repacking import RepackedWeight, Repacking, groups_of, layout_of
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.repack_choice import kinds_to_pack
+from edge_run.runtime.tools.target import TargetFile
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_header import TensorInfo
@@ -54,17 +54,17 @@ def worth_repacking(gguf: GgufModel, cache_folder: Path | None) -> list[TensorIn
 
 
 def write_repacked(
-    draft: Path,
+    file: TargetFile,
     gguf: GgufModel,
     tensors: Sequence[TensorInfo],
     blocks: Sequence[Block],
     progress: Callable[[int, int], None] | None,
 ) -> int:
-    """Write a packed file of `tensors`, repacked, in `blocks`; return the bytes of the blocks."""
+    """Write a packed file of `tensors`, repacked, in `blocks` to `file`; return the bytes of the blocks."""
     names, layout = tuple(tensor.name for tensor in tensors), layout_of(described(tensors))
     facts = Facts(model_key(gguf, names), LARGEST_BLOCK_BYTES, 1, names, 1, 1, layout)
     raw_bytes, place, table = 0, ALIGNMENT_BYTES, bytearray()
-    with _Repacked(gguf, tensors) as repacked, draft.open("wb") as file:
+    with _Repacked(gguf, tensors) as repacked:
         file.write(bytes(place))
         for shard, number in blocks:
             content = repacked.read(shard, number * LARGEST_BLOCK_BYTES)
@@ -80,8 +80,6 @@ def write_repacked(
         file.write(index + table)
         file.seek(0)
         file.write(write_head(place, index, bytes(table)))
-        file.flush()
-        os.fsync(file.fileno())
     return raw_bytes
 
 

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, TierReadError
-from edge_run.base.files import file_to_write, whole_file
+from edge_run.base.errors import ConfigError, ModelFileError, TierReadError
+from edge_run.base.files import common_mode, file_to_write, whole_file
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Give a model's file, to be read with `read_at`. Raises ModelFileError where it cannot be opened."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ModelFileError(
+            f"{path}: cannot be opened ({error.strerror}); check the drive and its permissions"
+        ) from error
+    with file:
+        yield file
 
 
 def read_at(file: BinaryIO, offset: int, length: int) -> bytes:
@@ -44,19 +57,55 @@ def check_target(target: Path, models: Iterable[Path], what: str, is_replacing: 
     return place
 
 
-@contextlib.contextmanager
-def written(target: Path, size_bytes: int, size: str) -> Iterator[Path]:
-    """Give the draft of `target`, which takes its place at the end of the block; an exception leaves no file behind.
+class TargetFile:
+    """A file that is being written, from its beginning on. Its methods raise TierReadError where the disk fails."""
 
-    size: in words. Raises TierReadError where the disk fails.
+    def __init__(self, file: BinaryIO, failure: Callable[[OSError], TierReadError]) -> None:
+        self._file, self._failure = file, failure
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write all of `data`; return how many bytes that are."""
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def seek(self, place: int) -> None:
+        """Go on writing at this byte."""
+        try:
+            self._file.seek(place)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def tell(self) -> int:
+        """Return the byte at which is written next."""
+        return self._file.tell()
+
+
+@contextlib.contextmanager
+def written(target: Path, size_bytes: int, size: str, source: Path) -> Iterator[TargetFile]:
+    """Give what takes the place of `target` at the end of the block, for good; an exception leaves no file behind.
+
+    size: in words. source: it is made of this file, and who may not read that may not read it. Raises TierReadError
+    where the disk fails, and what the block raises.
     """
-    try:
-        with whole_file(target) as draft:
-            yield draft
-    except EdgeRunError:  # of the model's file, and an OSError perhaps
-        raise
-    except OSError as error:
-        raise TierReadError(
+
+    def failure(error: OSError) -> TierReadError:
+        return TierReadError(
             f"{target}: writing {size} failed: {error.strerror}; check the disk and the folder's permissions",
             needed_bytes=size_bytes,
-        ) from error
+        )
+
+    of_the_block: OSError | None = None
+    try:
+        with whole_file(target, common_mode(source, target), is_durable=True) as draft, draft.open("wb") as file:
+            try:
+                yield TargetFile(file, failure)
+            except OSError as error:  # of the model's files, or told by the target already
+                of_the_block = error
+                raise
+            file.flush()
+    except OSError as error:
+        if error is of_the_block:
+            raise
+        raise failure(error) from error

@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tracemalloc
@@ -233,16 +234,18 @@ def test_seed_decides_the_bytes(tmp_path: Path) -> None:
         inflate(KIT, tmp_path / "none.gguf", 12_000_000, 9, -1)
 
 
-def test_the_bytes_are_on_the_drive_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, synced = tmp_path / "big.gguf", list[int]()
+def test_the_bytes_are_on_the_drive_before_the_name_and_then_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, synced = tmp_path / "big.gguf", list[tuple[bool, int]]()
 
     def sync(descriptor: int) -> None:
-        assert not target.exists()
-        synced.append(os.fstat(descriptor).st_size)
+        status = os.fstat(descriptor)
+        synced.append((target.exists(), 0 if stat.S_ISDIR(status.st_mode) else status.st_size))
 
     monkeypatch.setattr(os, "fsync", sync)
     inflate(KIT, target, 12_000_000)
-    assert synced == [target.stat().st_size]
+    assert synced == [(False, target.stat().st_size), (True, 0)]
 
 
 @pytest.mark.parametrize("kind", SUPPORTED_TYPES)

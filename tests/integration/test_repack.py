@@ -17,6 +17,7 @@ from edge_run.base.errors import PackedFileError
 from edge_run.base.profile import KernelSpeed, RepackedSpeed
 from edge_run.base.protocols import BatchToken
 from edge_run.base.units import KIB
+from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.profile import KernelFigure, Measurements, ProfileStore, RepackedFigure
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import Driver
@@ -27,7 +28,6 @@ from edge_run.runtime.graph.segments import ROW_GROUP
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.llama.repacking import MOST_ROWS_TOGETHER, groups_of, types_with_kernels
-from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.repack_choice import choose_kinds
 from edge_run.runtime.probing.kernels import measure_repacked

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import weakref
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.split import SplitBench, WayTime
 from edge_run.partition import latent_codec
+from edge_run.runtime.split import bench
 from edge_run.runtime.split.bench import bench_split
 from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.model import SplitModel
+from edge_run.runtime.split.onnx_session import run_session
 from program import run_program
 from vision_models import CLASSES, make_bundle, make_images
 
@@ -74,6 +79,31 @@ def test_no_code_is_larger_than_allowed(head: Path, images: Path, result: SplitB
     limited = bench_split(head, images, most_images=8, most_bytes=most_bytes, threads=1, baselines=False)
     assert limited.images == 8
     assert max(point.largest_bytes for point in limited.points) <= most_bytes
+
+
+def test_few_images_and_tensors_are_held_however_many_there_are(
+    head: Path, images: Path, result: SplitBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is measured does not depend on how many are held at once."""
+    sizes: list[int] = []
+
+    def run(session: Any, value: np.ndarray) -> list[np.ndarray]:
+        found = run_session(session, value)
+        held.extend(weakref.ref(one) for one in (value, *found))
+        sizes.append(sum(one.nbytes for ref in held if (one := ref()) is not None))
+        return found
+
+    held: list[weakref.ref[np.ndarray]] = []
+    monkeypatch.setattr(bench, "run_session", run)
+    monkeypatch.setattr(bench, "KEPT_BYTES", 0)
+    most: dict[int, int] = {}
+    for count in (8, 20):
+        measured = bench_split(head, images, most_images=count, threads=1, baselines=False)
+        most[count] = max(sizes)
+        sizes.clear()
+    assert most[20] <= most[8]
+    assert measured.points == tuple(point for point in result.points if point.name.startswith("code"))
+    assert measured.worst_overhead_bytes == result.worst_overhead_bytes
 
 
 def test_command(head: Path, images: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.partition.patches import Window, plan_spans, plan_tiles
 from edge_run.runtime.split import patches as split_patches
 from edge_run.runtime.split.onnx_file import describe, read_onnx
@@ -193,12 +195,43 @@ def test_what_does_not_begin_with_a_chain_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out.onnx").exists()
 
 
+def test_nothing_but_a_file_is_replaced_and_not_the_network_itself(tmp_path: Path) -> None:
+    path, pipe, link = chain_network(tmp_path), tmp_path / "pipe", tmp_path / "link"
+    before = path.read_bytes()
+    os.mkfifo(pipe)
+    link.symlink_to(path)
+    for out, reason in ((pipe, "is there, and is no file"), (path, "is the network itself"), (link, "is the network")):
+        with pytest.raises(ConfigError, match=reason):
+            patch_network(path, out)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert path.read_bytes() == before
+
+
+def test_answers_are_compared_as_shares_of_the_largest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rounding does to a coordinate of 640 pixels is no error; the same to a probability is one."""
+    path, apart = chain_network(tmp_path), np.float32(1e-4)
+    answers = run_session(open_session(str(path), "model", 1), describe(onnx.load(str(path)), path).sample())
+    for largest, is_written in ((640.0, True), (1.0, False)):
+        wanted = [one / np.abs(one).max() * np.float32(largest) for one in answers]
+        turns = iter((wanted, [one + apart for one in wanted]))
+        monkeypatch.setattr(split_patches, "run_session", lambda *_, turns=turns: next(turns))
+        out = tmp_path / f"{largest}.onnx"
+        if is_written:
+            assert patch_network(path, out, tiles=2).difference == pytest.approx(apart, rel=0.5)
+        else:
+            with pytest.raises(
+                NotSupported, match=r"differs by 1\.0e-04 in answers of up to 1, more than 1e-05 of that"
+            ):
+                patch_network(path, out, tiles=2)
+        assert out.exists() == is_written
+
+
 def test_command(tmp_path: Path) -> None:
     path = chain_network(tmp_path)
     command = ["split", "patch", path, "--out"]
     done = run_program(*command, tmp_path / "o.onnx")
     assert done.returncode == 0, done.stderr
     assert "times less" in done.stdout
-    for arguments, code in (([str(path)], 2), ([str(tmp_path / "none" / "o.onnx")], 5), (["o.onnx", "--std", "1"], 2)):
+    for arguments, code in (([str(path)], 2), ([str(tmp_path / "none" / "o.onnx")], 2), (["o.onnx", "--std", "1"], 2)):
         done = run_program(*command, *arguments)
         assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr

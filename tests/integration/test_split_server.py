@@ -21,10 +21,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_run import AsyncSplitModel, ConfigError, ModelFileError, ProtocolError, SplitModel
+from edge_run import AsyncSplitModel, ConfigError, ModelFileError, NotSupported, ProtocolError, SplitModel
 from edge_run.runtime.split import protocol
+from edge_run.runtime.split import server as server_module
 from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.protocol import ServerLink, pack_arrays, unpack_arrays
+from edge_run.runtime.split.server import SplitServer
 from mosquitto import free_port
 from program import Program, Result, begin, ending, next_line, run_program
 from vision_models import make_bundle, make_pixels
@@ -105,6 +107,27 @@ def test_a_frame_that_no_rate_makes_small_enough_is_computed_here(head: Path, se
         report = model.run(make_pixels(1, seed=3)[0]).report
         assert (report.mode, report.sent_bytes, report.lost_server) == ("local", 0, False)
         assert model.problem == ""
+
+
+def test_a_server_that_refuses_is_there_and_asked_less_often(
+    head: Path, server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels, body = make_pixels(1, seed=3)[0], SplitModel._body
+
+    def damaged(*rest: Any) -> Any:
+        code, mode = body(*rest)
+        return code[:-1], mode
+
+    with SplitModel(head, f"127.0.0.1:{server}", mode="code 2", threads=1, deadline_s=20) as model:
+        monkeypatch.setattr(SplitModel, "_body", damaged)
+        reports = [model.run(pixels).report for _ in range(10)]
+        assert {(one.mode, one.lost_server) for one in reports} == {("local", False)}
+        stats = model.stats
+        assert (stats.refused, stats.server_losses, stats.has_server) == (3, 0, True)
+        assert "server: refuses: code: " in stats.refusal
+        assert model.problem == ""
+        monkeypatch.undo()
+        assert model.run(pixels).report.mode == "code 2"
 
 
 @pytest.mark.parametrize("mode", ["code", "image"])
@@ -276,6 +299,46 @@ def test_tasks_share_an_async_model(head: Path, server: int, backend: str) -> No
         return found
 
     assert len(anyio.run(main, backend=backend)) == 5
+
+
+def test_a_network_whose_answers_cannot_be_sent_is_refused_at_the_start(
+    head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "MOST_REPLY_BYTES", 20)
+    with pytest.raises(NotSupported, match=r"tail\.onnx: answers a frame with 27 bytes, at most 20 are sent"):
+        SplitServer([head.parent / "tail.onnx"], threads=1)
+
+
+def test_a_connection_without_memory_does_not_end_the_others(head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, receive, failures = SplitServer([head.parent / "tail.onnx"], threads=1), SplitServer._receive, [MemoryError]
+
+    async def failing(*rest: Any) -> bytes:
+        if failures:
+            raise failures.pop()
+        return await receive(*rest)
+
+    def talk(port: int) -> None:
+        address = ("127.0.0.1", port)
+        with contextlib.closing(ServerLink(address, 5.0)) as link, pytest.raises(protocol.LinkLost):
+            link.ask(protocol.PROBE, b"", 5.0)
+        with contextlib.closing(ServerLink(address, 5.0)) as link:
+            assert link.ask(protocol.PROBE, b"", 5.0).body == b""
+
+    async def run() -> None:
+        async with anyio.create_task_group() as group:
+
+            def ready(port: int) -> None:
+                ports.append(port)
+                is_ready.set()
+
+            ports, is_ready = list[int](), anyio.Event()
+            group.start_soon(made.serve, "127.0.0.1", 0, ready)
+            await is_ready.wait()
+            await anyio.to_thread.run_sync(talk, ports[0])
+            group.cancel_scope.cancel()
+
+    monkeypatch.setattr(SplitServer, "_receive", failing)
+    anyio.run(run)
 
 
 def test_refusals(head: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -18,11 +19,11 @@ import onnx
 import pytest
 from onnx import helper
 
-from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
+from edge_run.base.errors import BudgetError, ConfigError, ModelFileError, NotSupported, TierReadError
 from edge_run.base.split import TrainReport
 from edge_run.partition import latent_codec
 from edge_run.partition.latent_codec import LatentCodec, fit_rate_to_size
-from edge_run.runtime.split import bottleneck
+from edge_run.runtime.split import bottleneck, onnx_torch, training
 from edge_run.runtime.split import train as split_train
 from edge_run.runtime.split.bottleneck import BottleneckShape
 from edge_run.runtime.split.bundle import read_bundle
@@ -30,7 +31,7 @@ from edge_run.runtime.split.model import SplitModel
 from edge_run.runtime.split.onnx_session import open_session, run_session
 from edge_run.runtime.split.patches import patch_network
 from edge_run.runtime.split.train import TrainTask, train_split
-from edge_run.runtime.split.training import TrainConfig
+from edge_run.runtime.split.training import Student, TrainConfig, train
 from vision_models import CUT, SHAPE, convolution, make_images, make_pixels, residual_network, save, weight
 
 # PyTorch takes more than a second to load: not where others only collect these tests.
@@ -173,6 +174,134 @@ def test_a_disk_without_room_is_found_before_the_training(
     assert not (tmp_path / "new").exists()
 
 
+def pre_activated_network(folder: Path, last: str = "Relu") -> Path:
+    """A normalisation after the cut, that no convolution can take in, and weights that are facts: they do not learn."""
+    nodes = [
+        convolution("input", "stem"),
+        helper.make_node("BatchNormalization", ["stem", "s", "b", "m", "v"], ["even"]),
+        helper.make_node(last, ["even"], ["bent"]),
+        helper.make_node("GlobalAveragePool", ["bent"], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["end"]),
+    ]
+    spread = onnx.numpy_helper.from_array(np.full(8, 2, np.float32), "v")
+    weights = [weight("stem.w", 8, 3, 3, 3), *(weight(name, 8) for name in "sbm"), spread]
+    return save(folder, "pre", nodes, weights, {"end": ["N", 8]})
+
+
+def test_a_normalisation_learns_its_scale_and_bias_and_keeps_what_it_counted(tmp_path: Path, images: Path) -> None:
+    path, out = pre_activated_network(tmp_path), tmp_path / "out"
+    train_split(TrainTask(path, images, "stem", out, most_images=80), config(answer_epochs=1))
+    before, after = (
+        {one.name: onnx.numpy_helper.to_array(one) for one in onnx.load(str(file)).graph.initializer}
+        for file in (path, out / "tail.onnx")
+    )
+    assert [name for name in "sbmv" if np.array_equal(before[name], after[name])] == ["m", "v"]
+
+
+def test_what_has_no_gradient_is_refused_before_the_training(
+    tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_train, "find_transform", lambda *_: pytest.fail("it cannot be trained"))
+    monkeypatch.setattr(onnx_torch, "_FACTS", {})
+    with pytest.raises(NotSupported, match=r"PyTorch computes it, but cannot train it .*running_mean"):
+        train_split(TrainTask(pre_activated_network(tmp_path), images, "stem", tmp_path / "out"), config())
+
+
+def test_a_training_that_diverges_ends_at_that_step(model: Path, images: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    task = TrainTask(model, images, CUT, tmp_path / "out", most_images=80)
+    with pytest.raises(NotSupported, match=r"answers: the training diverged at step [1-5] of 238; check that --mean"):
+        train_split(task, config(answer_epochs=100, learning_rate=1.0, rate_weight=1e38), said.append)
+    assert not (tmp_path / "out").exists()
+
+
+def test_numbers_that_are_not_finite_are_refused_before_the_training(tmp_path: Path, images: Path) -> None:
+    nodes = [
+        convolution("input", "stem"),
+        helper.make_node("Exp", ["stem"], ["large"]),
+        helper.make_node("GlobalAveragePool", ["large"], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["end"]),
+    ]
+    path = save(tmp_path, "large", nodes, [weight("stem.w", 8, 3, 3, 3)], {"end": ["N", 8]})
+    with pytest.raises(
+        NotSupported, match=r"\.jpg: the network makes numbers that are not finite of it; check --mean and --std"
+    ):
+        train_split(TrainTask(path, images, "large", tmp_path / "out"), config(deviation=(1e-4,)))
+
+
+@pytest.mark.parametrize("outputs", ["classes", "values"])
+def test_a_batch_in_parts_teaches_what_the_whole_batch_does(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outputs: str
+) -> None:
+    """With 37 images at once of 64, in both stages: no image, and nothing known of all of them, is lost or doubled."""
+    if outputs == "values":
+        nodes = [convolution("input", "stem"), helper.make_node("Tanh", ["stem"], ["end"])]
+        weights = [weight("stem.w", 8, 3, 3, 3)]
+        model = save(tmp_path, "values", nodes, weights, {"end": ["N", 8, 16, 16]})
+    learned: list[list[np.ndarray]] = []
+
+    def note(student: Student, chosen_images: Any, chosen: Any, config: Any, at_once: int, show: Any) -> None:
+        train(student, chosen_images, chosen, config, parts, show)
+        parameters = [*student.encoder.weights.values(), *student.quantiser.parameters()]
+        learned.append([one.detach().numpy().copy() for one in parameters])
+
+    monkeypatch.setattr(split_train, "train", note)
+    monkeypatch.setattr(training, "mixed_precision", contextlib.nullcontext)
+    for parts in (64, 37):
+        task = TrainTask(model, images, CUT, tmp_path / str(parts), most_images=80)
+        train_split(task, config(batch=64, feature_epochs=1, answer_epochs=1))
+    for whole, in_parts in zip(*learned, strict=True):
+        assert np.allclose(whole, in_parts, rtol=1e-2, atol=1e-4)
+
+
+def test_a_training_keeps_its_budget_or_says_what_works(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_once(memory: int, name: str) -> int:
+        found: list[int] = []
+        monkeypatch.setattr(split_train, "train", lambda *rest: found.append(rest[4]))
+        train_split(TrainTask(model, images, CUT, tmp_path / name), config(memory_bytes=memory))
+        return found[0]
+
+    monkeypatch.setattr(split_train, "process_memory", lambda: SimpleNamespace(held_bytes=0))  # which changes
+    with pytest.raises(BudgetError, match=r"residual\.onnx: training takes .* at least.*raise --memory") as found:
+        at_once(1 << 16, "none")
+    least = found.value.minimum_bytes
+    assert 2 <= at_once(least, "least") < 32
+    assert at_once(least + (1 << 30), "most") == 32
+
+
+def test_a_training_takes_the_place_of_nothing(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network in the current folder has the name of a file that is written, and so has an earlier training."""
+    mine = Path(shutil.copy(model, tmp_path / "model.onnx"))
+    before = mine.read_bytes()
+    monkeypatch.chdir(tmp_path)
+    for out in (Path(), tmp_path):
+        with pytest.raises(ConfigError, match=r"holds model\.onnx; choose a new or an empty folder"):
+            train_split(TrainTask(mine, images, CUT, out), config())
+    assert mine.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_what_was_learned_is_kept_where_it_cannot_be_written(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    out = tmp_path / "out"
+    monkeypatch.setattr(split_train, "train", lambda *_: (out.mkdir(), (out / "another's").touch()))
+    with pytest.raises(
+        TierReadError, match=r"cannot be written \(Directory not empty\); what was learned is in"
+    ) as found:
+        train_split(TrainTask(model, images, CUT, out), config())
+    (kept,) = (tmp_path / "cache" / "edge-run").iterdir()
+    assert str(kept) in str(found.value)
+    assert sorted(path.name for path in kept.iterdir()) == ["code.json", "head.onnx", "model.onnx", "tail.onnx"]
+    assert read_bundle(kept).checked("head.onnx")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "out"]
+
+
 def test_codes_have_the_bytes_that_were_asked_for(trained: tuple[Path, TrainReport]) -> None:
     _, report = trained
     for rate, wanted in zip(report.rates, RATES, strict=True):
@@ -277,7 +406,7 @@ def test_a_network_in_patches_is_trained(tmp_path: Path, images: Path) -> None:
 
 
 def test_refusals(model: Path, images: Path, tmp_path: Path) -> None:
-    def train(out: str = "out", data: Path = images, cut: str = CUT, **options: object) -> None:
+    def attempt(out: str = "out", data: Path = images, cut: str = CUT, **options: object) -> None:
         empty = options.pop("empty", ())
         train_split(TrainTask(model, data, cut, tmp_path / out, empty=empty), config(**options))  # type: ignore[arg-type]
 
@@ -298,10 +427,11 @@ def test_refusals(model: Path, images: Path, tmp_path: Path) -> None:
         ({"seed": -1}, ConfigError, "seed -1: must be 0 to"),
         ({"seed": 1 << 64}, ConfigError, "seed 18446744073709551616: must be 0 to"),
         ({"mean": (0.1, 0.2)}, ConfigError, "--mean"),
-        ({"deviation": (0.0,)}, ConfigError, "--std"),
+        ({"deviation": (0.0,)}, ConfigError, "--std 0.0: must be 1 or 3 numbers of 0.0001 to 10000"),
+        ({"deviation": (1e-30,)}, ConfigError, "--std 1e-30: must be"),
     ):
         with pytest.raises(kind, match=reason):
-            train(**options)  # type: ignore[arg-type]
+            attempt(**options)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
     with pytest.raises(TierReadError):
         train_split(TrainTask(model, images, CUT, Path("/proc/split")), config())

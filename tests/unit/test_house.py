@@ -156,3 +156,12 @@ def test_installed_version_is_the_package_version() -> None:
 def test_numpy_random_is_imported_with_the_module() -> None:
     """Imported later, as `np.random` does, it may lose a Ctrl-C that comes meanwhile."""
     assert not [path for path in PRODUCT if "np.random" in (ROOT / path).read_text(encoding="utf-8")]
+
+
+def test_threads_are_counted_in_one_place() -> None:
+    """Elsewhere the limits of control groups are forgotten, and the kernel stops all threads again and again."""
+    counting = ("len(usable_cpus())", "os.cpu_count()")
+    known = {"devices/host/machine.py", "devices/host/memory.py"}  # the latter: of the machine, for its kernel's books
+    assert {
+        path for path in PRODUCT if any(one in (ROOT / path).read_text(encoding="utf-8") for one in counting)
+    } <= known

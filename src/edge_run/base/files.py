@@ -1,4 +1,4 @@
-"""Files: texts of others, read within limits, and files of ours, written as a whole or not at all.
+"""Files: texts of others, read within limits, and files and folders of ours, written as a whole or not at all.
 
 Ours lie in the user's own folders, as the XDG Base Directory Specification names them. A model's file has an identity,
 by which whoever opens it again can tell whether it still is the one that it was.
@@ -7,7 +7,10 @@ by which whoever opens it again can tell whether it still is the one that it was
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import logging
+import operator
 import os
 import re
 import time
@@ -72,29 +75,117 @@ def file_to_write(path: Path, what: str, is_replacing: bool = True) -> Path:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
+def whole_file(path: Path, mode: int = 0o666, *, is_durable: bool = False) -> Iterator[Path]:
     """Yield the path of an empty draft beside `path`, which takes its place unless the block fails; else it is removed.
 
-    mode: who may read and write it, less the umask. Raises OSError.
+    mode: who may read and write it, less the umask. is_durable: after a power cut too it is there as a whole, or what
+    was there before. Raises OSError.
     """
+    with _draft_of(path) as draft:
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        yield draft
+        if is_durable:
+            _sync(draft)
+        draft.replace(path)
+        if is_durable:
+            _sync(path.parent)
+
+
+def common_mode(*paths: Path) -> int:
+    """Return a mode, less the umask, with which nobody may read or write a new file who may not do so with `paths`.
+
+    Its owner may in any case. What is not there does not count.
+    """
+    modes = [path.stat().st_mode for path in paths if path.exists()]
+    return 0o600 | functools.reduce(operator.and_, modes, 0o666)
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty draft folder beside `path`, for files; it becomes `path` unless the block fails, else is removed.
+
+    `path`, as `folder_to_write` returns it, is not there or empty: the folder is there with all its files or not at
+    all, after a power cut too. Raises OSError.
+    """
+    with _draft_of(path) as draft:
+        draft.mkdir()
+        yield draft
+        for one in (*draft.iterdir(), draft):
+            _sync(one)
+        draft.rename(path)
+        _sync(path.parent)
+
+
+@contextlib.contextmanager
+def reserved(path: Path, size_bytes: int) -> Iterator[None]:
+    """Keep so much of the disk that `path` is to lie on for this process, until the end of this block.
+
+    Raises OSError before it, where there is not so much. A file system that cannot keep room keeps none.
+    """
+    with _draft_of(path) as draft:
+        with draft.open("wb") as file:
+            try:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size_bytes)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
+        yield
+
+
+def folder_to_write(path: Path, what: str) -> Path:
+    """Return `path`, or where it leads as a link: the folder for `whole_folder`, which takes its place.
+
+    what: the beginning of an error. Raises ConfigError where something is there that is no empty folder, or one that no
+    other can take the place of.
+    """
+    place = Path(os.path.realpath(path))
+    if place.exists() and not place.is_dir():
+        raise ConfigError(f"{what}: is there, and is no folder; choose another name")
+    if place.is_dir() and (found := next(place.iterdir(), None)):
+        raise ConfigError(f"{what}: holds {found.name}; choose a new or an empty folder")
+    if place.is_dir() and (place.is_mount() or place.samefile(os.curdir)):
+        raise ConfigError(f"{what}: is the current folder or a drive; name a new folder in it")
+    return place
+
+
+@contextlib.contextmanager
+def _draft_of(path: Path) -> Iterator[Path]:
+    """Yield the name of a draft of `path`; what has it at the end of the block is removed."""
     draft = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
     _drafts.add(draft)
     try:  # also of the creation: a Ctrl-C may come right after it
-        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         yield draft
-        draft.replace(path)
     finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+        _remove(draft)
         _drafts.discard(draft)
+
+
+def _remove(draft: Path) -> None:
+    """Remove a file, or a folder and what it holds, if it is there."""
+    with contextlib.suppress(OSError):
+        if draft.is_dir():
+            import shutil  # which most commands do without
+
+            shutil.rmtree(draft)
+        else:
+            draft.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Return once what a file holds, or which files a folder holds, is on the drive."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove_drafts() -> None:
     """Remove the drafts of this process, which a signal is about to end."""
     for draft in list(_drafts):
         if _writer(draft) == os.getpid():  # else of the process that this one was forked from
-            with contextlib.suppress(OSError):
-                draft.unlink()
+            _remove(draft)
 
 
 def remove_abandoned_drafts(path: Path) -> None:
@@ -103,7 +194,7 @@ def remove_abandoned_drafts(path: Path) -> None:
         for found in list(path.parent.glob(".*.part")):
             is_of_path = found.name.startswith(f".{path.name}.") and found not in _drafts
             if is_of_path and not _is_running(_writer(found)) and time.time() - found.stat().st_mtime > _ABANDONED_S:
-                found.unlink()
+                _remove(found)
 
 
 def _writer(draft: Path) -> int | None:

@@ -112,6 +112,8 @@ class SplitStats:
     """Frames since a SplitModel was opened, by how they were answered.
 
     server_losses: how often the server was lost.
+    refused: frames that the server refused, and the device computed; their kind is then sent less often.
+    refusal: why, of the last of these.
     has_server: whether it is there now.
     round_trip_s, bytes_per_s: of the link, 0 before they are known.
     expected_s: of each mode by its name, how long a frame is expected to take now.
@@ -124,6 +126,8 @@ class SplitStats:
     empty: int
     sent_bytes: int
     server_losses: int
+    refused: int
+    refusal: str
     has_server: bool
     round_trip_s: float
     bytes_per_s: float

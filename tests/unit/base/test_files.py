@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,8 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from edge_run.base import files
 from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, TierReadError
-from edge_run.base.files import file_to_write, keep_file, remove_abandoned_drafts, remove_drafts, whole_file, writing
+from edge_run.base.files import (
+    file_to_write,
+    folder_to_write,
+    keep_file,
+    remove_abandoned_drafts,
+    remove_drafts,
+    reserved,
+    whole_file,
+    whole_folder,
+    writing,
+)
+from edge_run.devices.members.identity import write_private
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -93,3 +106,91 @@ def test_drafts_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
     remove_abandoned_drafts(tmp_path / "model")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
     remove_abandoned_drafts(tmp_path / "nowhere" / "model")
+
+
+def test_a_folder_is_there_with_all_its_files_or_not_at_all(tmp_path: Path) -> None:
+    new, empty = tmp_path / "new", tmp_path / "empty"
+    empty.mkdir()
+    for folder in (new, empty):
+        with whole_folder(folder) as draft:
+            (draft / "one").write_text("1")
+            assert not folder.exists() or not list(folder.iterdir())
+        assert [path.name for path in folder.iterdir()] == ["one"]
+    with pytest.raises(FileNotFoundError), whole_folder(tmp_path / "failed") as draft:
+        (draft / "nowhere" / "one").write_text("1")
+    with whole_folder(tmp_path / "ended") as draft:
+        (draft / "one").write_text("1")
+        remove_drafts()  # as SIGTERM does
+        assert not draft.exists()
+        draft.mkdir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "ended", "new"]
+
+
+def test_an_abandoned_draft_of_a_folder_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / f".split.{os.getpid()}-01234567.part"
+    left.mkdir()
+    (left / "head.onnx").touch()
+    os.utime(left, (0, 0))
+    remove_abandoned_drafts(tmp_path / "split")
+    assert not left.exists()
+
+
+def test_a_folder_takes_the_place_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, file, link = tmp_path / "full", tmp_path / "file", tmp_path / "link"
+    full.mkdir()
+    (full / "model.onnx").write_text("mine")
+    file.touch()
+    link.symlink_to(tmp_path / "new")
+    assert folder_to_write(link, "--out") == tmp_path / "new"
+    with pytest.raises(ConfigError, match=r"^--out: holds model\.onnx; choose a new or an empty folder$"):
+        folder_to_write(full, "--out")
+    with pytest.raises(ConfigError, match=r"^--out: is there, and is no folder; choose another name$"):
+        folder_to_write(file, "--out")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ConfigError, match=r"^--out: is the current folder or a drive; name a new folder in it$"):
+        folder_to_write(Path(), "--out")
+
+
+def test_what_is_written_durably_is_on_the_drive_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, bool]] = []
+    monkeypatch.setattr(files, "_sync", lambda path: synced.append((path.name, (tmp_path / "file").exists())))
+    with whole_file(tmp_path / "file") as draft:
+        draft.write_text("a cache")
+    assert not synced
+    (tmp_path / "file").unlink()
+    with whole_file(tmp_path / "file", is_durable=True) as draft:
+        draft.write_text("a secret")
+    assert synced == [(draft.name, False), (tmp_path.name, True)]
+
+
+def test_a_secret_is_on_the_drive_before_it_takes_the_place_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (done.append("sync"), fsync(descriptor)))
+    monkeypatch.setattr(os, "replace", lambda *names: (done.append("name"), replace(*names)))
+    write_private(tmp_path / "cluster", b"secret")
+    assert done == ["sync", "name", "sync"]
+
+
+def test_room_is_kept_until_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with reserved(tmp_path / "split", 1 << 20):
+        (draft,) = tmp_path.iterdir()
+        assert draft.stat().st_size == 1 << 20
+    assert not list(tmp_path.iterdir())
+
+    def refuse(*_: int) -> None:
+        raise OSError(refused, os.strerror(refused))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse, raising=False)
+    refused = errno.EOPNOTSUPP
+    with reserved(tmp_path / "split", 1 << 20):
+        pass
+    refused = errno.ENOSPC
+    with pytest.raises(OSError, match="No space left"), reserved(tmp_path / "split", 1 << 20):
+        pass
+    assert not list(tmp_path.iterdir())

@@ -112,3 +112,23 @@ def test_a_server_gets_what_it_usually_takes_and_all_where_the_device_would_be_l
         one.computed(LOCAL, local_s)
         one.computed(LOCAL, local_s)
         assert least_s <= one.patience_s(Mode(CODE, 0), 1.0, spent_s) <= most_s
+
+
+def test_a_kind_that_is_refused_is_tried_less_and_less_often_and_others_are_not() -> None:
+    one = chooser()
+    connect(one, 1e5)
+    kinds = []
+    for _ in range(12):
+        kinds.append(one.choose().kind)
+        if kinds[-1] == CODE:
+            one.refused(CODE)
+    assert CODE not in (kinds[1], *kinds[3:5], *kinds[6:10])
+    assert [number for number, kind in enumerate(kinds) if kind == CODE] == [0, 2, 5, 10]
+    one = chooser()
+    connect(one, 1e5)
+    for _ in range(2):
+        assert one.choose().kind == CODE
+        one.refused(CODE)
+        assert one.choose().kind != CODE
+        assert one.choose().kind == CODE
+        one.served(CODE, 0.0, TAIL_S)  # an answer ends it

@@ -46,8 +46,6 @@ def patch(terminal: Terminal, /, model_file: Path, out: Path, tiles: int | None,
 
     if given["std"] is not None and given["mean"] is None:
         raise ConfigError("--std: needs --mean beside it")
-    if out.exists() and (out.is_dir() or out.samefile(model_file)):
-        raise ConfigError(f"--out {out}: is the network itself, or a folder; choose another name")
     pixels = None
     if given["mean"] is not None:
         pixels = (numbers("--mean", given["mean"]), numbers("--std", given["std"] or "1"))

@@ -11,6 +11,7 @@ import click
 from edge_run.base.errors import ConfigError
 from edge_run.base.results import to_json
 from edge_run.base.split import FrameReport
+from edge_run.base.units import format_count
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
@@ -76,6 +77,9 @@ def run(context: click.Context, /, head: Path, images: tuple[Path, ...], folder:
                 terminal.write_json(to_json(frame.report))
             else:
                 terminal.write(f"{path}: {_describe(frame.report)}\n")
+        stats = model.stats
+        if stats.refused:
+            terminal.say(f"{format_count(stats.refused, 'frame')} refused, and computed here: {stats.refusal}")
     if len(reports) > 1 and not given["json"]:
         terminal.say(_summary(reports))
 

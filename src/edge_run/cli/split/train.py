@@ -41,7 +41,7 @@ def _number(name: str, default: float, help: str, kind: Any = float) -> click.Op
         click.Option(
             ["--cut"], required=True, metavar="NAME", help="The tensor to cut at: `split inspect` lists them."
         ),
-        _path("--out", "Where the files go.  [default: split]", default=Path("split")),
+        _path("--out", "A new or an empty folder for the files.  [default: split]", default=Path("split")),
         _text("--rates", RATES, "BYTES", "Mean bytes of a code, for each rate."),
         _text("--mean", "0", "X", "Of pixels from 0 to 1, one number or one for each channel."),
         _text("--std", "1", "X", "Their deviation: pixels become (x - mean) / std."),
@@ -59,7 +59,7 @@ def _number(name: str, default: float, help: str, kind: Any = float) -> click.Op
         click.Option(
             ["-s", "--seed"], type=click.IntRange(0), default=0, metavar="N", help="Of what is drawn.  [default: 0]"
         ),
-        *some_settings("threads", "json", "verbose"),
+        *some_settings("memory", "threads", "json", "verbose"),
     ],
     short_help="Train a bottleneck: head.onnx, tail.onnx, code.json.",
 )
@@ -85,6 +85,7 @@ def train(context: click.Context, /, model_file: Path, data: Path, cut: str, out
         flips=given["flips"],
         seed=given["seed"],
         threads=given["threads"],
+        memory_bytes=given["memory"],
         shape=BottleneckShape(halvings=given["halvings"]),
     )
     task = TrainTask(model_file, data, cut, out, given["empty"], given["most_missed"], given["most_images"])

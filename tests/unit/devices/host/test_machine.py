@@ -15,7 +15,7 @@ import pytest
 from edge_run.base.units import GIB
 from edge_run.devices.host import machine
 from edge_run.devices.host.checkup import check_quota
-from edge_run.devices.host.machine import Cores, OtherLoad, describe_machine, usable_cores
+from edge_run.devices.host.machine import Cores, OtherLoad, compute_threads, describe_machine, usable_cores
 
 X86 = "processor\t: 0\nmodel name\t: AMD  EPYC\n\nprocessor\t: 1\nmodel name\t: AMD  EPYC\n"
 RASPBERRY = "processor\t: 0\nBogoMIPS\t: 108.00\n\nHardware\t: BCM2835\nModel\t\t: Raspberry Pi 4 Model B Rev 1.4\n"
@@ -148,3 +148,17 @@ def test_own_work_does_not_count(
     now[0], own[0] = 101.0, 5.7
     say(cpu0=90, cpu4=100)
     assert load.share == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cores", "found"),
+    [
+        (None, Cores(8, 4, 8.0), 4),
+        (None, Cores(8, 4, 0.5), 1),
+        (None, Cores(8, 4, 2.5), 2),
+        (7, Cores(8, 4, 0.5), 7),
+    ],
+)
+def test_threads(wanted: int | None, cores: Cores, found: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "usable_cores", lambda: cores)
+    assert compute_threads(wanted) == found

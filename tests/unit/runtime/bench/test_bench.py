@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from edge_run.base.results import to_json
 from edge_run.base.units import MIB
 from edge_run.cli.reports import bench_plot, bench_table
 from edge_run.cli.shared import plot_file
+from edge_run.devices.host.scratch import scratch_file
 from edge_run.runtime.bench import memory_group
 from edge_run.runtime.bench.bench import arbitrary_tokens
 from edge_run.runtime.bench.cold_run import ColdRuns, drop_from_page_cache, parse_measurement, read_ahead_bytes
@@ -207,6 +209,18 @@ def fake_group(root: Path, path: str, controllers: str, **files: str) -> Path:
     for name, text in files.items():
         (folder / name.replace("_", ".")).write_text(text)
     return folder
+
+
+def test_a_file_system_that_drops_no_pages_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    drop_from_page_cache([path])
+    with scratch_file(tmp_path, 1 << 20) as source:
+        assert source.size_bytes == 1 << 20
 
 
 def test_no_memory_group_where_there_are_no_groups(tmp_path: Path) -> None:

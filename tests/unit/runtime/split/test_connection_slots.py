@@ -45,6 +45,20 @@ def test_a_full_server_lets_newcomers_in_while_somebody_is_silent() -> None:
     assert hall.come("d", "4.4.4.4")
 
 
+def test_who_reads_no_answers_makes_room_for_who_does() -> None:
+    hall = Visitors(most_bytes=100)
+    for name, address in (("a1", "1.1.1.1"), ("a2", "1.1.1.1"), ("b", "2.2.2.2")):
+        slot = hall.come(name, address)
+        assert slot
+        hall.slots.hold(slot, 5)
+        hall.slots.begin_answer(slot)
+        hall.slots.begin_sending(slot, 45, hall.now_s)
+    assert set(hall.inside) == {"a2", "b"}
+    assert [slot.held_bytes for slot in hall.inside.values()] == [45, 45]
+    hall.slots.answered(hall.inside["b"], hall.now_s)
+    assert hall.inside["b"].held_bytes == 0
+
+
 def test_memory_for_requests_is_bounded_and_taken_from_who_holds_the_most() -> None:
     hall = Visitors(most_bytes=100)
     for name, address, count in (("a1", "1.1.1.1", 40), ("b", "2.2.2.2", 30), ("a2", "1.1.1.1", 30)):
