@@ -27,7 +27,8 @@ PACKED_OFF = "off"
 REPACK = ("auto", "on", "off")
 MESH_ACTIVATIONS = ("exact", "compact")
 PROMPT_CACHE_ON, PROMPT_CACHE_OFF = "on", "off"
-KV_KEEP_BY = ("pages", "blocks", "window")
+KV_KEEP_WINDOW = "window"
+KV_KEEP_BY = ("pages", "blocks", KV_KEEP_WINDOW)
 LEAST_KV_KEEP = 64
 PAGE_CACHE_AUTO, PAGE_CACHE_OFF = "auto", "off"
 KV_SPILL_ON, KV_SPILL_OFF = "on", "off"
@@ -240,8 +241,8 @@ class ModelConfig:
             return
         require(self.kv_keep >= LEAST_KV_KEEP, f"kv keep {self.kv_keep}: must be 0 or {LEAST_KV_KEEP} tokens or more")
         require(
-            self.flash_attention != "off" and not self.exact and self.kv_types[0] in ("f16", "f32"),
-            "kv keep: needs flash attention, and keys of 16 or 32 bits; leave out --exact, -fa off and -ctk",
+            self.flash_attention != "off" and not self.exact and self.kv_types[0] == "f16",
+            "kv keep: needs flash attention, and keys of 16 bits (f16); leave out --exact, -fa off and -ctk",
         )
         require(
             self.gpu_memory == 0 and self.backend != "llama.cpp",
