@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -230,6 +231,27 @@ def test_a_damaged_snapshot_is_computed_again(folder: Path, kept: Path) -> None:
         assert len(said) == 1
         assert found[1] == 0
         assert same(found, wanted)
+
+
+@in_child
+def test_a_drive_that_became_read_only_ends_no_answer(folder: Path, kept: Path) -> None:
+    """As Linux makes a drive read-only after errors: what is damaged, or of no use any more, cannot be removed."""
+    path = make_model("gemma3", folder)
+    wanted = talks(path, kept, TOKENS[:900])[0]
+    for one in kept.rglob("*.rows"):
+        one.write_bytes(bytes(one.stat().st_size))
+
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    with opened(path, kept) as (session, keeper, said), pytest.MonkeyPatch.context() as patch:
+        assert keeper
+        keeper.keeps_answers = True
+        patch.setattr(Path, "unlink", unlink)
+        assert same(talk(session, TOKENS[:900]), wanted)
+        assert said
+        for turn in range(4):
+            talk(session, [*session.history, *TOKENS[50 * turn : 50 * turn + 10]])
 
 
 @in_child
