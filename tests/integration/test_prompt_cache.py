@@ -19,7 +19,7 @@ from edge_run.base.errors import Cancelled
 from in_child import in_child
 from kept_prompts import TOKENS, WIDTH, opened, same, talk, talks
 from program import Program, begin
-from tiny_models import make_model
+from tiny_models import make_model, make_trained_on
 
 # Attention alone, latent, shared and looped; windows; recurrent, with and without layers of attention; compressed.
 ROWS = ["llama", "gpt2", "deepseek2", "hrm_text", "qwen3moe", "minicpm3"]
@@ -80,7 +80,7 @@ def test_rows_are_found_in_contexts_of_other_lengths(
     name: str, options: dict[str, Any], folder: Path, kept: Path
 ) -> None:
     """As free memory changes, so does the length that a context has by default."""
-    path = make_model(name, folder)
+    path = make_trained_on(4096, name, folder)
     talks(path, kept, TOKENS[:600], context_tokens=2048, **options)
     for tokens in (1024, 4096):
         wanted = talks(path, None, TOKENS[:600], context_tokens=tokens, **options)[0]

@@ -15,6 +15,7 @@ from edge_run.base.units import GIB, MIB, parse_size
 
 KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 _WHOLE_NUMBERS = ("f32", "f16", "bf16")
+_TURNED = ("f32", "f16")  # keys that llama.cpp can turn to another position without rounding them to blocks
 KV_AUTO, _DEFAULT_KV_TYPE = "auto", "f16"
 BACKENDS = ("auto", "edge-run", "llama.cpp")
 WIDEST_MICRO_BATCH = 512  # where the width of passes is left open
@@ -262,8 +263,9 @@ class ModelConfig:
         require(not self.spills_kv, "context shift: needs all keys in memory; leave out --kv-spill")
         require(self.gpu_memory == 0, "context shift: runs on the processor alone; give --gpu-memory 0")
         require(
-            self.kv_types[0] in _WHOLE_NUMBERS,
-            f"context shift: would round keys of {self.kv_types[0]} once more each time; give -ctk f16",
+            self.kv_types[0] in _TURNED,
+            f"context shift: keys of {self.kv_types[0]} cannot be turned to their new positions, or would be rounded "
+            "once more each time; give -ctk f16 or f32",
         )
         require(
             self.sequences == 1 and self.draft_model is None and not self.uses_lookup,
