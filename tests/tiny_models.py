@@ -21,6 +21,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,13 @@ def make_model(name: str, folder: Path, *, scale: int = 1, seed: int = 0, quanti
         with _writing(path) as draft:
             _write(draft, recipe.architecture, metadata, shapes, seed)
     return path
+
+
+def make_trained_on(tokens: int, name: str, folder: Path) -> Path:
+    """Write the model `name` as one that was trained on so many tokens: it has learned positions, if any, for these."""
+    recipe = ARCHITECTURES[name]
+    ARCHITECTURES[f"{name}-{tokens}"] = replace(recipe, metadata={**recipe.metadata, "context_length": tokens})
+    return make_model(f"{name}-{tokens}", folder)
 
 
 def split_model(path: Path, parts: int, folder: Path) -> list[Path]:

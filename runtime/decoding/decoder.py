@@ -84,8 +84,10 @@ class LocalDecoder:
         self._sequence_cells = (
             context.context_tokens // shape.sequences if shape.has_streams else context.context_tokens
         )
-        if shape.pooling:  # llama.cpp rounds up, and some encoders have no more positions
+        if shape.pooling:  # llama.cpp rounds up
             self._sequence_cells = min(self._sequence_cells, shape.context_tokens)
+        if shape.most_positions:  # beyond which llama.cpp ends the process
+            self._sequence_cells = min(self._sequence_cells, shape.most_positions)
         self.limits = Limits(
             context_tokens=min(self._sequence_cells, self._count.sequence_tokens) - has_padding,
             vocabulary=model.vocabulary,
@@ -226,10 +228,6 @@ class LocalDecoder:
             self.watcher.cut(0, start)
             L.llama_memory_seq_rm(self._context.memory, 0, start, -1)
         return logits
-
-    def cells_in_use(self) -> int:
-        """Return how many tokens sequence 0 has."""
-        return self._lengths()[0]
 
     def map_graph(self, shape: PassShape = ONE_TOKEN) -> GraphMap:
         """Return the graph of a pass of `shape`, without computing it. The context must be empty, and is left empty."""

@@ -23,6 +23,7 @@ from edge_run.runtime.decoding.warm_up import warm_up
 from edge_run.runtime.gpu.loading import host_ranges, load_stubs
 from edge_run.runtime.gpu.offload import OffloadTooLarge, shrink_offload
 from edge_run.runtime.inspection.draft_file import DraftFile
+from edge_run.runtime.inspection.learned_positions import learned_positions
 from edge_run.runtime.inspection.model_kind import check_decoder_only
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.context_shape import ContextShape, context_shape
@@ -292,7 +293,8 @@ class _Loading:
 
     def _shape(self, model: LlamaModel) -> ContextShape:
         config = self._prepared.config
-        return context_shape(config, model.trained_context_tokens, compute_threads(config.threads))
+        shape = context_shape(config, model.trained_context_tokens, compute_threads(config.threads))
+        return replace(shape, most_positions=learned_positions(self._prepared.gguf))
 
     def _context(
         self, model: LlamaModel, repacked: RepackedWeights | None, *, stops: bool

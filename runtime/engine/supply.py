@@ -20,10 +20,11 @@ from edge_run.runtime.engine.loading import Loaded, WeightBacking
 from edge_run.runtime.engine.spilling import open_spill, spillable_uses
 from edge_run.runtime.forecasting import routing
 from edge_run.runtime.gpu.loading import host_weights, open_upload
-from edge_run.runtime.graph.cell_uses import with_cells
+from edge_run.runtime.graph.cell_uses import cell_uses, with_cells
 from edge_run.runtime.inspection.draft_file import GUESSED_TOKENS
 from edge_run.runtime.llama.context_shape import lends_cells
 from edge_run.runtime.llama.row_products import RowProducts
+from edge_run.runtime.planning.keep_terms import with_bounds
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident
 from edge_run.runtime.planning.spill_terms import check_spill, with_spill
 from edge_run.runtime.planning.terms import Terms
@@ -258,9 +259,12 @@ def _streamed(
     if terms.away_bytes:
         spilled = open_spill(loaded, terms, readers, stack)
         graph = with_cells(graph, narrow.flow, spilled.addresses)
-    driver.features += [*streams, *choosing(loaded, graph, spilled), *([spilled] if spilled else [])]
+    chosen = choosing(loaded, graph, spilled)
+    driver.features += [*streams, *chosen, *([spilled] if spilled else [])]
     driver.programs[ONE_TOKEN] = compile_program(graph, driver.features, cuts.splits() if cuts else ())
     lender = _lend(loaded, terms, plan, streams, products, spilled)
+    if lender and chosen:
+        lender.on_cut = chosen[0].cut
     return Begun(plan, streams, lender=lender, spilled=spilled)
 
 
@@ -327,8 +331,9 @@ def _mapped(loaded: Loaded) -> tuple[NarrowPass, Terms]:
     lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
     assert loaded.backing is not None
     lent = lent.with_row_slices(loaded.backing.address_space.chunk_bytes, shape.narrow_tokens, shape.threads)
-    uses = spillable_uses(loaded, narrow.graph, narrow.flow, narrow.flow.cells)
-    return narrow, with_spill(lent, uses, loaded.prepared.config)
+    config, flow = loaded.prepared.config, narrow.flow
+    lent = with_bounds(lent, flow.cells, cell_uses(narrow.graph, flow), config)
+    return narrow, with_spill(lent, spillable_uses(loaded, narrow.graph, flow, flow.cells), config)
 
 
 def _follow_cuts(loaded: Loaded, backing: WeightBacking) -> CopySchedule | None:

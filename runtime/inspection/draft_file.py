@@ -8,13 +8,14 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, ModelFileError
-from edge_run.base.units import MIB, format_size, round_up
+from edge_run.base.units import MIB, format_size, round_down, round_up
 from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.inspection.cache import inspect
 from edge_run.runtime.inspection.inspection import Inspection
+from edge_run.runtime.inspection.learned_positions import learned_positions
 from edge_run.runtime.inspection.model_kind import check_generates, check_kind
-from edge_run.runtime.llama.context_shape import context_shape
+from edge_run.runtime.llama.context_shape import CELLS_STEP, context_shape
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.tiers.gguf import GgufModel, read_gguf
@@ -63,9 +64,10 @@ class DraftFile:
         check_kind(gguf)
         check_generates(gguf)
         n_texts = min(config.sequences, MOST_SEQUENCES - BEAM)
-        trained, wanted = trained_context_tokens(gguf), _context_tokens(config, target)
+        positions = round_down(learned_positions(gguf), CELLS_STEP) or trained_context_tokens(gguf)
+        longest, wanted = min(trained_context_tokens(gguf) or positions, positions), _context_tokens(config, target)
         own = ModelConfig(
-            context_tokens=min(wanted, trained) if trained else wanted,
+            context_tokens=min(wanted, longest) if longest else wanted,
             threads=config.threads,
             micro_batch_tokens=MICRO_BATCH_TOKENS,
             sequences=n_texts if gguf.value("attention.sliding_window") else max(SEQUENCES, n_texts + BEAM),

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from edge_run.base.config import KV_SPILL_OFF, POOLING, PROMPT_CACHE_OFF, ModelConfig
-from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.errors import NotSupported
 from edge_run.runtime.inspection.draft_file import trained_context_tokens
+from edge_run.runtime.inspection.learned_positions import check_positions
 from edge_run.runtime.inspection.model_kind import check_generates, is_encoder
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_header import ArrayValue
@@ -21,7 +22,6 @@ from edge_run.tiers.gguf_header import ArrayValue
 LEAST_TOKENS = 512  # of the longest text, where nobody asked for a length
 USUAL_TOKENS = 2048  # where the file does not say what the model was trained for
 OUTPUT_SHARE = 1 / 8  # of the budget, at most, for the outputs of longer texts
-_LEARNED_POSITIONS = "position_embd.weight"
 
 
 def embedding_config(config: ModelConfig, gguf: GgufModel, budget_bytes: Callable[[], int]) -> ModelConfig:
@@ -54,7 +54,7 @@ def embedding_config(config: ModelConfig, gguf: GgufModel, budget_bytes: Callabl
     asked = own if config.context_tokens == 0 else config.context_tokens
     given = [tokens for tokens in (asked, config.micro_batch_tokens) if tokens]
     longest = min(given) if given else _usual_tokens(gguf, own, budget_bytes())
-    _check_positions(gguf, longest)
+    check_positions(gguf, longest)
     return replace(config, context_tokens=longest, micro_batch_tokens=longest)
 
 
@@ -82,15 +82,3 @@ def _usual_tokens(gguf: GgufModel, tokens: int, budget_bytes: int) -> int:
     while tokens > LEAST_TOKENS and tokens * output_bytes > OUTPUT_SHARE * budget_bytes:
         tokens = max(LEAST_TOKENS, tokens // 2)
     return tokens
-
-
-def _check_positions(gguf: GgufModel, tokens: int) -> None:
-    """Raise ConfigError for texts that are longer than a table of positions, beyond which llama.cpp ends."""
-    table = next((tensor for tensor in gguf.tensors if tensor.name == _LEARNED_POSITIONS), None)
-    if table is not None and len(table.shape) > 1 and tokens > table.shape[1]:
-        raise ConfigError(
-            f"context length {tokens:,}: {gguf.shards[0].path.name} has learned positions for {table.shape[1]:,} "
-            f"tokens; give -c {table.shape[1]} or less",
-            found=tokens,
-            needed=table.shape[1],
-        )

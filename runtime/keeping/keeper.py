@@ -15,7 +15,7 @@ from edge_run.base.protocols import BatchToken
 from edge_run.runtime.decoding.decoder import RowWatcher
 from edge_run.runtime.keeping.restoring import RowRestorer
 from edge_run.runtime.keeping.search import KeptPrefix, PrefixSearch
-from edge_run.runtime.keeping.store import PromptStore
+from edge_run.runtime.keeping.store import PromptStore, remove
 from edge_run.runtime.keeping.writer import BlockToWrite, BlockWriter
 from edge_run.tiers.kv.block_file import RowsHead, copy_part
 from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout
@@ -114,7 +114,7 @@ class PromptKeeper(RowWatcher):
             self._turns = [one for one in self._turns if one != path] + [path]
             # The one before stays: what tells of the conversation is written after its rows.
             for old in self._turns[:-2]:
-                old.unlink(missing_ok=True)
+                remove(old)
             del self._turns[:-2]
         self._tell_failure()
 

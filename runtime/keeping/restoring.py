@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from edge_run.base.errors import KernelError, NotSupported
+from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.keeping.search import KeptPrefix
+from edge_run.runtime.keeping.store import remove
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers.kv.block_file import DamagedRows, RowsHead, clear_part, read_rows
 from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout, MemoryPart
@@ -110,7 +113,7 @@ class RowRestorer:
         try:
             read_rows(prefix.snapshot, head, parts, self._check)
         except (OSError, DamagedRows) as error:
-            prefix.snapshot.unlink(missing_ok=True)
+            remove(prefix.snapshot)
             _clear(parts)
             return _reason(error)
         except BaseException:
@@ -120,16 +123,39 @@ class RowRestorer:
 
     def _read_blocks(self, prefix: KeptPrefix, tokens: Sequence[int]) -> tuple[int, str]:
         """Fill the rows of blocks; return how many from the first one on are right, and what is wrong with the next."""
-        with ThreadPoolExecutor(READERS, "edge-run-kept-rows") as pool:
-            failures = list(pool.map(lambda block: self._read_block(block, prefix, tokens), range(len(prefix.blocks))))
+        failures: list[BaseException | None] = [None] * len(prefix.blocks)
+        left, threads = deque(range(len(failures))), list[JoinedThread]()
+
+        def read() -> None:
+            with contextlib.suppress(IndexError):
+                while True:
+                    block = left.popleft()
+                    failures[block] = self._read_block(block, prefix, tokens)
+
+        try:
+            for _ in range(READERS):
+                thread = JoinedThread(read, "edge-run-kept-rows")
+                thread.start()
+                threads.append(thread)
+        except RuntimeError:  # no thread more can be started
+            read()
+        finally:
+            try:
+                join_all(threads, left.clear)
+            except BaseException:
+                self._clear_blocks(range(len(failures)))
+                raise
         for bad, error in enumerate(failures):
             if error is not None:
-                for block in range(bad, len(failures)):
-                    _clear(self._layout.row_parts(block * BLOCK_ROWS, (block + 1) * BLOCK_ROWS))
+                self._clear_blocks(range(bad, len(failures)))
                 if not isinstance(error, (OSError, DamagedRows)):
                     raise error
                 return bad, _reason(error)
         return len(failures), ""
+
+    def _clear_blocks(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            _clear(self._layout.row_parts(block * BLOCK_ROWS, (block + 1) * BLOCK_ROWS))
 
     def _read_block(self, block: int, prefix: KeptPrefix, tokens: Sequence[int]) -> BaseException | None:
         start, stop = block * BLOCK_ROWS, (block + 1) * BLOCK_ROWS
@@ -137,7 +163,7 @@ class RowRestorer:
         try:
             read_rows(prefix.blocks[block], head, self._layout.row_parts(start, stop), self._check)
         except DamagedRows as error:
-            prefix.blocks[block].unlink(missing_ok=True)
+            remove(prefix.blocks[block])
             return error
         except BaseException as error:  # raised by who waits, once all have ended
             return error

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_run.runtime.keeping.store import PromptStore
+from edge_run.runtime.keeping.store import PromptStore, is_there
 from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout
 from edge_run.tiers.kv.record import RowPass, block_names, last_stop, part_name
 
@@ -56,7 +56,7 @@ class PrefixSearch:
         blocks = self.block_paths(tokens, passes)
         has_rows = self._layout.row_bytes(1) > 0
         if has_rows:
-            blocks = blocks[: next((i for i, path in enumerate(blocks) if not path.exists()), len(blocks))]
+            blocks = blocks[: next((i for i, path in enumerate(blocks) if not is_there(path)), len(blocks))]
         n_rows = len(blocks) * BLOCK_ROWS
         if not self._layout.needs_snapshots:
             position = last_stop(passes, min(n_rows, most))
@@ -66,7 +66,7 @@ class PrefixSearch:
         for position in self._stops(passes, min(n_rows + BLOCK_ROWS - 1, most, len(tokens))):
             shorter = [one for one in passes if one.start < position]
             path = self.snapshot_path(tokens[:position], shorter)
-            if path.exists():
+            if is_there(path):
                 used = blocks[: position // BLOCK_ROWS] if has_rows else []
                 return KeptPrefix(position, shorter, used, path), n_rows * has_rows
         return None, n_rows * has_rows

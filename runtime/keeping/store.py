@@ -126,6 +126,20 @@ class PromptStore:
             return _age_s(folder) > _DRAFT_AGE_S  # nobody is just making it
 
 
+def is_there(path: Path) -> bool:
+    """Return whether there is a file at `path`, as far as the drive says."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def remove(path: Path) -> None:
+    """Remove a file of rows; one that the drive keeps, as after it was made read-only, stays."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
 def erase(folder: Path) -> int:
     """Remove all rows that are kept in `folder`; return their bytes. Raises TierReadError where some stay."""
     folders = _key_folders(folder)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.base.units import format_size
 from edge_run.runtime.keeping.store import PromptStore
 from edge_run.tiers.kv.block_file import RowsHead, RowsVoid, copy_part, write_rows
@@ -41,21 +42,28 @@ class BlockWriter:
         self.lock, self.written_bytes, self.failure = threading.Lock(), 0, ""
         self._store, self._layout, self._states = store, layout, states
         self._queue: queue.SimpleQueue[BlockToWrite | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: JoinedThread | None = None
 
     def submit(self, block: BlockToWrite) -> None:
-        """Have a block written, after those that were submitted before."""
+        """Have a block written, after those that were submitted before; not where no thread can be started."""
+        if self.failure:
+            return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="edge-run-keeper", daemon=True)
-            self._thread.start()
+            thread = JoinedThread(self._run, "edge-run-keeper")
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.failure = str(error)
+                return
+            self._thread = thread
         self._queue.put(block)
 
     def close(self) -> None:
-        """Write what was submitted, and end the thread. Idempotent."""
+        """Write what was submitted, and end the thread; after Ctrl-C without what was not copied yet. Idempotent."""
         thread, self._thread = self._thread, None
         if thread:
             self._queue.put(None)
-            thread.join()
+            join_all([thread], self._void_all)
 
     def write(self, paths: Sequence[Path], head: RowsHead, copies: Iterator[bytes]) -> bool:
         """Write one file, the last of `paths`, here and now; return whether it is there.
@@ -85,6 +93,10 @@ class BlockWriter:
             return False
         self._store.used(paths)
         return True
+
+    def _void_all(self) -> None:
+        with self.lock:
+            self._states.cut(0)
 
     def _run(self) -> None:
         while (block := self._queue.get()) is not None:

@@ -15,7 +15,7 @@ CELLS_STEP = 256  # to which llama.cpp rounds up the cells of a sequence
 
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """What a context is made for; all but outputs_per_pass and riding_tokens belongs to the numerics key.
+    """What a context is made for; all but the outputs, riding_tokens and most_positions belongs to the numerics key.
 
     is_exact: logits do not depend on the width of passes.
     has_streams: each sequence has cells of its own, an equal part of all: so that logits do not depend on the others,
@@ -24,6 +24,7 @@ class ContextShape:
         empty.
     rollback_tokens: by how many tokens recurrent state can be cut back, of a model whose state can be.
     riding_tokens: of prompts, in passes in which other texts go on, beside which room is lent to weights.
+    most_positions: tokens of a text at most, of a model with a table of learned positions; else 0.
     """
 
     context_tokens: int
@@ -39,6 +40,7 @@ class ContextShape:
     pooling: str = ""
     rollback_tokens: int = 0
     riding_tokens: int = 0
+    most_positions: int = 0
 
     @property
     def narrow_outputs(self) -> int:

@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from edge_run.base.errors import ConfigError
+from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.base.units import KIB, MIB
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
@@ -75,14 +76,12 @@ def _on_large_stack(function: Callable[[], _T]) -> _T:
         except BaseException as error:
             found.set_exception(error)
 
-    thread = threading.Thread(target=run, name="edge-run-tokenize")
+    thread = JoinedThread(run, "edge-run-tokenize")
     with _CHANGING:
         usual = threading.stack_size(_STACK_BYTES)
         try:
             thread.start()
         finally:
             threading.stack_size(usual)
-    try:
-        return found.result()
-    finally:
-        thread.join()  # after Ctrl-C too: it uses the vocabulary
+    join_all([thread])  # after Ctrl-C too: it uses the vocabulary
+    return found.result()

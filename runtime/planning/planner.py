@@ -28,6 +28,7 @@ from edge_run.runtime.llama.holdings import Holdings, lookup_bytes, text_reserve
 from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.runtime.planning.expert_plan import plan_moe
 from edge_run.runtime.planning.experts import routed_read
+from edge_run.runtime.planning.keep_terms import with_bounds
 from edge_run.runtime.planning.memory_plan import (
     plan_plain,
     plan_resident,
@@ -125,6 +126,7 @@ class Planner:
         lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle)
         lent = replace(lent, verified_tokens=shape.verified_tokens)
         lent = lent.with_row_slices(self._address_space.chunk_bytes, shape.narrow_tokens, self.threads)
+        lent = with_bounds(lent, known.cells.tensors, known.cell_uses, self.config)
         return with_spill(lent, known.cell_uses, self.config)
 
     @functools.cached_property
@@ -145,7 +147,7 @@ class Planner:
             return plan_plain(
                 replace(terms, holdings=Holdings(0, self._holdings.reserve_bytes, self._holdings.kv_bytes))
             )
-        if self._whole_bytes <= budget_bytes:
+        if self._whole_bytes <= budget_bytes and not self.config.kv_keep:  # whose choice is made in passes that stop
             resident = replace(self._resident_terms, budget_bytes=budget_bytes)
             return plan_resident(resident, self._address_space, self._chunks)
         terms = replace(terms, gpu=self.offload.streamed(self.gguf).plan if self.offload else None)

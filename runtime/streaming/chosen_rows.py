@@ -12,20 +12,21 @@ from typing import Any
 
 import numpy as np
 
+from edge_run.base.config import KV_KEEP_WINDOW
 from edge_run.base.errors import NotSupported
 from edge_run.base.results import KvKeep
 from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.graph.cell_uses import WRITES_ROWS
 from edge_run.runtime.graph.nodes import GraphMap, Node
 from edge_run.runtime.llama import _ggml as ggml
-from edge_run.runtime.streaming.key_bounds import PAGE_ROWS, Choice, KeyBounds, choose_pages, choose_window
 from edge_run.runtime.streaming.visible_rows import HIDDEN
 from edge_run.tiers import _libc
+from edge_run.tiers.kv.key_bounds import PAGE_ROWS, Choice, KeyBounds, choose_pages, choose_window
 
 ATTENTION = "FLASH_ATTN_EXT"
-BLOCKS, WINDOW = "blocks", "window"
+BLOCKS = "blocks"
 BLOCK_PAGES = 16  # about as many rows as a piece of them in a file has
-_TYPES = {0: np.float32, 1: np.float16}
+_HALF = 1  # llama.cpp's number of the type of 16 bits
 
 
 class ChosenRows:
@@ -39,6 +40,11 @@ class ChosenRows:
         self._bounds: dict[int, KeyBounds] = {}  # by where a layer's keys lie
         self._mask: np.ndarray[Any, np.dtype[np.uint16]] | None = None  # as llama.cpp made it for the pass at hand
         self._n_rows = self._looked_at = self._there = 0
+
+    @property
+    def bounds_bytes(self) -> int:
+        """The memory of what is known of keys."""
+        return sum(bounds.held_bytes for bounds in self._bounds.values())
 
     @property
     def figures(self) -> KvKeep:
@@ -71,6 +77,11 @@ class ChosenRows:
         if not self._is_asked:  # where they cannot be learnt before a choice, no rows come so
             self._bounds.clear()
 
+    def cut(self, n_rows: int) -> None:
+        """Forget what was known of other rows than the first `n_rows`, and free its memory."""
+        for bounds in self._bounds.values():
+            bounds.forget(n_rows)
+
     def choose(self, address: int) -> Choice | None:
         """Hide rows from the attention at `address`, whose query is computed; return those that it reads, None: all.
 
@@ -78,8 +89,8 @@ class ChosenRows:
         """
         sources = ggml.tensor_at(address).src
         q, k, mask = (ggml.tensor_at(sources[i]) for i in (0, 1, 3))
-        if k.type not in _TYPES or mask.type != 1 or q.type != 0:
-            raise NotSupported("kv keep: needs keys of 16 or 32 bits, and flash attention; give -ctk f16")
+        if k.type != _HALF or mask.type != _HALF or q.type != 0:
+            raise NotSupported("kv keep: needs keys of 16 bits (f16), and flash attention; give -ctk f16")
         last = np.frombuffer(_libc.view(mask.data + (q.ne[1] - 1) * mask.nb[1], 2 * mask.ne[0]), np.uint16)
         original = self._mask = last.copy() if self._mask is None or q.ne[1] != 1 else self._mask
         visible = np.flatnonzero(original != HIDDEN)
@@ -101,8 +112,11 @@ class ChosenRows:
 
     def _learn(self, k: Any, n_rows: int) -> None:
         bounds, n_pages = self._bounds_of(k), n_rows // PAGE_ROWS
-        if self._kind != WINDOW and n_pages > bounds.n_pages:
-            bounds.extend(_rows(k, bounds.n_pages * PAGE_ROWS, n_pages * PAGE_ROWS))
+        if self._kind == KV_KEEP_WINDOW:
+            return
+        while n_pages > bounds.n_pages:  # in pieces, as all rows of a long text are many
+            stop = min(n_pages, bounds.n_pages + BLOCK_PAGES)
+            bounds.extend(_rows(k, bounds.n_pages * PAGE_ROWS, stop * PAGE_ROWS))
 
     def _attend(self, address: int) -> None:
         self.choose(address)
@@ -122,8 +136,8 @@ class ChosenRows:
         if not self._is_asked:
             self._learn(k, self._n_rows - 1)  # what no pass has told of, as rows that came back from a file
         bounds = self._bounds_of(k)
-        if self._kind == WINDOW or not bounds.n_pages:
-            return choose_window(self._n_rows, self._keep_rows) if self._kind == WINDOW else None
+        if self._kind == KV_KEEP_WINDOW or not bounds.n_pages:
+            return choose_window(self._n_rows, self._keep_rows) if self._kind == KV_KEEP_WINDOW else None
         together = BLOCK_PAGES if self._kind == BLOCKS else 1
         return choose_pages(bounds.scores(_heads(q)), self._n_rows, self._keep_rows, together)
 
@@ -142,7 +156,7 @@ def _heads(q: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 def _rows(k: Any, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return the keys of whole pages, `(pages, PAGE_ROWS, heads, channels)`."""
-    kind = np.dtype(_TYPES[k.type])
+    kind = np.dtype(np.float16)
     n_channels, _, n_heads = k.ne[:3]
     length = (stop - 1) * k.nb[1] + (n_heads - 1) * k.nb[2] + n_channels * kind.itemsize
     shape = (stop - start, n_heads, n_channels)

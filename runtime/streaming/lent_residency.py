@@ -174,6 +174,7 @@ class LentResidency:
     count: of the context's cells in use.
     lacking_bytes: returns how much less than its budget the process may hold now.
     say: is told, once, that this is more than weights can give up.
+    on_cut: is told, before room is divided, how many of the context's cells are in use, those of all streams together.
     """
 
     def __init__(
@@ -196,6 +197,7 @@ class LentResidency:
         self._own_bytes, self._draft_bytes = loans.pool_bytes, 0
         self.lacking_bytes: Callable[[], int] = lambda: 0
         self.say: Callable[[str], None] = logger.warning
+        self.on_cut: Callable[[int], None] = lambda n_cells: None
         self._has_told_lack = False
 
     def before_pass(self, n_tokens: int) -> None:
@@ -203,6 +205,7 @@ class LentResidency:
         own_bytes = self._buffer.needed_bytes(n_tokens) + (self._work.needed_bytes(n_tokens) if self._work else 0)
         if self._cells and self.count:
             kept_cells = self.count.tops
+            self.on_cut(sum(kept_cells))
             self.count.add(n_tokens)
             own_bytes += self._cells.needed_bytes(kept_cells, self.count.tops)
         self._own_bytes = own_bytes

@@ -14,7 +14,7 @@ from edge_run.runtime.graph.cell_uses import WRITES_ROWS
 from edge_run.runtime.graph.nodes import GraphMap, Node
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.streaming.chosen_rows import ATTENTION
-from edge_run.runtime.streaming.key_bounds import Choice
+from edge_run.tiers.kv.key_bounds import Choice
 from edge_run.tiers.kv.spill import Spill, Use
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from edge_run.runtime.llama import _ggml as ggml
-from edge_run.runtime.streaming.key_bounds import Choice
 from edge_run.tiers import _libc
+from edge_run.tiers.kv.key_bounds import Choice
 
 INDEXER = "attention.indexer.head_count"  # in the metadata of a model that chooses
 HIDDEN = np.uint16(0xFC00)  # minus infinity, as a mask of 16 bits has it

@@ -108,20 +108,21 @@ class RunThread:
             if run is None:  # while no other begins: its commands come later
                 self._drop()
         self._shown.tell(run.model if run else "")
-        if run is None:
-            self._tell_that_it_is_over()
-            self._when_idle()
-            return
         try:
-            self._step(run)
+            if run is not None:
+                self._step(run)
+            else:
+                self._tell_that_it_is_over()
+                self._when_idle()
         except DeviceLost as error:
-            if error.node == run.coordinator:
+            if run is not None and error.node == run.coordinator:
                 self._give_up(run)
         except EdgeRunError as error:
             logger.warning("%s", error)
         except Exception:
             logger.exception("a mistake of ours; the run is given up")
-            self._give_up(run)
+            if run is not None:
+                self._give_up(run)
         finally:
             with self._changing:
                 self._busy_with = None

@@ -101,6 +101,7 @@ def test_models_that_cannot_shift_are_refused(name: str, folder: Path) -> None:
     [
         ({"kv_spill": "on"}, "--kv-spill"),
         ({"kv_type": "q8_0/f16"}, "-ctk f16"),
+        ({"kv_type": "bf16/f16"}, "-ctk f16 or f32"),  # llama.cpp would end the process
         ({"sequences": 2}, "--parallel 1"),
         ({"speculate": "ngram"}, "without guesses"),
         ({"gpu_memory": None}, "--gpu-memory 0"),

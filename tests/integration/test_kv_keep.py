@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 from edge_run import Model
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.units import KIB
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.keeping.opening import open_keeper
+from edge_run.runtime.planning.planner import Planner
+from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.streaming.chosen_rows import ChosenRows
 from exactness import open_at
 from in_child import in_child
@@ -64,6 +68,30 @@ def test_it_is_the_same_streamed_or_not_and_llama_cpps_where_all_is_looked_at(na
     streamed.close()
 
 
+@pytest.mark.parametrize("name", ["llama", "deepseek2"])
+@in_child
+def test_plans_count_the_bounds_of_keys_and_a_cut_text_gives_theirs_back(name: str, tmp_path: Path) -> None:
+    path, length = make_model(name, tmp_path), 8192
+    options = {**OPTIONS, "context_tokens": length, "kv_keep": 96, "chunk_bytes": 64 * KIB}
+    engine = Engine.open(path, ModelConfig(**options, memory="1GiB"))
+    planned = Planner(prepare(engine.gguf, replace(engine.config, check_file=True))).plan()
+    assert (planned.mode, planned.kv_bytes) == (engine.plan.mode, engine.plan.kv_bytes)
+    all_bytes = sum(item.size_bytes for item in engine.plan.items)
+    engine.close()
+    engine = Engine.open(path, ModelConfig(**options, memory=all_bytes - 512 * KIB))  # so that some weights stream
+    plan, counted = engine.plan, engine.plan.kv_bytes - engine._loaded.context.kv_bytes
+    assert plan.context_tokens == length
+    session = Session(engine.decoder)
+    session.feed((TEXT * 20)[: length - 100])
+    session.step(TEXT[0])
+    held = feature(engine).bounds_bytes
+    assert 0.9 * counted < held <= counted
+    session.feed(TEXT[:100])
+    session.step(TEXT[100])
+    assert feature(engine).bounds_bytes <= held / 8
+    engine.close()
+
+
 @pytest.mark.parametrize("length", [257, 300])
 @in_child
 def test_pages_are_those_of_the_text_that_came_back_and_not_of_the_one_before(length: int, tmp_path: Path) -> None:
@@ -110,6 +138,7 @@ def test_models_that_it_is_not_for_are_refused(name: str, folder: Path) -> None:
     [
         ({"kv_keep": 63}, "64 tokens or more"),
         ({"kv_type": "q8_0"}, "-ctk"),
+        ({"kv_type": "f32"}, "-ctk"),  # which llama.cpp makes f16 of for each attention, elsewhere
         ({"exact": True}, "--exact"),
         ({"sequences": 2}, "--parallel 1"),
         ({"speculate": "ngram"}, "without guesses"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -18,7 +19,7 @@ from edge_run.base.errors import Cancelled
 from in_child import in_child
 from kept_prompts import TOKENS, WIDTH, opened, same, talk, talks
 from program import Program, begin
-from tiny_models import make_model
+from tiny_models import make_model, make_trained_on
 
 # Attention alone, latent, shared and looped; windows; recurrent, with and without layers of attention; compressed.
 ROWS = ["llama", "gpt2", "deepseek2", "hrm_text", "qwen3moe", "minicpm3"]
@@ -79,7 +80,7 @@ def test_rows_are_found_in_contexts_of_other_lengths(
     name: str, options: dict[str, Any], folder: Path, kept: Path
 ) -> None:
     """As free memory changes, so does the length that a context has by default."""
-    path = make_model(name, folder)
+    path = make_trained_on(4096, name, folder)
     talks(path, kept, TOKENS[:600], context_tokens=2048, **options)
     for tokens in (1024, 4096):
         wanted = talks(path, None, TOKENS[:600], context_tokens=tokens, **options)[0]
@@ -230,6 +231,27 @@ def test_a_damaged_snapshot_is_computed_again(folder: Path, kept: Path) -> None:
         assert len(said) == 1
         assert found[1] == 0
         assert same(found, wanted)
+
+
+@in_child
+def test_a_drive_that_became_read_only_ends_no_answer(folder: Path, kept: Path) -> None:
+    """As Linux makes a drive read-only after errors: what is damaged, or of no use any more, cannot be removed."""
+    path = make_model("gemma3", folder)
+    wanted = talks(path, kept, TOKENS[:900])[0]
+    for one in kept.rglob("*.rows"):
+        one.write_bytes(bytes(one.stat().st_size))
+
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    with opened(path, kept) as (session, keeper, said), pytest.MonkeyPatch.context() as patch:
+        assert keeper
+        keeper.keeps_answers = True
+        patch.setattr(Path, "unlink", unlink)
+        assert same(talk(session, TOKENS[:900]), wanted)
+        assert said
+        for turn in range(4):
+            talk(session, [*session.history, *TOKENS[50 * turn : 50 * turn + 10]])
 
 
 @in_child

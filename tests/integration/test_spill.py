@@ -31,7 +31,7 @@ from edge_run.runtime.planning import spill_terms
 from in_child import in_child
 from spilling import open_spilling, open_whole, spilled_of
 from talks import OPTIONS, TEXT, Talk, check_rows
-from tiny_models import make_model
+from tiny_models import make_model, make_trained_on
 from witness import Witness
 
 # Attention alone: grouped heads, biases, latent, shared, looped, experts. Then windows and states beside it.
@@ -81,7 +81,7 @@ def say_much(talk: Talk) -> None:
 @pytest.mark.parametrize("name", ROWS)
 @in_child
 def test_attention_alone(name: str, folder: Path) -> None:
-    compare(make_model(name, folder), say_much)
+    compare(make_trained_on(8192, name, folder), say_much)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -181,7 +181,7 @@ def test_what_the_drive_refuses_ends_the_pass_alone(call: str, folder: Path) -> 
         with pytest.raises(TierReadError, match="refused"):
             engine.decoder.decode([talk.token(i, wants_logits=i == 599) for i in range(300, 600)])
         spill.texts[0].check()
-        assert engine.decoder.cells_in_use() == 300
+        assert engine.decoder._lengths()[0] == 300
     setattr(spill.file, call, real)
     talk.prompt(300)
     talk.step(2)
@@ -240,7 +240,7 @@ def test_a_stop_while_rows_are_awaited(folder: Path) -> None:
     with pytest.raises(Cancelled):
         talk.step(1)
     spill.begin = begin  # type: ignore[method-assign]
-    assert engine.decoder.cells_in_use() == 300
+    assert engine.decoder._lengths()[0] == 300
     talk.step(3)
     engine.close()
 

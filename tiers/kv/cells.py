@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from edge_run.base.units import MIB, round_down, round_up
 
 LEAST_SPARSE_BYTES = 4 * MIB  # of a cache, to have memory only where something was written
+NOTED_TOGETHER = 512  # cells, for whose notes memory is taken at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +65,33 @@ class Cells:
 
     page_bytes: in what the kernel gives its memory.
     n_streams: how many sequences have cells of their own, an equal part of each tensor.
+    noted_bytes: of each cell, what is noted of it in memory of ours, wherever the cell itself is.
     """
 
     tensors: Sequence[CellTensor]
     page_bytes: int
     n_streams: int = 1
+    noted_bytes: int = 0
 
     def bytes_for(self, n_cells: int) -> int:
         """Return what `n_cells` cells take at most, the first ones, of all streams together."""
         torn_bytes = (
             (min(self.n_streams, max(1, n_cells)) - 1) * 2 * self.page_bytes
         )  # at the ends of each other stream
-        return sum(tensor.touched_bytes(n_cells, self.page_bytes) + torn_bytes for tensor in self.tensors)
+        all_noted_bytes = round_up(n_cells, NOTED_TOGETHER) * self.noted_bytes
+        return all_noted_bytes + sum(
+            tensor.touched_bytes(n_cells, self.page_bytes) + torn_bytes for tensor in self.tensors
+        )
 
     @property
     def streams(self) -> list[Cells]:
         """The cells of each stream."""
         return [
-            Cells([tensor.part(number, self.n_streams) for tensor in self.tensors], self.page_bytes)
+            Cells(
+                [tensor.part(number, self.n_streams) for tensor in self.tensors],
+                self.page_bytes,
+                noted_bytes=self.noted_bytes,
+            )
             for number in range(self.n_streams)
         ]
 

@@ -15,6 +15,7 @@ from edge_run.base.units import GIB, MIB, parse_size
 
 KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 _WHOLE_NUMBERS = ("f32", "f16", "bf16")
+_TURNED = ("f32", "f16")  # keys that llama.cpp can turn to another position without rounding them to blocks
 KV_AUTO, _DEFAULT_KV_TYPE = "auto", "f16"
 BACKENDS = ("auto", "edge-run", "llama.cpp")
 WIDEST_MICRO_BATCH = 512  # where the width of passes is left open
@@ -27,7 +28,8 @@ PACKED_OFF = "off"
 REPACK = ("auto", "on", "off")
 MESH_ACTIVATIONS = ("exact", "compact")
 PROMPT_CACHE_ON, PROMPT_CACHE_OFF = "on", "off"
-KV_KEEP_BY = ("pages", "blocks", "window")
+KV_KEEP_WINDOW = "window"
+KV_KEEP_BY = ("pages", "blocks", KV_KEEP_WINDOW)
 LEAST_KV_KEEP = 64
 PAGE_CACHE_AUTO, PAGE_CACHE_OFF = "auto", "off"
 KV_SPILL_ON, KV_SPILL_OFF = "on", "off"
@@ -240,8 +242,8 @@ class ModelConfig:
             return
         require(self.kv_keep >= LEAST_KV_KEEP, f"kv keep {self.kv_keep}: must be 0 or {LEAST_KV_KEEP} tokens or more")
         require(
-            self.flash_attention != "off" and not self.exact and self.kv_types[0] in ("f16", "f32"),
-            "kv keep: needs flash attention, and keys of 16 or 32 bits; leave out --exact, -fa off and -ctk",
+            self.flash_attention != "off" and not self.exact and self.kv_types[0] == "f16",
+            "kv keep: needs flash attention, and keys of 16 bits (f16); leave out --exact, -fa off and -ctk",
         )
         require(
             self.gpu_memory == 0 and self.backend != "llama.cpp",
@@ -261,8 +263,9 @@ class ModelConfig:
         require(not self.spills_kv, "context shift: needs all keys in memory; leave out --kv-spill")
         require(self.gpu_memory == 0, "context shift: runs on the processor alone; give --gpu-memory 0")
         require(
-            self.kv_types[0] in _WHOLE_NUMBERS,
-            f"context shift: would round keys of {self.kv_types[0]} once more each time; give -ctk f16",
+            self.kv_types[0] in _TURNED,
+            f"context shift: keys of {self.kv_types[0]} cannot be turned to their new positions, or would be rounded "
+            "once more each time; give -ctk f16 or f32",
         )
         require(
             self.sequences == 1 and self.draft_model is None and not self.uses_lookup,

@@ -48,8 +48,11 @@ class JoinedThread(threading.Thread):
             self.has_ended.set()
 
 
-def join_all(threads: Iterable[JoinedThread]) -> None:
+def join_all(threads: Iterable[JoinedThread], give_up: Callable[[], object] = lambda: None) -> None:
     """Wait until all `threads` have ended, whatever is raised meanwhile, such as Ctrl-C: that is raised afterwards.
+
+    give_up: is called where something was raised, once or more often, and has the threads leave what they have not
+        begun.
 
     The third time it is raised at once: a drive may hang. Before Python 3.13, `Thread.join` cannot do this: once it was
     interrupted, it takes the thread for ended.
@@ -57,6 +60,8 @@ def join_all(threads: Iterable[JoinedThread]) -> None:
     left, raised = list(threads), list[BaseException]()
     while left:
         try:
+            if raised:
+                give_up()
             left[-1].has_ended.wait()
             left[-1].join()
             left.pop()

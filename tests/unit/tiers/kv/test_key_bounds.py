@@ -7,13 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_run.runtime.streaming.key_bounds import PAGE_ROWS, SINK_ROWS, KeyBounds, choose_pages, choose_window
+from edge_run.tiers.kv.cells import Cells
+from edge_run.tiers.kv.key_bounds import (
+    BOUNDS_SHARE,
+    PAGE_ROWS,
+    SINK_ROWS,
+    KeyBounds,
+    choose_pages,
+    choose_window,
+)
 
 
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2**31))
 def test_no_key_scores_more_than_its_page_may(n_pages: int, n_heads: int, group: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    keys = random.standard_normal((n_pages, PAGE_ROWS, n_heads, 8), np.float32)
+    keys = random.standard_normal((n_pages, PAGE_ROWS, n_heads, 8), np.float32).astype(np.float16).astype(np.float32)
     queries = random.standard_normal((n_heads * group, 8), np.float32)
     bounds = KeyBounds()
     for page in keys:
@@ -23,7 +31,7 @@ def test_no_key_scores_more_than_its_page_may(n_pages: int, n_heads: int, group:
 
 
 def test_a_page_of_one_key_scores_what_the_key_does() -> None:
-    key = np.random.default_rng(0).standard_normal((1, 1, 2, 4), np.float32)
+    key = np.random.default_rng(0).standard_normal((1, 1, 2, 4), np.float32).astype(np.float16).astype(np.float32)
     bounds = KeyBounds()
     bounds.extend(np.repeat(key, PAGE_ROWS, 1))
     queries = np.random.default_rng(1).standard_normal((4, 4), np.float32)
@@ -80,3 +88,17 @@ def test_a_window(n_rows: int, keep_rows: int) -> None:
     assert chosen.sum() == min(n_rows, keep_rows)
     assert chosen[:SINK_ROWS].all()
     assert chosen[-1]
+
+
+def test_bounds_take_what_a_plan_counts_and_give_it_back() -> None:
+    """A plan counts a share of the memory of keys, for some cells at once."""
+    random, key_bytes = np.random.default_rng(0), 2 * 8 * np.dtype(np.float16).itemsize
+    cells = Cells([], 4096, noted_bytes=int(BOUNDS_SHARE * key_bytes))
+    bounds = KeyBounds()
+    for n_pages in (1, 31, 1, 40):
+        bounds.extend(random.standard_normal((n_pages, PAGE_ROWS, 2, 8), np.float32))
+        assert bounds.held_bytes == cells.bytes_for(bounds.n_pages * PAGE_ROWS)
+    bounds.forget(600)
+    assert bounds.held_bytes == cells.bytes_for(600)
+    bounds.forget(0)
+    assert bounds.held_bytes == 0

@@ -12,45 +12,57 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from edge_run.tiers.kv.cells import NOTED_TOGETHER
+
 PAGE_ROWS = 16
+BOUNDS_SHARE = 2 / PAGE_ROWS  # of the memory of keys: two for each page
 SINK_ROWS = 4
 RECENT_SHARE = 4  # of what is looked at, a quarter is the latest
+_BLOCK_PAGES = NOTED_TOGETHER // PAGE_ROWS
 
 Floats = npt.NDArray[np.float32]
 Choice = npt.NDArray[np.bool_]
 
 
 class KeyBounds:
-    """The smallest and largest keys of each page of one layer. n_pages: those that are known, from the first on."""
+    """The smallest and largest keys of each page of one layer. n_pages: those that are known, from the first on.
+
+    They are kept in 16 bits, as the keys are, and take a `BOUNDS_SHARE` of the keys' memory.
+    """
 
     def __init__(self) -> None:
         self.n_pages = 0
-        self._low: Floats = np.empty((0, 0, 0), np.float32)
-        self._high = self._low
+        self._blocks: list[npt.NDArray[np.float16]] = []  # of low and high, of `_BLOCK_PAGES` pages each
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that they take."""
+        return sum(block.nbytes for block in self._blocks)
 
     def extend(self, keys: Floats) -> None:
         """Learn of the next pages: `keys`, `(pages, PAGE_ROWS, heads, channels)`."""
-        n_pages = self.n_pages + len(keys)
-        if n_pages > len(self._low):
-            grown = (max(64, 2 * n_pages), *keys.shape[2:])
-            low, high = np.empty(grown, np.float32), np.empty(grown, np.float32)
-            if self.n_pages:
-                low[: self.n_pages], high[: self.n_pages] = self._low[: self.n_pages], self._high[: self.n_pages]
-            self._low, self._high = low, high
-        self._low[self.n_pages : n_pages], self._high[self.n_pages : n_pages] = keys.min(1), keys.max(1)
-        self.n_pages = n_pages
+        for page in keys:
+            number, place = divmod(self.n_pages, _BLOCK_PAGES)
+            if number == len(self._blocks):
+                self._blocks.append(np.empty((2, _BLOCK_PAGES, *page.shape[1:]), np.float16))
+            self._blocks[number][0, place], self._blocks[number][1, place] = page.min(0), page.max(0)
+            self.n_pages += 1
 
     def forget(self, first_row: int) -> None:
         """Forget what holds rows from `first_row` on: they change."""
         self.n_pages = min(self.n_pages, first_row // PAGE_ROWS)
+        del self._blocks[-(-self.n_pages // _BLOCK_PAGES) :]
 
     def scores(self, queries: Floats) -> Floats:
         """Return the most that each page can score with `queries`, `(heads, channels)`, as `(pages, heads)`."""
-        low, high = self._low[: self.n_pages], self._high[: self.n_pages]
-        grouped = queries.reshape(low.shape[1], -1, queries.shape[1])  # query heads that share a head of keys
-        up, down = np.maximum(grouped, 0), np.minimum(grouped, 0)
-        found = np.einsum("phc,hgc->phg", high, up) + np.einsum("phc,hgc->phg", low, down)
-        return found.reshape(self.n_pages, -1)
+        found = np.empty((len(self._blocks) * _BLOCK_PAGES, len(queries)), np.float32)
+        for number, block in enumerate(self._blocks):
+            low, high = block.astype(np.float32)
+            grouped = queries.reshape(low.shape[1], -1, queries.shape[1])  # query heads that share a head of keys
+            up, down = np.maximum(grouped, 0), np.minimum(grouped, 0)
+            best = np.einsum("phc,hgc->phg", high, up) + np.einsum("phc,hgc->phg", low, down)
+            found[number * _BLOCK_PAGES : (number + 1) * _BLOCK_PAGES] = best.reshape(_BLOCK_PAGES, -1)
+        return found[: self.n_pages]
 
 
 def choose_pages(scores: Floats, n_rows: int, keep_rows: int, pages_together: int = 1) -> Choice:
