@@ -89,9 +89,8 @@ class LayerCoordinator:
         self.most_in_flight = engine.most_in_flight if engine.most_in_flight > 1 and engine.maps.can_split_tail() else 1
         self.fetch = MeshFetch(mesh, len(self.works), say, engine.interrupt.check)
         self.specs: dict[str, DeviceSpec] = {}
-        self.links = MeasuredLinks(
-            mesh, self.orders.give, max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0)
-        )
+        entry_bytes = max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0)
+        self.links = MeasuredLinks(mesh, self.orders.give, entry_bytes, engine.interrupt.check)
         self.plan = self.alone()
 
     def prepare(self, candidates: Sequence[str]) -> None:
