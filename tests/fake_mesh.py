@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edge_run.base.errors import DeviceLost, MeshError
+from edge_run.base.interrupt import go_on
 from edge_run.base.mesh import Document, Handler, Joined, LinkRate, Lost, Member, MeshEvent, Message
 from edge_run.devices.presence.lease import most_epoch
 
@@ -100,7 +101,8 @@ class FakeMesh:
     def report(self, load: Document) -> None:
         self.loads.append(load)
 
-    def lead(self, *, timeout_s: float) -> int:
+    def lead(self, *, timeout_s: float, check: Callable[[], None] = go_on) -> int:
+        check()
         if not self.hub.can_lead:
             raise MeshError("the broker is away")
         self.epoch, self.is_leading = next(self.hub.epochs), True
@@ -173,7 +175,10 @@ class FakeMesh:
     def watch(self, node: str) -> None:
         pass  # all are told of all losses
 
-    def measure(self, node: str, *, timeout_s: float, fresh_s: float = 0.0) -> LinkRate:
+    def measure(
+        self, node: str, *, timeout_s: float, fresh_s: float = 0.0, check: Callable[[], None] = go_on
+    ) -> LinkRate:
+        check()
         if node in self.hub.gone:
             raise DeviceLost(f"{node}: is not there", node=node)
         if why := self.hub.unreached.get((self.node, node)):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
+from edge_run.base.interrupt import go_on, wait_checking
 from edge_run.base.mesh import Document, LinkRate, Message
 from edge_run.devices.link.connection import Peer, PeerConnection
 from edge_run.devices.link.frames import FrameKind, check_parts
@@ -96,7 +97,9 @@ class DataLink:
         """Have the end of `node` told as a loss from now on, as base.mesh.Link says."""
         self._service.watch(node)
 
-    def measure(self, node: str, *, timeout_s: float, fresh_s: float = 0.0) -> LinkRate:
+    def measure(
+        self, node: str, *, timeout_s: float, fresh_s: float = 0.0, check: Callable[[], None] = go_on
+    ) -> LinkRate:
         """Measure the link to `node` on a connection of its own, as base.mesh.Link says. Raises DeviceLost, NotTrusted.
 
         On a link of 5 Mbit/s it takes about a second, on one of 1 Gbit/s a tenth of that.
@@ -107,7 +110,7 @@ class DataLink:
             if node in service.rates and measured_s is not None and time.monotonic() - measured_s < fresh_s:
                 return service.rates[node]
             service.rates.pop(node, None)
-            self._ask(node, True, lambda: node in service.rates, timeout_s)
+            self._ask(node, True, lambda: node in service.rates, timeout_s, check)
             return service.rates[node]
 
     def rates(self) -> dict[str, LinkRate]:
@@ -165,7 +168,14 @@ class DataLink:
             assert connection is not None, "there is one, or it was said why not"
             return connection
 
-    def _ask(self, node: str, is_measure: bool, is_done: Callable[[], bool], timeout_s: float) -> None:
+    def _ask(
+        self,
+        node: str,
+        is_measure: bool,
+        is_done: Callable[[], bool],
+        timeout_s: float,
+        check: Callable[[], None] = go_on,
+    ) -> None:
         """Have the thread connect to `node`, or measure the link to it; `changed` is held."""
         service = self._service
         if service.is_closed:
@@ -177,6 +187,11 @@ class DataLink:
         service.failures.pop(node, None)
         service.wanted[node, is_measure] = None
         service.wake()
-        service.changed.wait_for(lambda: is_done() or node in service.failures or service.is_closed, max(0, timeout_s))
+        wait_checking(
+            service.changed,
+            lambda: is_done() or node in service.failures or service.is_closed,
+            timeout_s,
+            check,
+        )
         if not is_done():
             raise DeviceLost(service.why_not(node, is_measure), node=node)

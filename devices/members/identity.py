@@ -143,12 +143,12 @@ def _seed(descriptor: int, path: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def brief_lock(path: Path) -> Iterator[None]:
-    """Keep other processes out of this block."""
+def brief_lock(path: Path, *, is_patient: bool = True) -> Iterator[None]:
+    """Keep other processes out of this block. Raises BlockingIOError where one is within, unless it is patient."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
     try:
         if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX if is_patient else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)

@@ -29,9 +29,11 @@ class ListFile:
     def __init__(self, folder: Path, cluster: Cluster) -> None:
         self._folder, self._path = folder, members_path(folder, cluster)
         self._seen = self._stamp()
+        self._unkept: Cluster | None = None
 
     def changed(self) -> bytes | None:
-        """Return what another process wrote since the last look; None where nothing was."""
+        """Return what another process wrote since the last look; None where nothing was. Keeps what is to be kept."""
+        self._write()
         stamp = self._stamp()
         if stamp == self._seen:
             return None
@@ -43,18 +45,32 @@ class ListFile:
             return None
 
     def keep(self, cluster: Cluster) -> None:
-        """Write the list of `cluster`, and its secret, unless the file has a newer one. Failures are logged."""
+        """Write the list of `cluster`, and its secret, unless the file has a newer one. Failures are logged.
+
+        Nothing is waited for: while another process changes the list, it is left for the next look at it.
+        """
+        self._unkept = cluster
+        self._write()
+
+    def _write(self) -> None:
+        cluster = self._unkept
+        if cluster is None:
+            return
         try:
-            with brief_lock(self._folder / _LOCK_FILE):
+            with brief_lock(self._folder / _LOCK_FILE, is_patient=False):
                 known = read_cluster(self._folder)
                 if known is None or known.id != cluster.id or known.listed is None or cluster.listed is None:
-                    return  # this device left the cluster meanwhile
-                if known.listed.order < cluster.listed.order:
+                    pass  # this device left the cluster meanwhile
+                elif known.listed.order < cluster.listed.order:
                     changed = dataclasses.replace(known, listed=cluster.listed, secret=cluster.secret)
                     write_cluster(self._folder, changed)
                     self._seen = self._stamp()
+        except BlockingIOError:
+            return
         except (MeshError, OSError) as error:
             logger.warning("the list of members is not kept: %s", error)
+        if self._unkept is cluster:  # else a newer one came meanwhile
+            self._unkept = None
 
     def _stamp(self) -> tuple[int, ...]:
         try:

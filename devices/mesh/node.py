@@ -18,6 +18,7 @@ from random import Random
 
 from edge_run.base.error_codes import error_document
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
+from edge_run.base.interrupt import go_on, wait_checking
 from edge_run.base.mesh import Document, Handler, Member, MeshEvent, names_apart
 from edge_run.devices.link.data_link import DataLink
 from edge_run.devices.link.places import AddressFilter
@@ -142,10 +143,12 @@ class LocalNode:
             self.state.events.clear()
             return events
 
-    def wait_connected(self, *, timeout_s: float) -> None:
-        """Wait until the broker is there. Raises MeshError, which says why it is not."""
+    def wait_connected(self, *, timeout_s: float, check: Callable[[], None] = go_on) -> None:
+        """Wait until the broker is there. Raises MeshError, which says why it is not. check: as of `lead`."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self.is_connected or self._is_closed, timeout_s):
+            wait_checking(self._changed, lambda: self.is_connected or self._is_over, timeout_s, check)
+            self._check_link()
+            if not self.is_connected and not self._is_closed:
                 raise MeshError(f"mesh: {self._why_down}")
 
     def announce(self, capabilities: Document) -> None:
@@ -171,7 +174,7 @@ class LocalNode:
         with self.held() as state:
             self._report.show_to(HomeAssistant(self._channel.publish, state.cluster, self.node, state.name))
 
-    def lead(self, *, timeout_s: float) -> int:
+    def lead(self, *, timeout_s: float, check: Callable[[], None] = go_on) -> int:
         """Take the lease, renew it from then on, and return its epoch, as base.mesh.Mesh says."""
         with self.held() as state:
             self._check_open()
@@ -182,7 +185,9 @@ class LocalNode:
         is_led = False
         try:
             with self._changed:
-                is_led = self._changed.wait_for(lambda: bool(self.state.lease.held) or self._is_closed, timeout_s)
+                lease = self.state.lease
+                wait_checking(self._changed, lambda: lease.held or self._is_over, timeout_s, check)
+                is_led = bool(lease.held)
         finally:
             holder = self.state.lease.holder
             name = names_apart(self.state.members()).get(holder or "", f"node {holder}")
@@ -191,6 +196,7 @@ class LocalNode:
                     state.free_lease()
         if is_led:
             return self.state.lease.held
+        self._check_open()
         if not self.is_connected:
             raise MeshError(f"mesh: no lease without the broker ({self._why_down})")
         raise MeshError(
@@ -224,12 +230,14 @@ class LocalNode:
             with self.held() as state:
                 state.send_order(number)
             with self._changed:
-                self._changed.wait_for(lambda: pending.is_done or self._is_closed, timeout_s)
+                self._changed.wait_for(lambda: pending.is_done or self._is_over, timeout_s)
         finally:
             with self._changed:
                 del state.outbound.pending[number]
         if pending.error is not None:
             raise pending.error
+        if pending.answer is None:
+            self._check_link()
         if pending.answer is None:
             raise DeviceLost(f"did not answer an order in {timeout_s:g} s", node=node)
         return pending.answer
@@ -278,6 +286,11 @@ class LocalNode:
             roster = self.state.roster
             self._changed.wait_for(lambda: roster.is_heard or self._is_closed, timeout_s)
             return roster.listed if roster.is_heard else None
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether this device takes part no more."""
+        return self._is_closed or bool(self._why_ended)
 
     def _check_open(self) -> None:
         if self._is_closed:

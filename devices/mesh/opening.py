@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from edge_run.base.errors import ConfigError, MeshError
+from edge_run.base.interrupt import go_on
 from edge_run.base.mesh import Document
 from edge_run.devices.broker.access import MEMBER
 from edge_run.devices.link.data_link import LOOPBACK
@@ -60,8 +61,8 @@ class MeshConfig:
     capabilities: Document = field(default_factory=dict)
 
 
-def open_mesh(config: MeshConfig) -> LocalNode:
-    """Return this device's place in its mesh; close it when done.
+def open_mesh(config: MeshConfig, check: Callable[[], None] = go_on) -> LocalNode:
+    """Return this device's place in its mesh; close it when done. `check` runs while it waits, and may raise to stop.
 
     Raises MeshError where this device belongs to no cluster, or the broker does not answer; ConfigError, NotTrusted.
     """
@@ -92,7 +93,7 @@ def open_mesh(config: MeshConfig) -> LocalNode:
         node.check_member()
         node.start(link, config.capabilities)
         if config.connect_s:
-            node.wait_connected(timeout_s=config.connect_s)
+            node.wait_connected(timeout_s=config.connect_s, check=check)
     except BaseException:
         node.close()
         raise

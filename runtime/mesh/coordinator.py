@@ -91,9 +91,8 @@ class LayerCoordinator:
         self.fetch = MeshFetch(mesh, len(self.works), say, engine.interrupt.check)
         self.specs: dict[str, DeviceSpec] = {}
         self._shortages: OfLate[EdgeRunError] = OfLate()  # of room, which a device that is asked anew may not know of
-        self.links = MeasuredLinks(
-            mesh, self.orders.give, max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0)
-        )
+        entry_bytes = max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0)
+        self.links = MeasuredLinks(mesh, self.orders.give, entry_bytes, engine.interrupt.check)
         self.plan = self.alone()
 
     def prepare(self, candidates: Sequence[str]) -> None:

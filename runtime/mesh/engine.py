@@ -114,4 +114,5 @@ def _meet(mesh: Mesh, check: Callable[[], None]) -> bool:
 def _connect(options: MeshOptions) -> Mesh:
     from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 
-    return open_mesh(MeshConfig(folder=options.folder or mesh_folder(), broker=str(options.mesh) or None))
+    config = MeshConfig(folder=options.folder or mesh_folder(), broker=str(options.mesh) or None)
+    return open_mesh(config, options.interrupt.check)

@@ -7,16 +7,19 @@ A link on which no device answers is a hop that no plan takes.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edge_run.base.errors import DeviceLost, EdgeRunError
+from edge_run.base.errors import DeviceLost, MeshError
 from edge_run.base.fields import MOST_RATE, MOST_S, is_name, is_number, plain
+from edge_run.base.interrupt import go_on
 from edge_run.base.mesh import Document, LinkRate, Mesh
 from edge_run.partition.mesh_ring import Hop
+
+logger = logging.getLogger(__name__)
 
 HANDLING_S = 0.0008  # an activation taken, handed on and computed with, besides the network; live rates correct it
 USUAL_RATE = LinkRate("", 0.0004, 100e6)
@@ -44,9 +47,15 @@ class Measured:
 class MeasuredLinks:
     """The links between devices as they were measured. Not thread-safe."""
 
-    def __init__(self, mesh: Mesh, order_all: OrderAll, activation_bytes: int) -> None:
-        """order_all: gives orders to several nodes at once. activation_bytes: what is handed on for one token."""
+    def __init__(
+        self, mesh: Mesh, order_all: OrderAll, activation_bytes: int, check: Callable[[], None] = go_on
+    ) -> None:
+        """order_all: gives orders to several nodes at once. activation_bytes: what is handed on for one token.
+
+        check: runs while links are measured, and may raise to stop.
+        """
         self._mesh, self._order_all, self._activation_bytes = mesh, order_all, activation_bytes
+        self._check = check
         self._rates: dict[tuple[str, str], LinkRate] = {}
         self._unreached: dict[tuple[str, str], str] = {}
         self._tried: set[tuple[str, str]] = set()
@@ -67,9 +76,14 @@ class MeasuredLinks:
             for node, others in asked.items()
             if others and node != here
         }
-        self._tried |= {(node, other) for node, others in asked.items() for other in others}
-        if asked.get(here):
-            self._keep(here, measure_links(self._mesh, asked[here], MEASURE_TIMEOUT_S, fresh_s))
+        trying = {(node, other) for node, others in asked.items() for other in others}
+        self._tried |= trying
+        try:
+            if asked.get(here):
+                self._keep(here, measure_links(self._mesh, asked[here], MEASURE_TIMEOUT_S, fresh_s, self._check))
+        except BaseException:  # it was stopped: it is tried another time
+            self._tried -= trying
+            raise
         for node, answer in self._order_all(orders, ORDER_TIMEOUT_S).items():
             self._keep(node, read_measured(answer))
 
@@ -142,8 +156,10 @@ class MeasuredLinks:
                 self._unreached[source, target] = why
 
 
-def measure_links(mesh: Mesh, nodes: Sequence[str], timeout_s: float, fresh_s: float) -> Measured:
-    """Measure the links from this device to `nodes`, as many as can be in time."""
+def measure_links(
+    mesh: Mesh, nodes: Sequence[str], timeout_s: float, fresh_s: float, check: Callable[[], None] = go_on
+) -> Measured:
+    """Measure the links from this device to `nodes`, as many as can be in time. `check` may raise to stop."""
     until = time.monotonic() + timeout_s
     rates: dict[str, LinkRate] = {}
     unreached: dict[str, str] = {}
@@ -151,12 +167,13 @@ def measure_links(mesh: Mesh, nodes: Sequence[str], timeout_s: float, fresh_s: f
         left_s = until - time.monotonic()
         if node == mesh.node or left_s <= 0:
             continue
-        with contextlib.suppress(EdgeRunError):
-            try:
-                rates[node] = mesh.link.measure(node, timeout_s=left_s, fresh_s=fresh_s)
-            except DeviceLost as error:
-                if time.monotonic() < until:  # else there was not the time to find out
-                    unreached[node] = error.message.replace("tcp://", "")
+        try:
+            rates[node] = mesh.link.measure(node, timeout_s=left_s, fresh_s=fresh_s, check=check)
+        except DeviceLost as error:
+            if time.monotonic() < until:  # else there was not the time to find out
+                unreached[node] = error.message.replace("tcp://", "")
+        except MeshError as error:
+            logger.info("the link to node %s was not measured: %s", node, error)
     return Measured(rates, unreached)
 
 

@@ -254,7 +254,7 @@ class MeshRun:
 
     def _lead(self) -> failover.Event:
         try:
-            lease = self._mesh.lead(timeout_s=LEAD_TIMEOUT_S)
+            lease = self._mesh.lead(timeout_s=LEAD_TIMEOUT_S, check=self._engine.interrupt.check)
         except MeshError as error:
             return failover.NotLed(str(error))
         if lease != self._lease:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from edge_run.base.errors import DeviceLost, MeshError, NotTrusted, ProtocolError
+from edge_run.base.errors import Cancelled, DeviceLost, MeshError, NotTrusted, ProtocolError
 from edge_run.base.mesh import Message
 from edge_run.devices.link import inbox as link_inbox
 from edge_run.devices.link.connection import Candidate, Keys, Peer
@@ -180,6 +180,18 @@ def test_what_nobody_wants_does_not_fill_the_queue_of_who_waits() -> None:
         a.send("b", {"epoch": 7}, timeout_s=5)
         assert a.measure("b", timeout_s=5).bytes_per_s > 0
         assert get(b).header == {"epoch": 7}
+
+
+def test_measuring_is_stopped_at_once() -> None:
+    def stop() -> None:
+        raise Cancelled("enough")
+
+    with pair() as (a, b), socket.create_server(("127.0.0.1", 0)) as mute:  # takes connections, and says nothing
+        a.set_peers({"b": Peer("b", "1", b.key, (f"tcp://127.0.0.1:{mute.getsockname()[1]}",))})
+        started = time.monotonic()
+        with pytest.raises(Cancelled):
+            a.measure("b", timeout_s=10, check=stop)
+        assert time.monotonic() - started < 2
 
 
 def test_what_was_measured_of_one_that_has_gone_is_forgotten() -> None:

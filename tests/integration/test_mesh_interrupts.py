@@ -22,7 +22,10 @@ from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.meter import Meter
 from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.mesh import coordinator
+from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from edge_run.runtime.mesh.transport import GRAPH_CHANGED
+from edge_run.runtime.worker.worker import Worker
+from fake_mesh import Hub
 from in_child import in_child
 from mesh_runs import OPTIONS, PROMPT, Run, alone, answers, greedy, running
 from tiny_models import make_model
@@ -40,7 +43,7 @@ def press_ctrl_c(run: Run, moment: str) -> None:
         run.hub.on_send = lambda *a: None
         raise KeyboardInterrupt
 
-    def led(*, timeout_s: float) -> int:
+    def led(*, timeout_s: float, **_: object) -> int:
         return press() or 0 if moment == "the lease" else lead(timeout_s=timeout_s)
 
     def ordered(node: str, what: Document, *, timeout_s: float) -> Document:
@@ -245,3 +248,25 @@ def test_who_stops_what_is_computed_again_for_a_new_graph_loses_no_device(name: 
         assert use is not None
         assert not use.left_out
         assert {node.node for node in use.nodes} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("wait", ["lead", "measure"])
+@in_child
+def test_ctrl_c_ends_the_waits_of_opening(wait: str, folder: Path) -> None:
+    path, hub = make_model("llama", folder), Hub()
+    here, config = hub.join("a"), ModelConfig(memory="4GiB", threads=1, check_file=False)
+    options = MeshOptions(say=lambda line: None)
+
+    def press(*_: object, check: Callable[[], None], **__: object) -> None:
+        options.interrupt.cancel()
+        check()
+        raise AssertionError("it waits on")
+
+    setattr(here, wait, press)
+    worker = Worker(hub.join("b"), [path], config)
+    worker.start()
+    try:
+        with pytest.raises(Cancelled):
+            open_mesh_engine(path, ModelConfig(memory="4GiB", **OPTIONS), here, options)
+    finally:
+        worker.close()

@@ -17,7 +17,7 @@ import paho.mqtt.client as mqtt
 import pytest
 
 from edge_run import __version__
-from edge_run.base.errors import DeviceLost, MeshError, NotTrusted, ProtocolError
+from edge_run.base.errors import Cancelled, DeviceLost, MeshError, NotTrusted, ProtocolError
 from edge_run.base.mesh import Joined, Lost, MeshEvent, Unled
 from edge_run.devices.broker.embedded import EmbeddedBroker
 from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
@@ -371,3 +371,44 @@ def test_the_embedded_broker_is_one(tmp_path: Path) -> None:
             assert not looking.state.refusals.total, "it hands on twice what it keeps, which is nobody's attack"
         with pytest.raises(MeshError, match="cannot listen"):
             EmbeddedBroker("127.0.0.1", port, access_of(cluster, make_identity(time.time).device))
+
+
+def stop() -> None:
+    raise Cancelled("enough")
+
+
+def test_waiting_for_the_broker_and_for_the_lease_is_stopped_at_once(table: Table, broker: Mosquitto) -> None:
+    a, b = table.open("a"), table.open("b")
+    a.lead(timeout_s=5)
+    started = time.monotonic()
+    with pytest.raises(Cancelled):
+        b.lead(timeout_s=20, check=stop)
+    broker.stop()
+    until(lambda: not b.is_connected)
+    with pytest.raises(Cancelled):
+        b.wait_connected(timeout_s=20, check=stop)
+    with pytest.raises(Cancelled):
+        open_mesh(MeshConfig(table.folder / "a", connect_s=20), stop)
+    assert time.monotonic() - started < 15
+
+
+def test_a_device_that_takes_part_no_more_waits_for_nothing(table: Table) -> None:
+    """The thread of its link, or of its channel, ended by a mistake, while it waited for an answer or the lease."""
+    a, b = table.open("a"), table.open("b")
+    until(lambda: len(a.members()) == 2)
+    a.lead(timeout_s=5)
+    answered = threading.Event()
+    b.serve(lambda *_: {"is_late": answered.wait(30)})
+    timer = threading.Timer(0.3, lambda: a._end("the data link", "on purpose"))
+    timer.start()
+    started = time.monotonic()
+    try:
+        with pytest.raises(MeshError, match=r"the data link ended \(on purpose\); this device has left, start it anew"):
+            a.order(b.node, {"order": "status"}, timeout_s=60)
+        for wait in (a.lead, a.wait_connected):
+            with pytest.raises(MeshError, match="this device has left"):
+                wait(timeout_s=60)
+    finally:
+        answered.set()
+        timer.join()
+    assert time.monotonic() - started < 10

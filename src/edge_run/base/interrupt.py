@@ -10,10 +10,12 @@ import contextlib
 import inspect
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 from edge_run.base.errors import Cancelled
 
+CHECK_S = 0.1  # between checks of who waits
 _INSISTENCE = 3  # so often Ctrl-C comes from who does not want to wait
 _handler, _set_handler = inspect.unwrap(signal.getsignal), inspect.unwrap(signal.signal)  # less the enums
 
@@ -71,6 +73,22 @@ def join_all(threads: Iterable[JoinedThread], give_up: Callable[[], object] = la
                 raise
     if raised:
         raise raised[-1]
+
+
+def go_on() -> None:
+    """Raise nothing: the check of work that nobody stops."""
+
+
+def wait_checking(
+    changed: threading.Condition, is_so: Callable[[], object], timeout_s: float, check: Callable[[], None]
+) -> bool:
+    """Wait as `changed.wait_for` does, and return whether `is_so`. `check` runs meanwhile, and may raise to stop."""
+    until_s = time.monotonic() + timeout_s
+    while not changed.wait_for(is_so, max(0.0, min(CHECK_S, until_s - time.monotonic()))):
+        check()
+        if time.monotonic() >= until_s:
+            return False
+    return True
 
 
 class Interrupt:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from edge_run.base.errors import DeviceLost
+from edge_run.base.interrupt import go_on
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 Document: TypeAlias = Mapping[str, JsonValue]
@@ -128,10 +129,12 @@ class Link(Protocol):
         """Have the end of `node` told as a loss from now on, as if it had been talked to."""
         ...
 
-    def measure(self, node: str, *, timeout_s: float, fresh_s: float = 0.0) -> LinkRate:
+    def measure(
+        self, node: str, *, timeout_s: float, fresh_s: float = 0.0, check: Callable[[], None] = go_on
+    ) -> LinkRate:
         """Measure the link to `node`, unless that was done at most `fresh_s` ago. Raises as `send` does.
 
-        Takes a few megabytes, or, on a slow link, what passes in half a second.
+        Takes a few megabytes, or, on a slow link, what passes in half a second. `check` runs meanwhile, and may raise.
         """
         ...
 
@@ -215,9 +218,10 @@ class Mesh(Protocol):
         """Say how busy this device is: live rates, kept by others only as the latest."""
         ...
 
-    def lead(self, *, timeout_s: float) -> int:
+    def lead(self, *, timeout_s: float, check: Callable[[], None] = go_on) -> int:
         """Take the lease of the coordinator, renew it from then on, and return its epoch, later than all before.
 
+        check: runs while it waits, and may raise to stop.
         Raises MeshError when another coordinator holds it and goes on holding it.
         """
         ...

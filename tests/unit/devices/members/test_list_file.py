@@ -1,0 +1,44 @@
+"""The file of the list of members, while another process has it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from edge_run.devices.members.cluster import read_cluster
+from edge_run.devices.members.identity import device_key
+from edge_run.devices.members.keeping import ListEditor
+from edge_run.devices.members.list_file import ListFile
+from mesh_lists import let_in, make_cluster
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_while_another_process_changes_the_list_nobody_waits_and_nothing_is_lost(tmp_path: Path) -> None:
+    """As `mesh remove` does that was stopped in the middle: presence and lease of `mesh join` go on."""
+    cluster = make_cluster(tmp_path, "mqtt://127.0.0.1", ["one"])
+    folder, founder = tmp_path / "one", device_key(tmp_path / "one")
+    assert cluster.listed is not None
+    newer = let_in(ListEditor(founder, cluster.listed, cluster.secret), device_key(tmp_path / "two"), "two")
+    file = ListFile(folder, cluster)
+    words = [sys.executable, "-c", HOLD, str(folder / "cluster.lock")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        started = time.monotonic()
+        file.keep(cluster.adopt(newer, founder))
+        assert file.changed() is None
+        assert time.monotonic() - started < 5
+        other.communicate(timeout=30)
+    assert file.changed() is None, "it is this process's own"
+    known = read_cluster(folder)
+    assert known is not None
+    assert known.listed == newer
