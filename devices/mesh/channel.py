@@ -170,9 +170,9 @@ class Channel:
         while not self._outbox.empty():  # of the connection before
             self._outbox.get_nowait()
             self._outbox.task_done()
+        is_nobody = broker.is_offered and self._is_nobody
         try:
-            will, is_nobody = self._callbacks.make_will(), broker.is_offered and self._is_nobody
-            async with _client(broker, self._name, will, self._authority, is_nobody) as client:
+            async with _client(broker, self._name, self._callbacks.make_will(), self._authority, is_nobody) as client:
                 await self._serve(client, broker)
         except (aiomqtt.MqttError, OSError) as error:
             if self._was_up:

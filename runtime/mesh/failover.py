@@ -143,10 +143,8 @@ class Ended:
     """The run is over: nobody computes for it any more."""
 
 
-Event: TypeAlias = (
-    "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed"
-    " | Better | LessRoom | Deposed | GaveUp | Ended"
-)
+_Over: TypeAlias = "Deposed | GaveUp | Ended"
+Event: TypeAlias = "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | LessRoom | _Over"
 MOST_MISFITS = 3  # an hour
 RETURN_S = 300.0  # before a device that refused, or did not answer, is asked again
 ATTEMPT_BITS = 16
