@@ -12,7 +12,7 @@ import anyio
 
 from edge_run.base.errors import Cancelled
 from edge_run.base.profile import DeviceProfile
-from edge_run.base.results import Generation, Piece, Plan, Progress, Stats
+from edge_run.base.results import Forecast, Generation, Numerics, Piece, Plan, Progress, Stats
 from edge_run.runtime.embedding.results import Embeddings
 from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.generation.model import Model
@@ -59,9 +59,26 @@ class AsyncModel(AsyncOwner[Model]):
         """Figures since the model was opened."""
         return self._opened.stats
 
-    def expect(self, profile: DeviceProfile | None = None) -> None:
-        """Let `progress` say what remains as the device of `profile` would take; None is this device."""
-        self._opened.expect(profile)
+    async def expect(self, profile: DeviceProfile | None = None) -> None:
+        """Let `progress` say what remains as the device of `profile` would take; None is this device.
+
+        After the pass at hand, in the thread of the model.
+        """
+        await self._thread.run(partial(self._opened.expect, profile))
+
+    async def forecast(self, prompt_tokens: int = 512, *, is_packed: bool = False) -> Forecast | None:
+        """Return how fast it is expected to be, as `Model.forecast` does; after the pass at hand."""
+        return await self._thread.run(partial(self._opened.forecast, prompt_tokens, is_packed=is_packed))
+
+    @property
+    def numerics(self) -> Numerics:
+        """The numerics key: models with equal keys compute equal logits, bit for bit."""
+        return self._opened.numerics
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What could not be done since the model was opened, and the work goes on without, a line each."""
+        return self._opened.notices
 
     def generate(
         self,
