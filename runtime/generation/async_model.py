@@ -56,7 +56,7 @@ class AsyncModel(AsyncOwner[Model]):
 
     @property
     def stats(self) -> Stats:
-        """Figures since the model was opened."""
+        """Figures since the model was opened, as they are now: a pass may be under way."""
         return self._opened.stats
 
     async def expect(self, profile: DeviceProfile | None = None) -> None:
@@ -92,6 +92,7 @@ class AsyncModel(AsyncOwner[Model]):
     ) -> AsyncGenerator[Piece, None]:
         """Continue `prompt`; iterate over the pieces. Arguments and errors as for `Model.generate`.
 
+        Errors come with the first piece; where answers share passes, ConfigError comes at once.
         priority, key, deadline_s, salt: as of `Turn`; all but the last matter where answers share passes.
         """
         return self._stream(self._opened.generate, prompt, options, Turn(priority, key, deadline_s, salt))
