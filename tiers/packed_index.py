@@ -6,11 +6,11 @@ and range, then the blocks against the packed file and against the model's files
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edge_run.base.strict_json import parse
 from edge_run.base.units import KIB, MIB
 from edge_run.tiers.gguf import GgufModel
 
@@ -50,10 +50,7 @@ class Facts:
 
 def decode_facts(text: bytes) -> Facts:
     """Decode the JSON `text`. Raises ValueError where the packer would not have written it so."""
-    try:
-        found = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("its index is nested too deeply") from error
+    found = parse(text)
     if not isinstance(found, dict) or found.keys() != set(Facts.__slots__):
         raise ValueError("its index has other entries")
     names = found["names"]

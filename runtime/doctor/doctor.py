@@ -111,13 +111,17 @@ def _model(path: Path, gguf: GgufModel, budget_bytes: int, facts: dict[str, Any]
 
     error = str(facts.get("model_error", ""))
     if "has_gpu_support" in facts and "model_error" not in facts:
-        error = f"it ends over it ({facts['ending']})"
+        error = "" if facts.get("is_late") else f"it ends over it ({facts['ending']})"
+        if not error:
+            late = f"{path}: of llama.cpp, {facts['ending']} about it"
+            yield "model", lambda: Finding("model", NOTE, late, "try again: from a slow card it takes longer")
     yield "model", lambda: file_check.check_model(path, gguf, error)
     if budget_bytes:
         yield "size", lambda: file_check.check_size(gguf.data_bytes, budget_bytes)
     for shard in gguf.shards:
         yield "holes", functools.partial(file_check.check_holes, shard.path, shard.data_offset)
     yield "drive", lambda: file_check.check_drive(path)
+    yield "left over", lambda: list(file_check.left_over_drafts(path))
 
 
 def _copy(gguf: GgufModel, also: Path) -> Iterator[Check]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from edge_run.base.errors import EdgeRunError
+from edge_run.base.files import abandoned_drafts
 from edge_run.base.findings import NOTE, OK, PROBLEM, Finding
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.mount import IN_MEMORY, find_mount
@@ -64,7 +66,16 @@ def _left_over(folder: Path) -> Iterator[Finding]:
     """Yield what demos have left in the cache folder."""
     for path in sorted(folder.glob("demo-*")):
         size = format_size(sum(file.stat().st_size for file in path.glob("*")))
-        yield Finding("left over", NOTE, f"{path}: {size}, kept by a demo or left by one", f"rm -r {path}")
+        yield Finding(
+            "left over", NOTE, f"{path}: {size}, kept by a demo or left by one", shlex.join(["rm", "-r", str(path)])
+        )
+
+
+def left_over_drafts(path: Path) -> Iterator[Finding]:
+    """Yield what programs that were killed left beside the model at `path`, as large as what they were writing."""
+    for draft in abandoned_drafts(path.parent):
+        text = f"{draft}: {format_size(draft.stat().st_size)}, left by a program that was killed"
+        yield Finding("left over", NOTE, text, shlex.join(["rm", "-r", str(draft)]))
 
 
 def check_model(path: Path, gguf: GgufModel, error: str) -> Finding:

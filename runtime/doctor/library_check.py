@@ -32,14 +32,15 @@ _ESSENTIAL = {"AVX", "AVX2", "FMA", "F16C", "NEON", "DOTPROD"}
 def ask_library(model: Path | None = None) -> dict[str, Any]:
     """Return what llama.cpp says about itself, and about `model`, from a process of its own: it may end it.
 
-    Keys: those of `library_child.py` as far as it came, and `ending`, empty when it came to the end.
+    Keys: those of `library_child.py` as far as it came, and `ending`, empty when it came to the end; `is_late` where it
+    was not waited for any longer.
     """
     name = os.fspath(model) if model else ""
     command = start_command(f"from edge_run.runtime.doctor.library_child import main; main({name!r})")
     try:
         done = subprocess.run(command, capture_output=True, timeout=LONGEST_S, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired as error:
-        return _facts(error.stdout or b"") | {"ending": f"no answer in {LONGEST_S} s"}
+        return _facts(error.stdout or b"") | {"ending": f"no answer in {LONGEST_S} s", "is_late": True}
     return _facts(done.stdout) | {"ending": how_ended(done.returncode) if done.returncode else ""}
 
 
@@ -74,6 +75,9 @@ def check_loading(facts: Mapping[str, Any], needed: str) -> Finding:
     """Whether the library can be loaded, and is the one whose structs we know."""
     if facts.get("import_error"):
         return Finding("llama.cpp", PROBLEM, f"cannot be loaded: {facts['import_error']}", rebuild("", needed))
+    if "has_gpu_support" not in facts and facts.get("is_late"):
+        advice = "try again: its first start with a GPU, or from a slow card, takes longer"
+        return Finding("llama.cpp", NOTE, str(facts["ending"]), advice)
     if "has_gpu_support" not in facts:
         reason = f"ends the process that loads it ({facts.get('ending') or 'without a word'})"
         if facts.get("ending") == "SIGILL":

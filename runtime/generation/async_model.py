@@ -14,7 +14,7 @@ from edge_run.base.config import ModelConfig, ModelOptions
 from edge_run.base.errors import Cancelled
 from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
-from edge_run.base.results import Generation, Piece, Plan, Progress, Stats
+from edge_run.base.results import Forecast, Generation, Numerics, Piece, Plan, Progress, Stats
 from edge_run.base.sampling_config import AnswerOptions, ChatOptions
 from edge_run.runtime.embedding.results import Embeddings
 from edge_run.runtime.embedding.texts import Text
@@ -81,12 +81,29 @@ class AsyncModel(AsyncOwner[Model]):
 
     @property
     def stats(self) -> Stats:
-        """Figures since the model was opened."""
+        """Figures since the model was opened, as they are now: a pass may be under way."""
         return self._opened.stats
 
-    def expect(self, profile: DeviceProfile | None = None) -> None:
-        """Let `progress` say what remains as the device of `profile` would take; None is this device."""
-        self._opened.expect(profile)
+    async def expect(self, profile: DeviceProfile | None = None) -> None:
+        """Let `progress` say what remains as the device of `profile` would take; None is this device.
+
+        After the pass at hand, in the thread of the model.
+        """
+        await self._thread.run(partial(self._opened.expect, profile))
+
+    async def forecast(self, prompt_tokens: int = 512, *, is_packed: bool = False) -> Forecast | None:
+        """Return how fast it is expected to be, as `Model.forecast` does; after the pass at hand."""
+        return await self._thread.run(partial(self._opened.forecast, prompt_tokens, is_packed=is_packed))
+
+    @property
+    def numerics(self) -> Numerics:
+        """The numerics key: models with equal keys compute equal logits, bit for bit."""
+        return self._opened.numerics
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What could not be done since the model was opened, and the work goes on without, a line each."""
+        return self._opened.notices
 
     def generate(
         self,
@@ -100,6 +117,7 @@ class AsyncModel(AsyncOwner[Model]):
     ) -> AsyncGenerator[Piece, None]:
         """Continue `prompt`; iterate over the pieces. Arguments and errors as for `Model.generate`.
 
+        Errors come with the first piece; where answers share passes, ConfigError comes at once.
         priority, key, deadline_s, salt: as of `Turn`; all but the last matter where answers share passes.
         """
         return self._stream(self._opened.generate, prompt, options, Turn(priority, key, deadline_s, salt))

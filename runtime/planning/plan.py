@@ -31,12 +31,13 @@ def plan(
     config: ModelConfig | None = None,
     **options: Unpack[ModelOptions],
 ) -> Plan:
-    """Return the plan of `Model(path, ...)` with the same arguments; no weights are read.
+    """Return the plan of `Model(path, ...)` with the same arguments, but `chat_template` and `mesh`.
 
     profile: the profile of the device (`probe`). With one, the plan has a `forecast`: the times of a prompt of
         `prompt_tokens` tokens, and of each token after it.
 
-    Raises like `Model`, but reads nothing and allocates nothing.
+    No weights are read, and no memory is taken for them: a child process builds the graph, and what it found is kept in
+    the cache folder. Raises like `Model`.
     """
     if config is not None and options:
         raise ConfigError("config and single options: give one of the two")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.errors import ConfigError, NotSupported, system_errors
 from edge_run.base.profile import DeviceProfile, GpuProfile, KernelSpeed, RepackedSpeed
 from edge_run.base.units import format_count
 from edge_run.devices.host.disk import NORMAL, Effort, measure_disk
@@ -60,6 +60,7 @@ class _Target:
     model: Path | None
 
 
+@system_errors("measuring")
 def probe(
     folders: Sequence[str | Path] = (),
     model: str | Path | None = None,
@@ -76,8 +77,8 @@ def probe(
     is_fresh: measure again what is in the cache. on_step: is told what is measured next. store: its `problem` says
     afterwards why what was measured is not kept, or not for long.
 
-    Raises ConfigError, ModelFileError, TierReadError or KernelError; what was measured before that is kept, as it is
-    after KeyboardInterrupt.
+    Raises ConfigError, ModelFileError, NotSupported, TierReadError or KernelError; what was measured before that is
+    kept, as it is after KeyboardInterrupt.
     """
     config, model = config or ModelConfig(), None if model is None else Path(model)
     gguf = None if model is None else read_gguf(model)

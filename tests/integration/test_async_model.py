@@ -295,3 +295,18 @@ async def test_a_task_that_asyncio_cancels_leaves_no_grammar_behind(kit: Path, m
         assert "".join([p.text async for p in model.generate(PROMPT, **GRAMMAR)])
         assert len(slow.opened) == 2, "the first, and the last"
         assert slow.closed == set(map(id, slow.opened))
+
+
+async def test_what_an_open_model_expects_is_worked_out_in_its_thread(
+    kit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans and profiles take their time, in which the loop of the tasks would stand still."""
+    threads: list[str] = []
+    for name in ("expect", "forecast"):
+        monkeypatch.setattr(Model, name, lambda *_, **__: threads.append(threading.current_thread().name))
+    async with AsyncModel(kit, context_tokens=256, threads=1) as model:
+        await model.expect()
+        await model.forecast(128)
+        assert model.notices == ()
+        assert model.numerics.threads == 1
+    assert threads == ["edge-run-model"] * 2

@@ -22,6 +22,7 @@ import pytest
 from PIL import Image
 
 from edge_run import AsyncSplitModel, ConfigError, ModelFileError, NotSupported, ProtocolError, SplitModel
+from edge_run.partition import latent_codec
 from edge_run.runtime.split import protocol
 from edge_run.runtime.split import server as server_module
 from edge_run.runtime.split.bundle import read_bundle
@@ -339,6 +340,14 @@ def test_a_connection_without_memory_does_not_end_the_others(head: Path, monkeyp
 
     monkeypatch.setattr(SplitServer, "_receive", failing)
     anyio.run(run)
+
+
+def test_an_image_without_a_code_does_not_keep_a_split_from_opening(
+    head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latent_codec, "MOST_PAYLOAD_BYTES", 0)
+    with SplitModel(head, threads=1) as model:
+        assert model.run(make_pixels(1)[0]).report.mode == "local"
 
 
 def test_refusals(head: Path, tmp_path: Path) -> None:

@@ -191,10 +191,21 @@ def remove_drafts() -> None:
 def remove_abandoned_drafts(path: Path) -> None:
     """Remove drafts of `path` whose process was killed, or ended with the power."""
     with contextlib.suppress(OSError):
-        for found in list(path.parent.glob(".*.part")):
-            is_of_path = found.name.startswith(f".{path.name}.") and found not in _drafts
-            if is_of_path and not _is_running(_writer(found)) and time.time() - found.stat().st_mtime > _ABANDONED_S:
+        for found in abandoned_drafts(path.parent):
+            if found.name.startswith(f".{path.name}."):
                 _remove(found)
+
+
+def abandoned_drafts(folder: Path) -> list[Path]:
+    """Return the drafts in `folder` whose process was killed, or ended with the power. Raises OSError."""
+    return [
+        found
+        for found in sorted(folder.glob(".*.part"))
+        if _DRAFT.fullmatch(found.name)
+        and found not in _drafts
+        and not _is_running(_writer(found))
+        and time.time() - found.stat().st_mtime > _ABANDONED_S
+    ]
 
 
 def _writer(draft: Path) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from edge_run.base.config import require
+from edge_run.base.config import check_types, require
 
 MOST_PENALTY, MOST_TOP_LOGPROBS = 100, 100
 LARGEST = 1_000_000  # of a factor or a bias, and 1 over it: logits have 32 bits, and what is beyond them is no number
@@ -45,6 +45,7 @@ class SamplingConfig:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(0 <= self.temperature <= LARGEST, f"temperature {self.temperature}: must be 0 (greedy) to {LARGEST}")
         if self.temperature < 1 / LARGEST:
             object.__setattr__(self, "temperature", 0.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from numbers import Real
 
 from edge_run.base.errors import ConfigError
 
@@ -12,17 +14,18 @@ MOST_BYTES = 1 << 60  # more than any memory or drive has
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
 
 
-def parse_size(text: str | int, least_bytes: int = 1) -> int:
+def parse_size(text: str | float, least_bytes: int = 1) -> int:
     """Return the bytes that `text` means, at least `least_bytes`.
 
-    `4GiB`, `4G` and `4g` are 4 x 2^30 (as llama.cpp and Docker read them); `4GB` is 4 x 10^9; a bare number is bytes.
+    `4GiB`, `4G` and `4g` are 4 x 2^30 (as llama.cpp and Docker read them); `4GB` is 4 x 10^9; a bare number is bytes,
+    of which a part does not count.
     Raises ConfigError when `text` is no size, is less, or is more than `MOST_BYTES`.
     """
     shown = f"{text!r:.60}"
-    if isinstance(text, int):
-        size = text
+    if isinstance(text, Real) and not isinstance(text, bool) and math.isfinite(text):
+        size = int(text)
     else:
-        match = _SIZE.fullmatch(text)
+        match = _SIZE.fullmatch(text) if isinstance(text, str) else None
         if not match:
             raise ConfigError(f"size {shown}: not a size; write it as 4GiB, 512MiB or a number of bytes")
         number, unit, binary, byte = match.groups()

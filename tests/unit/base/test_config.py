@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edge_run.base.config import KV_TYPES, ModelConfig, make_config
@@ -107,3 +109,35 @@ def test_what_is_no_number_of_32_bits_is_refused(name: str) -> None:
     for value in (math.inf, math.nan, 1e39, *([1e-46] if name == "repeat_penalty" else [])):
         with pytest.raises(ConfigError, match=name.replace("_", " ")):
             SamplingConfig(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "message"),
+    [
+        (ModelConfig, "threads", "4", "threads '4': must be a whole number or None"),
+        (ModelConfig, "threads", True, "threads True: must be a whole number or None"),
+        (ModelConfig, "context_tokens", 4096.0, "context tokens 4096.0: must be a whole number or None"),
+        (ModelConfig, "kv_type", None, "kv type None: must be text"),
+        (ModelConfig, "exact", 1, "exact 1: must be True or False"),
+        (ModelConfig, "draft", 7, "draft 7: must be a path or text or None"),
+        (ModelConfig, "memory", True, "size True: not a size; write it as"),
+        (ModelConfig, "memory", [1], "size [1]: not a size; write it as"),
+        (ModelConfig, "memory", math.nan, "size nan: not a size; write it as"),
+        (SamplingConfig, "top_k", "40", "top k '40': must be a whole number"),
+        (SamplingConfig, "temperature", None, "temperature None: must be a number"),
+        (SamplingConfig, "stop", 3, "stop 3: must be a list"),
+        (SamplingConfig, "logit_bias", [1], "logit bias [1]: must be a mapping"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(kind: type[Any], name: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        make_config(kind, {name: value})
+    assert str(found.value).startswith(message)
+
+
+def test_what_programs_compute_is_taken(tmp_path: Path) -> None:
+    """Half of what psutil says is a float, and NumPy has whole numbers of its own."""
+    config = ModelConfig(memory=3e9 * 0.5, threads=np.int64(2), cache_folder=str(tmp_path), also=tmp_path)  # type: ignore[arg-type]
+    assert config.memory == 1_500_000_000
+    assert config.cache == tmp_path
+    assert SamplingConfig(temperature=1, top_p=np.float32(0.5), stop=iter(["a"])).stop == ("a",)  # type: ignore[arg-type]

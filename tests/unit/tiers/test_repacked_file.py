@@ -13,7 +13,7 @@ from edge_run.runtime.planning import packed_choice
 from edge_run.runtime.planning.packed_choice import choose_repacked_file
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.packed_file import ENTRY, blocks_of, find_packed, model_key, packed_path, write_head, write_index
-from edge_run.tiers.packed_index import LARGEST_BLOCK_BYTES, Facts
+from edge_run.tiers.packed_index import LARGEST_BLOCK_BYTES, Facts, decode_facts
 from packing import model_of
 
 
@@ -55,3 +55,9 @@ def test_blocks_that_begin_with_no_page_are_refused(tmp_path: Path, page_bytes: 
     repacked_file(gguf, page_bytes)
     with pytest.raises(PackedFileError, match="do not begin with a page"):
         find_packed(gguf, None)
+
+
+def test_an_index_of_lists_without_end_is_refused_before_it_takes_memory() -> None:
+    """Beside a model that was downloaded, a packed file is read without being named."""
+    with pytest.raises(ValueError, match="lists and objects, at most"):
+        decode_facts(b"[" + b"[]," * 100_000 + b"[]]")

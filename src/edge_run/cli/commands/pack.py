@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.units import format_size
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.options import MODEL, some_settings
@@ -35,11 +36,16 @@ def pack(terminal: Terminal, model_file: Path, target: Path | None, force: bool,
     Of a MODEL without experts, the file holds weights repacked for the kernels of this processor, so that they need not
     be repacked each time that they stream (--repack).
     """
-    from edge_run.runtime.tools.pack import pack as pack_model
+    started, interrupt, show = time.monotonic(), Interrupt(), terminal.percents("packed")
 
-    started = time.monotonic()
-    show = terminal.percents("packed")
-    made = pack_model(model_file, target, is_replacing=force, cache_folder=cache_dir, progress=show)
+    def progress(done_bytes: int, all_bytes: int) -> None:
+        interrupt.check()
+        show(done_bytes, all_bytes)
+
+    with interrupt.hearing_ctrl_c():  # raised while llama.cpp logs, it would be kept until all is written
+        from edge_run.runtime.tools.pack import pack as pack_model
+
+        made = pack_model(model_file, target, is_replacing=force, cache_folder=cache_dir, progress=progress)
     left_out = "".join(
         f"; {name} was left out, which comes down to {made.left_out[name]:.0%}" for name in made.left_out
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from edge_run.devices.host.ledger import Ledger, Run
 from edge_run.devices.host.mount import Mount
 from edge_run.runtime.doctor import doctor, file_check
 from edge_run.runtime.doctor import library_check as library
+from edge_run.runtime.doctor.file_check import left_over_drafts
 
 NEEDED = ">=0.3.36,<0.3.37"
 NATIVE = "CPU : AVX = 1 | AVX2 = 1 | F16C = 1 | FMA = 1 | BMI2 = 1 | AVX512 = 1 | LLAMAFILE = 1 | "
@@ -91,7 +93,6 @@ WHOLE = {"is_imported": True, "mismatch": "", "system_info": NATIVE, "has_gpu_su
     [
         ({"import_error": "ModuleNotFoundError: No module named 'llama_cpp'", "ending": ""}, "No module named"),
         ({"ending": "SIGILL"}, "SIGILL.*built for another processor"),
-        ({"is_imported": True, "ending": "no answer in 20 s"}, "no answer"),
         ({"ending": ""}, "without a word"),
         ({**WHOLE, "mismatch": "its public structs differ in op"}, "structs differ in op.*no budget is kept"),
     ],
@@ -101,6 +102,25 @@ def test_a_library_that_does_not_work(facts: dict[str, object], words: str) -> N
     assert state(found) == PROBLEM
     assert __import__("re").search(words, found.finding)
     assert "pip install" in found.advice
+
+
+def test_a_library_that_is_late_is_not_taken_for_broken() -> None:
+    found = library.check_loading({"is_imported": True, "ending": "no answer in 20 s", "is_late": True}, NEEDED)
+    assert (state(found), found.finding) == (NOTE, "no answer in 20 s")
+    assert "pip install" not in found.advice
+
+
+def test_what_a_killed_program_left_beside_a_model_is_named_with_a_command_that_removes_just_that(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    left = folder / ".model.gguf.packed.2147483646-01234567.part"
+    for path in (folder / "model.gguf", folder / ".model.part", left):
+        path.touch()
+        os.utime(path, (0, 0))
+    (found,) = left_over_drafts(folder / "model.gguf")
+    assert shlex.split(found.advice) == ["rm", "-r", str(left)]
 
 
 def test_a_library_that_works() -> None:

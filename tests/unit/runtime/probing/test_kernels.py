@@ -11,11 +11,13 @@ import gguf
 import numpy as np
 import pytest
 
-from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported
 from edge_run.base.units import MIB
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.llama import _ggml
 from edge_run.runtime.probing import kernels, workbench
+from edge_run.runtime.probing import probe as probing
 from edge_run.runtime.probing.workbench import GpuBench
 from edge_run.runtime.probing.workload import AttentionShape
 from edge_run.tiers.gguf_format import F32, TENSOR_TYPES
@@ -184,3 +186,14 @@ def test_the_last_cache_counts_every_part_once(tmp_path: Path) -> None:
     assert kernels.last_cache_bytes(tmp_path, range(10)) == 32 * MIB
     assert kernels.last_cache_bytes(tmp_path, [2]) == 16 * MIB, "those of others are none of ours"
     assert kernels.last_cache_bytes(tmp_path / "nowhere", range(10)) == 0
+
+
+def test_a_drive_that_the_system_does_not_describe_is_an_error_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(probing, "find_mount", refuse)
+    with pytest.raises(EdgeRunError, match="Permission denied"):
+        probing.probe([tmp_path], config=ModelConfig(cache_folder=tmp_path))
