@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,11 +82,16 @@ class PieceExchange:
             self._transfer = transfer = Transfer(sink, wanted, providers)
         return transfer
 
-    def fetch_now(self, sink: Sink, wanted: Sequence[int], provider: str, timeout_s: float) -> None:
-        """Fetch, and wait for it. Raises MeshError where it does not come."""
-        transfer = self.fetch(sink, wanted, [provider])
-        transfer.over.wait(timeout_s)
-        self.stop()
+    def fetch_now(
+        self, sink: Sink, wanted: Sequence[int], provider: str, timeout_s: float, check: Callable[[], None]
+    ) -> None:
+        """Fetch, and wait for it. Raises MeshError where it does not come. check: runs meanwhile, and may raise."""
+        transfer, until = self.fetch(sink, wanted, [provider]), time.monotonic() + timeout_s
+        try:
+            while not transfer.over.wait(POLL_S) and time.monotonic() < until:
+                check()
+        finally:
+            self.stop()
         if transfer.why:
             why = transfer.failures.get(provider, transfer.why)
             sent = f"{transfer.done_bytes} of {transfer.wanted_bytes} bytes in {timeout_s:.0f} s"
