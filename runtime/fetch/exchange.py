@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,14 +82,19 @@ class PieceExchange:
             self._transfer = transfer = Transfer(sink, wanted, providers)
         return transfer
 
-    def fetch_now(self, sink: Sink, wanted: Sequence[int], provider: str, timeout_s: float) -> None:
-        """Fetch, and wait for it.
+    def fetch_now(
+        self, sink: Sink, wanted: Sequence[int], provider: str, timeout_s: float, check: Callable[[], None]
+    ) -> None:
+        """Fetch, and wait for it. check: runs meanwhile, and may raise.
 
         Raises MeshError, which names the provider, where it does not come; TierReadError where it cannot be kept here.
         """
-        transfer = self.fetch(sink, wanted, [provider])
-        is_over = transfer.over.wait(timeout_s)
-        self.stop()
+        transfer, until = self.fetch(sink, wanted, [provider]), time.monotonic() + timeout_s
+        try:
+            while not (is_over := transfer.over.wait(POLL_S)) and time.monotonic() < until:
+                check()
+        finally:
+            self.stop()
         if transfer.error is not None:
             raise transfer.error
         if transfer.why:

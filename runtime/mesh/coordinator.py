@@ -76,7 +76,7 @@ class LayerCoordinator:
         say: is told what the user should see.
         """
         self._mesh, self._engine, self._takes_any, self._say = mesh, engine, takes_any_numerics, say
-        self.orders = RunOrders(mesh, engine.interrupt.check)
+        self.orders = RunOrders(mesh, engine.interrupt.check, say)
         self._apart: set[tuple[str, str]] = set()  # who does not reach whom, as was said
         shards = engine.gguf.shards
         self.fingerprint = fingerprint([shard.path for shard in shards], engine.config.cache, engine.interrupt.check)
@@ -98,12 +98,12 @@ class LayerCoordinator:
     def prepare(self, candidates: Sequence[str]) -> None:
         """Ask all candidates at once what they have. Raises Failed for the first that cannot take part."""
         known = [node for node in self.specs if node == self._mesh.node or self.orders.holds(node)]
-        asked = [node for node in candidates if node not in known]
+        asked = {node for node in candidates if node not in known}
         self.orders.expect_release(asked)
         for node in asked:
             self.links.forget(node)
         self.specs = {n: s for n, s in self.specs.items() if n in candidates or n == self._mesh.node}
-        answers = self.orders.give({node: {"order": "prepare", **self._model} for node in asked}, PREPARE_TIMEOUT_S)
+        answers = self.orders.prepare({"order": "prepare", **self._model}, asked, PREPARE_TIMEOUT_S)
         for node, answer in answers.items():
             self._check(node, answer)
             judged(node, functools.partial(self.fetch.note, node, answer))

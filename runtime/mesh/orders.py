@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import TypeVar
 
 from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError, lacks_room
-from edge_run.base.fields import Fields
-from edge_run.base.mesh import Document, Mesh
+from edge_run.base.fields import MOST_BYTES, Fields
+from edge_run.base.mesh import Document, Mesh, names_apart
+from edge_run.base.units import format_size
 from edge_run.runtime.mesh.failover import Gone, LessRoom, Refused
 
 STATUS_TIMEOUT_S = 3.0
 CHECK_S = 0.1
+TELL_S, STALL_S = 3.0, 120.0
 
 _Answer = TypeVar("_Answer")
 
@@ -27,28 +33,82 @@ class Failed(Exception):
         self.event = event
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How far a device is that reads a file. since_s: when it was first known to be so far."""
+
+    file: str
+    read_bytes: int
+    size_bytes: int
+    since_s: float
+
+
 class RunOrders:
     """Gives orders to the devices of a run. Not thread-safe."""
 
-    def __init__(self, mesh: Mesh, check: Callable[[], None]) -> None:
-        """check: runs while it waits for answers, and may raise to stop."""
-        self._mesh, self._check = mesh, check
+    def __init__(self, mesh: Mesh, check: Callable[[], None], say: Callable[[str], None] = lambda text: None) -> None:
+        """check: runs while it waits for answers, and may raise to stop. say: is told what the user should see."""
+        self._mesh, self._check, self._say = mesh, check, say
+        self._failures: dict[str, Failed] = {}  # of devices that failed together with another one
+        self._told_s = -math.inf
         self._holding: set[str] = set()  # devices that opened the model, or a slice of it, and were not released
 
     def expect_release(self, nodes: Iterable[str]) -> None:
         """Note that `nodes` are about to open the model, so that `release` has them close it."""
         self._holding.update(nodes)
 
+    def prepare(self, order: Document, nodes: AbstractSet[str], timeout_s: float) -> dict[str, Document]:
+        """Have `nodes` open the model that `order` names, all at once; return what they say of it.
+
+        A device that reads its file for the first time, to know whether it is the model, says how far it is, and is
+        asked again until it is through. Raises Failed for the first that fails, or reads nothing for long; others that
+        failed with it fail at once when they are asked the next time.
+        """
+        self._failures = {node: failed for node, failed in self._failures.items() if node in nodes}
+        for node in self._failures:
+            raise self._failures.pop(node)
+        answers: dict[str, Document] = {}
+        reading: dict[str, _Reading] = {}
+        while waiting := nodes - answers.keys():
+            self._check()
+            found, self._failures = self._give(dict.fromkeys(waiting, order), timeout_s, self._check)
+            for node in self._failures:
+                raise self._failures.pop(node)
+            for node, answer in found.items():
+                how_far = judged(node, functools.partial(_reading_of, node, answer, reading.get(node)))
+                if how_far is None:
+                    answers[node] = answer
+                else:
+                    reading[node] = how_far
+            self._tell({node: how_far for node, how_far in reading.items() if node not in answers})
+        return answers
+
+    def _tell(self, reading: Mapping[str, _Reading]) -> None:
+        """Let the user know how far devices are, every few seconds."""
+        if not reading or time.monotonic() - self._told_s < TELL_S:
+            return
+        self._told_s = time.monotonic()
+        names = names_apart(self._mesh.members())
+        for node, one in reading.items():
+            done, size = format_size(one.read_bytes), format_size(one.size_bytes)
+            self._say(f"{names.get(node, node)} reads {one.file} for the first time, to know it: {done} of {size}")
+
     def give(self, orders: Mapping[str, Document], timeout_s: float) -> dict[str, Document]:
         """Give each device its order, all at once; return the answers. Raises Failed for the first that fails.
 
         Where it is stopped, what devices still do is nobody's.
         """
-        return self._give(orders, timeout_s, self._check)
+        answers, failures = self._give(orders, timeout_s, self._check)
+        for failure in failures.values():
+            raise failure
+        return answers
 
-    def _give(self, orders: Mapping[str, Document], timeout_s: float, check: Callable[[], None]) -> dict[str, Document]:
+    def _give(
+        self, orders: Mapping[str, Document], timeout_s: float, check: Callable[[], None]
+    ) -> tuple[dict[str, Document], dict[str, Failed]]:
+        """Return the answers, and what failed."""
         if not orders:
-            return {}
+            return {}, {}
         calls: dict[str, Callable[[], Document]] = {
             node: functools.partial(self._mesh.order, node, order, timeout_s=timeout_s)
             for node, order in orders.items()
@@ -60,9 +120,15 @@ class RunOrders:
                 while wait(given.values(), CHECK_S).not_done:
                     check()
                 calls = {node: one.result for node, one in given.items()}
-            return {node: judged(node, call) for node, call in calls.items()}
         finally:
             pool.shutdown(wait=False)
+        answers, failures = dict[str, Document](), dict[str, Failed]()
+        for node, call in calls.items():
+            try:
+                answers[node] = judged(node, call)
+            except Failed as failed:
+                failures[node] = failed
+        return answers, failures
 
     def holds(self, node: str) -> bool:
         """Return whether `node` may have the model open."""
@@ -73,8 +139,7 @@ class RunOrders:
         present = {member.node for member in self._mesh.members()}
         chosen = self._holding if nodes is None else self._holding.intersection(nodes)
         freed, self._holding = chosen & present, self._holding - chosen
-        with contextlib.suppress(Failed):
-            self._give({node: {"order": "close"} for node in freed}, STATUS_TIMEOUT_S, lambda: None)
+        self._give({node: {"order": "close"} for node in freed}, STATUS_TIMEOUT_S, lambda: None)
 
     def who_is_stuck(self, nodes: Sequence[str]) -> Gone:
         """Return which of `nodes` keeps the others waiting: one that does not answer, or else one that computes."""
@@ -87,6 +152,24 @@ class RunOrders:
             if Fields(answer, "its answer", node).words("place").startswith("computing"):
                 computing.append(node)
         return Gone((computing or list(nodes))[0], "it did not do its part in time")
+
+
+def _reading_of(node: str, answer: Document, before: _Reading | None) -> _Reading | None:
+    """Return how far `node` is where it reads a file still. Raises ProtocolError, MeshError where it gets no further.
+
+    before: how far it was the last time.
+    """
+    fields = Fields(answer, "its answer", node)
+    if not fields.has("reading"):
+        return None
+    said = Fields(fields.table("reading"), "its answer, in reading", node)
+    read_bytes, size_bytes = (said.integer(name, 0, MOST_BYTES) for name in ("read_bytes", "size_bytes"))
+    file, now_s = said.words("file"), time.monotonic()
+    if before is None or (file, read_bytes) != (before.file, before.read_bytes):
+        return _Reading(file, read_bytes, size_bytes, now_s)
+    if now_s - before.since_s > STALL_S:
+        raise MeshError(f"it has read nothing of {file} for {STALL_S:.0f} s, {format_size(read_bytes)} before that")
+    return before
 
 
 def judged(node: str, call: Callable[[], _Answer]) -> _Answer:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, MeshError
+from edge_run.base.fields import plain
 from edge_run.base.mesh import Document, JsonValue, Link
 from edge_run.base.units import format_size
 from edge_run.runtime.fetch.exchange import PieceExchange
@@ -15,7 +16,7 @@ from edge_run.runtime.fetch.transfer import PieceSink, Transfer
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.slices.pieces import head_pieces
 from edge_run.runtime.slices.slice import Share
-from edge_run.runtime.worker.models import ModelAsked, WorkerModels
+from edge_run.runtime.worker.models import LOOK_S, ModelAsked, WorkerModels
 from edge_run.tiers.partial import PartialModel
 
 MOST_PROVIDERS = 64
@@ -45,10 +46,21 @@ class WorkerFiles:
         """What is called the model that is open; empty where none is."""
         return self._asked.name if self._asked else ""
 
-    def open(self, coordinator: str, asked: ModelAsked) -> tuple[Path, PartialModel | None]:
+    def look_for(self, asked: ModelAsked) -> Document | None:
+        """Look for a model among the files here; return how far that is where it takes longer than a moment."""
+        search = self._models.look_for(asked, LOOK_S)
+        if search is None:
+            return None
+        return {"file": plain(search.reads), "read_bytes": search.read_bytes, "size_bytes": search.size_bytes}
+
+    def stop_search(self) -> None:
+        """Look for no model any more. Idempotent."""
+        self._models.stop_search()
+
+    def open(self, coordinator: str, asked: ModelAsked, check: Callable[[], None]) -> tuple[Path, PartialModel | None]:
         """Return where a model is, and what is there of it where that is not all. Raises as `WorkerModels.find`."""
         self.release()
-        path, self._fetched = self._models.find(coordinator, asked)
+        path, self._fetched = self._models.find(coordinator, asked, check)
         self._asked = asked
         return path, self._fetched.partial if self._fetched else None
 
@@ -118,7 +130,8 @@ class WorkerFiles:
             fetched.close()
 
     def close(self) -> None:
-        """Give and fetch no more. Idempotent."""
+        """Look for nothing, give and fetch no more. Idempotent."""
+        self.stop_search()
         self._exchange.close()
         self.release()
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import EdgeRunError, MeshError, ModelFileError, NotTrusted, ProtocolError, system_errors
+from edge_run.base.errors import EdgeRunError, MeshError, ModelFileError, NotTrusted, ProtocolError
 from edge_run.base.fields import Fields, plain, shown
 from edge_run.base.mesh import JsonValue
 from edge_run.runtime.fetch.exchange import PieceExchange
-from edge_run.runtime.fetch.fingerprint import fingerprint
 from edge_run.runtime.fetch.store import FetchedModel, FetchedModels
 from edge_run.runtime.fetch.transfer import DigestSink, PieceSink
 from edge_run.runtime.slices.pieces import head_pieces
+from edge_run.runtime.worker.search import FileSearch
 from edge_run.tiers.gguf import read_gguf
 
 logger = logging.getLogger(__name__)
 
-HEAD_TIMEOUT_S = 100.0  # less than an order may take
+HEAD_TIMEOUT_S = 50.0  # of the digests, and of the headers: both together less than an order may take
+LOOK_S = 0.5
 DIGITS = 64  # of a model's hash
 MOST_ANNOUNCED, MOST_NAME = 256, 100  # models, and letters of a name; all are found when they are asked for
 MOST_SHARDS, MOST_BYTES = 4096, 1 << 39  # of which the digests take 64 MiB
@@ -67,6 +68,7 @@ class WorkerModels:
         self._folders, self._config, self._exchange = tuple(folders), config, exchange
         self.fetch_bytes = fetch_bytes
         self._fetched = FetchedModels(config.cache / "fetched", fetch_bytes)
+        self._search: FileSearch | None = None
 
     @property
     def capabilities(self) -> dict[str, JsonValue]:
@@ -77,26 +79,46 @@ class WorkerModels:
                 models[plain(path.name, MOST_NAME)] = path.stat().st_size
         return {"models": models, "fetch_bytes": self.fetch_bytes}
 
-    def find(self, coordinator: str, asked: ModelAsked) -> tuple[Path, FetchedModel | None]:
+    def look_for(self, asked: ModelAsked, timeout_s: float) -> FileSearch | None:
+        """Look for a model among the files here, from where that was left. Return the search where it is not over yet.
+
+        It goes on then; `find` takes what it finds.
+        """
+        if self._search is None or self._search.model != asked.model or self._search.is_stale:
+            self.stop_search()
+            self._search = FileSearch(self._files(), asked.model, asked.name, asked.sizes, self._config.cache)
+        return None if self._search.wait(timeout_s) else self._search
+
+    def stop_search(self) -> None:
+        """Look for no model any more. Idempotent."""
+        search, self._search = self._search, None
+        if search is not None:
+            search.stop()
+
+    def find(self, coordinator: str, asked: ModelAsked, check: Callable[[], None]) -> tuple[Path, FetchedModel | None]:
         """Return where a model is, and what was fetched of it where it is not here as a whole.
 
         Raises NotTrusted for one that this device does not have and may not fetch, MeshError where that does not work,
-        and what keeps a file of that name from being read where no other one is the model.
+        and what keeps a file of that name from being read where no other one is the model. check: may raise, to stop.
         """
-        try:
-            if path := self._own(asked):
-                return path, None
-        except EdgeRunError as error:
+        while search := self.look_for(asked, LOOK_S):
+            check()
+        search, self._search = self._search, None
+        assert search is not None
+        if found := search.found:
+            self._exchange.offer(found.fingerprint, found.shards)
+            return found.path, None
+        if search.unread is not None:
             if not self.fetch_bytes:
-                raise
-            logger.warning("%s; it is fetched", error)
+                raise search.unread
+            logger.warning("%s; it is fetched", search.unread)
         if not self.fetch_bytes:
             where = plain(", ".join(str(folder) for folder in self._folders)) or "no folder"
             raise NotTrusted(
                 f"model {asked.name!r} with hash {asked.model[:12]}: is not in {where}; copy the same file there, or "
                 "join with --models where it is, or with --fetch SIZE, so that it fetches what it computes"
             )
-        fetched = self._begin(coordinator, asked)
+        fetched = self._begin(coordinator, asked, check)
         return fetched.partial.paths[0], fetched
 
     def make_room(self, fetched: FetchedModel, needed: set[int]) -> list[int]:
@@ -108,45 +130,25 @@ class WorkerModels:
         """Return how much of a model's weights may be fetched; what is fetched of it is somewhat more than is used."""
         return max(0, self.fetch_bytes - self.fetch_bytes // 16 - sum(asked.head_bytes))
 
-    def _own(self, asked: ModelAsked) -> Path | None:
-        unread: EdgeRunError | None = None
-        for path in sorted(self._files(), key=lambda path: path.name != asked.name):
-            try:
-                with system_errors(f"reading {path}"):
-                    shards = [shard.path for shard in read_gguf(path).shards]
-                    if tuple(shard.stat().st_size for shard in shards) != asked.sizes:
-                        continue
-                    found = fingerprint(shards, self._config.cache)
-            except EdgeRunError as error:
-                if path.name == asked.name:
-                    unread = unread or error
-                continue
-            if found.model == asked.model:
-                self._exchange.offer(found, shards)
-                return path
-        if unread is not None:
-            raise unread
-        return None
-
     def _files(self) -> list[Path]:
         found = [
             f for folder in self._folders for f in ([folder] if folder.is_file() else sorted(folder.glob("*.gguf")))
         ]
         return [path for path in found if path.suffix == ".gguf"]
 
-    def _begin(self, coordinator: str, asked: ModelAsked) -> FetchedModel:
+    def _begin(self, coordinator: str, asked: ModelAsked, check: Callable[[], None]) -> FetchedModel:
         """Open what is here of a model, having fetched its header from the coordinator."""
         digests = self._fetched.known_digests(asked.model, asked.sizes)
         if digests is None:
             sink = DigestSink(asked.model, asked.sizes)
-            self._exchange.fetch_now(sink, range(sink.count), coordinator, HEAD_TIMEOUT_S)
+            self._exchange.fetch_now(sink, range(sink.count), coordinator, HEAD_TIMEOUT_S, check)
             if not sink.is_right:
                 raise MeshError(f"the digests of model {asked.name!r}: not those of its hash; its file has changed")
             digests = bytes(sink.content)
         fetched = self._fetched.open(asked.model, asked.sizes, digests)
         try:
             if missing := self.make_room(fetched, head_pieces(fetched.partial.pieces, asked.head_bytes)):
-                self._exchange.fetch_now(PieceSink(fetched), missing, coordinator, HEAD_TIMEOUT_S)
+                self._exchange.fetch_now(PieceSink(fetched), missing, coordinator, HEAD_TIMEOUT_S, check)
             _check_head(fetched)
         except BaseException:
             fetched.close()

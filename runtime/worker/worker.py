@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import cast
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import MeshError, ProtocolError
+from edge_run.base.errors import Cancelled, MeshError, ProtocolError
 from edge_run.base.fields import MOST_RATE, Fields, shown
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Document, Mesh
 from edge_run.base.results import to_json
 from edge_run.devices.host.ledger import Ledger
@@ -42,6 +43,7 @@ from edge_run.runtime.worker.run_thread import UNREACHED, RunThread
 
 logger = logging.getLogger(__name__)
 
+NO_MORE_PART = "this device takes no more part"
 MOST_NODES, MOST_FRESH_S = 256, 1e6
 ORPHAN_S = 60.0  # more than a coordinator may be away for and find its lease again
 
@@ -66,6 +68,7 @@ class Worker:
         self._opened: tuple[str, Document] | None = None
         self._latest = 0  # epoch of an order to compute
         self._at_work, self._is_closed = threading.Lock(), False
+        self._interrupt = Interrupt()  # of the order at hand
         self._runs = RunThread(mesh.link, mesh.report, self._free_orphan)
         self._owner: tuple[str, str] | None = None  # of the open model: the device that had it opened, this start of it
         self._owner_seen_s = 0.0
@@ -81,10 +84,11 @@ class Worker:
     def close(self) -> None:
         """Stop what runs, free the model, and join the thread. Idempotent; the mesh is not closed.
 
-        An order at hand is carried out before that.
+        An order at hand is broken off where it can be, and else carried out before that.
         """
+        self._is_closed = True
+        self._interrupt.cancel()
         with self._at_work:
-            self._is_closed = True
             self._runs.close()
             self._close_engine()
             self._files.close()
@@ -116,9 +120,13 @@ class Worker:
         if what not in orders:
             raise ProtocolError(f"order {shown(what)}: unknown here; the devices have different versions")
         with self._at_work:
+            self._interrupt = Interrupt()
             if self._is_closed:
-                raise MeshError("this device takes no more part")
-            return orders[what]()
+                raise MeshError(NO_MORE_PART)
+            try:
+                return orders[what]()
+            except Cancelled as error:
+                raise MeshError(NO_MORE_PART) from error
 
     def _measure(self, order: Fields) -> Document:
         """Measure the links from here to other devices."""
@@ -135,8 +143,11 @@ class Worker:
         self._mesh.link.watch(coordinator)  # connecting takes a moment, which it has now
         if self._opened != (asked.model, settings) or self._engine is None or _are_gone(self._engine):
             self._close_engine()
-            path, partial = self._files.open(coordinator, asked)
-            self._engine = SliceEngine.open(path, config, partial, most_in_flight=cast("int", settings[IN_FLIGHT]))
+            if reading := self._files.look_for(asked):
+                return {"reading": reading}  # and is asked again
+            path, partial = self._files.open(coordinator, asked, self._interrupt.check)
+            in_flight = cast("int", settings[IN_FLIGHT])
+            self._engine = SliceEngine.open(path, config, partial, most_in_flight=in_flight, interrupt=self._interrupt)
             self._opened = asked.model, settings
         else:
             self._engine.release()
@@ -191,6 +202,7 @@ class Worker:
         """Stop what runs, and free the model."""
         self._runs.end()
         self._close_engine()
+        self._files.stop_search()
         return {}
 
     def _free_orphan(self) -> None:

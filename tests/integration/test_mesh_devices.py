@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
@@ -14,13 +14,16 @@ from edge_run.base.mesh import Document
 from edge_run.base.units import GIB
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import Hops
+from edge_run.runtime.fetch.fingerprint import Fingerprint
 from edge_run.runtime.mesh import coordinator, device_group, failover
 from edge_run.runtime.mesh import orders as run_orders
 from edge_run.runtime.mesh import run as mesh_run
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.slices.slice import Share, Transport
+from edge_run.runtime.worker import files, search
 from edge_run.runtime.worker import worker as worker_module
+from edge_run.runtime.worker.worker import Worker
 from fake_mesh import Hub
 from in_child import in_child
 from mesh_processes import round_robin
@@ -208,6 +211,76 @@ def test_devices_outside_the_plan_hold_nothing_and_those_of_a_run_that_is_gone_n
         while run.workers["c"]._engine is not None:
             assert time.monotonic() < until
             time.sleep(0.01)
+
+
+@in_child
+def test_a_device_that_reads_its_file_for_the_first_time_says_how_far_it_is(folder: Path) -> None:
+    """It may take longer than an order."""
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    real, files.LOOK_S = search.fingerprint, 0.001
+
+    def slow(paths: Sequence[Path], cache: Path, check: Callable[[], None]) -> Fingerprint:
+        for _ in range(5):
+            time.sleep(0.02)
+            check()
+        return real(paths, cache, check)
+
+    search.fingerprint = slow
+    with running(path) as run:
+        assert any(f"name of b reads {path.name} for the first time, to know it: " in line for line in run.said), (
+            run.said
+        )
+        assert greedy(run.engine) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert {node.node for node in use.nodes} == {"a", "b", "c"}
+
+
+@in_child
+def test_a_worker_is_closed_at_once_while_it_reads_a_file_or_waits_for_a_header(folder: Path) -> None:
+    path, prepares = make_model("llama", folder), list[Document]()
+
+    def endless(paths: Sequence[Path], cache: Path, check: Callable[[], None]) -> Fingerprint:
+        while True:
+            check()
+            time.sleep(0.01)
+
+    with running(path, "b") as run:
+        handle = run.workers["b"].handle
+        run.engine.close()
+        run.hub.members["b"].handler = lambda node, epoch, order: (prepares.append(order), handle(node, epoch, order))[
+            1
+        ]
+        run.open()
+        epoch = run.mesh.epoch
+        run.engine.close()
+        search.fingerprint = endless
+        assert "reading" in handle("a", epoch, prepares[0])
+        started = time.monotonic()
+        run.workers["b"].close()
+        assert time.monotonic() - started < 10
+
+        config = ModelConfig(memory="4GiB", threads=1, check_file=False, cache_folder=folder / "d")
+        fetcher = Worker(run.hub.join("d"), [], config, GIB)
+        fetcher.start()
+        refusals: list[MeshError] = []
+
+        def prepare() -> None:
+            try:
+                fetcher.handle("a", epoch, prepares[0])
+            except MeshError as error:
+                refusals.append(error)
+
+        order = threading.Thread(target=prepare)
+        order.start()
+        while not fetcher._at_work.locked():
+            time.sleep(0.001)
+        started = time.monotonic()
+        fetcher.close()
+        order.join()
+        assert time.monotonic() - started < 10
+        assert "takes no more part" in str(refusals[0])
 
 
 @in_child

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from edge_run.base.errors import Cancelled
+from edge_run.base.errors import Cancelled, MeshError
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Document
-from edge_run.runtime.mesh.orders import RunOrders
+from edge_run.runtime.mesh.orders import Failed, RunOrders
 from fake_mesh import Hub
 
 
@@ -38,3 +38,29 @@ def test_who_stops_a_run_does_not_wait_for_the_slowest_answer() -> None:
     assert closed == ["b"], "also when it is stopped"
     assert time.monotonic() - started < 10
     go_on.set()
+
+
+def test_devices_that_fail_together_are_asked_once_and_one_that_reads_is_asked_again() -> None:
+    hub, asked, said = Hub(), list[str](), list[str]()
+    mesh = hub.join("a")
+
+    def handle(node: str, order: Document) -> Document:
+        asked.append(node)
+        if node != "d":
+            raise MeshError("no")
+        done = asked.count("d")
+        reading = {"file": "m.gguf", "read_bytes": done << 20, "size_bytes": 3 << 20}
+        return {"room_bytes": 1} if done == 3 else {"reading": reading}
+
+    for name in "bcd":
+        hub.join(name).serve(lambda coordinator, epoch, order, name=name: handle(name, order))  # type: ignore[misc]
+    orders = RunOrders(mesh, lambda: None, said.append)
+    nodes = {"b", "c", "d"}
+    for _ in range(2):
+        with pytest.raises(Failed) as failed:
+            orders.prepare({"order": "prepare"}, nodes, 20.0)
+        nodes.discard(failed.value.event.node)
+    assert nodes == {"d"}
+    assert orders.prepare({"order": "prepare"}, nodes, 20.0) == {"d": {"room_bytes": 1}}
+    assert sorted(asked) == ["b", "c", "d", "d", "d"]
+    assert said == ["name of d reads m.gguf for the first time, to know it: 2 MiB of 3 MiB"]

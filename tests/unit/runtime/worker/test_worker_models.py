@@ -24,8 +24,8 @@ def models(tmp_path: Path) -> WorkerModels:
 
 def test_a_file_that_is_there_and_cannot_be_read_is_said_to_be_that(models: WorkerModels, tmp_path: Path) -> None:
     with pytest.raises(NotTrusted, match="copy the same file there"):
-        models.find("a", ASKED)
+        models.find("a", ASKED, lambda: None)
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF")
     with pytest.raises(ModelFileError, match=r"m\.gguf.*truncated"):
-        models.find("a", ASKED)
+        models.find("a", ASKED, lambda: None)
