@@ -311,7 +311,8 @@ class _Loading:
         if self._offload and not self._is_warm:
             warm_up(model, shape, self._prepared.budget_bytes)
             self._is_warm = True
-        is_followed = stops or self._driver.features or self._prepared.config.keeps_prompts
+        keeps_prompts = self._prepared.config.keeps_prompts and not self._prepared.why_nothing_kept
+        is_followed = stops or self._driver.features or keeps_prompts
         callback = self._driver.callback if is_followed else None
         may_copy = self._offload is not None and self._offload.has_op_offload
         context = LlamaContext(model, shape, callback, may_copy_weights=may_copy, is_sparse=not self._offload)
