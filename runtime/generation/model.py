@@ -331,16 +331,19 @@ class Model(ModelTexts):
 
     def _start(self, request: Request) -> Stream:
         continuation = self.begin(request)
-        self._end_running()
-        self._engine.interrupt.reset()
-        self._batch = None
-        if request.turn.salt != self._salt:
-            self._session.forget()
-            self._salt = request.turn.salt
-        if self._engine.draft:
-            self._engine.draft.belong(0, request.turn.salt)
-        answer = Answer(self._engine, self._session, self._meter, continuation)
-        stream = Stream(self, answer, self._owner_process)
+        try:
+            self._end_running()
+            self._engine.interrupt.reset()
+            self._batch = None
+            if request.turn.salt != self._salt:
+                self._session.forget()
+                self._salt = request.turn.salt
+            if self._engine.draft:
+                self._engine.draft.belong(0, request.turn.salt)
+            stream = Stream(self, Answer(self._engine, self._session, self._meter, continuation), self._owner_process)
+        except BaseException:
+            continuation.close()
+            raise
         self._running = weakref.ref(stream)
         return stream
 

@@ -29,9 +29,10 @@ def check_backend(config: ModelConfig) -> None:
         for is_asked, what in ((config.kv_keep, "--kv-keep"), (config.spills_kv, "--kv-spill")):
             if is_asked:
                 raise NotSupported(f"{what}: llama.cpp's own loader runs the model: {reason}; leave out {what}")
-    for is_asked, what in ((config.exact, "--exact"), (config.draft_model, "a draft model (-md)")):
-        if is_asked:
-            check_library_known(what)
+    if config.exact:
+        check_library_known("--exact")
+    if config.draft_model:
+        check_library_known("a draft model (-md)")
 
 
 def check_library_known(what: str) -> None:
