@@ -151,10 +151,10 @@ class Engine:
         recorder: takes part in every pass.
         gguf: the headers of `path`, if they were read already.
         may_be_whole: whether a model that fits is read as a whole and computed without a callback.
-        interrupt: ends the work at hand.
+        interrupt: ends the work at hand, and the opening too.
 
-        Raises ModelFileError, BudgetError, KernelError, ConfigError, NotSupported or TierReadError; then nothing is
-        left open.
+        Raises Cancelled, ModelFileError, BudgetError, KernelError, ConfigError, NotSupported or TierReadError; then
+        nothing is left open.
         """
         started_s, ledger = time.monotonic(), Ledger()
         with garbage_collection_paused():
@@ -163,6 +163,7 @@ class Engine:
             check_library_known("a recording of experts")
         prepared = prepare(gguf, config, ledger)
         driver = Driver(interrupt)
+        driver.interrupt.check()
         driver.features += [recorder] if recorder else []
         with contextlib.ExitStack() as stack:
             with one_opening():

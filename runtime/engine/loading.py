@@ -275,12 +275,19 @@ class _Loading:
         path = gguf.shards[0].path
         placement = self._offload.load_placement if self._offload else None
         is_plain = bool(self._prepared.why_plain)
+        left = [on_upload] if placement and on_upload else []
+
+        def on_tensor() -> None:
+            self._driver.interrupt.check()
+            while left:
+                left.pop()()
+
         model = LlamaModel(
             paths,
             on_header_read,
             path=path,
             placement=placement,
-            on_upload=on_upload,
+            on_tensor=on_tensor,
             is_repacked=is_plain and self._prepared.config.repack == "on",
         )
         self._stack.enter_context(model)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, make_config
 from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh
 from edge_run.base.mesh_status import MeshUse
 from edge_run.base.profile import DeviceProfile
@@ -26,6 +27,7 @@ from edge_run.runtime.generation.chat import (
     template_cell,
 )
 from edge_run.runtime.generation.continuation import Continuation
+from edge_run.runtime.generation.engine_opening import open_engine
 from edge_run.runtime.generation.many import ManyAnswers, ManyStream
 from edge_run.runtime.generation.meter import Interval, Meter
 from edge_run.runtime.generation.model_texts import ModelTexts
@@ -66,6 +68,7 @@ class Model(ModelTexts):
         chat_template: str | None = None,
         config: ModelConfig | None = None,
         mesh: MeshOptions | Mesh | str | None = None,
+        interrupt: Interrupt | None = None,
         **options: Any,
     ) -> None:
         """Open the model file at `path` (the first shard of a split one); no weights are read yet.
@@ -75,6 +78,7 @@ class Model(ModelTexts):
         config: all options at once.
         mesh: the mesh whose devices share the model: an open one, the address of its broker (`mqtt://host:1883`), or ""
             for the mesh that this device joined.
+        interrupt: ends the opening, which raises Cancelled then, and what is computed; on a mesh it is that of `mesh`.
         options: single fields of `ModelConfig`.
 
         Raises ModelFileError, BudgetError, ConfigError, KernelError, NotSupported, TierReadError, MeshError.
@@ -85,7 +89,9 @@ class Model(ModelTexts):
         self._running: weakref.ref[Stream | ManyStream | Batch] | None = None
         self._batch: Batch | None = None  # the last one, until there is a prompt that is alone
         self._templates, self._grammars = template_cell(), GrammarRoom(self.path)
-        self._engine = _open(self.path, config or make_config(ModelConfig, {"memory": memory, **options}), mesh)
+        self._engine = open_engine(
+            self.path, config or make_config(ModelConfig, {"memory": memory, **options}), mesh, interrupt
+        )
         self._owner_process = OwnerProcess()
         self._notices: list[str] = []
         self._salt = ""  # of what the conversation at hand is for
@@ -390,11 +396,3 @@ class Model(ModelTexts):
     def _end_running(self) -> None:
         if self._running is not None and (stream := self._running()) is not None:
             stream.close()
-
-
-def _open(path: Path, config: ModelConfig, mesh: MeshOptions | Mesh | str | None) -> Engine:
-    if mesh is None:
-        return Engine.open(path, config)
-    from edge_run.runtime.mesh.engine import MeshOptions, open_over
-
-    return open_over(path, config, mesh if isinstance(mesh, MeshOptions) else MeshOptions(mesh))
