@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge_run.base.findings import NOTE, OK, PROBLEM, Finding
 from edge_run.base.units import KIB, MIB, format_count, format_size
+from edge_run.devices.host.findings import NOTE, OK, PROBLEM, Finding
 from edge_run.devices.host.ledger import Ledger, Run
 from edge_run.devices.host.machine import usable_cores
 from edge_run.devices.host.memory import memory_groups

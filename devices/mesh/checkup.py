@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from edge_run.base.errors import EdgeRunError, NotTrusted, ProtocolError
-from edge_run.base.findings import NOTE, OK, PROBLEM, Finding, Report
 from edge_run.base.mesh import Document, Member, names_apart
+from edge_run.devices.host.findings import NOTE, OK, PROBLEM, Finding, Report
 from edge_run.devices.link.places import may_try
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, known_cluster, open_mesh

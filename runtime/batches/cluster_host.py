@@ -22,9 +22,10 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from distributed import Worker, WorkerPlugin, get_worker, secede
 
 import edge_run
-from edge_run.base.config import ModelConfig, make_config
+from edge_run.base.config import ModelConfig
 from edge_run.base.error_codes import error_document
 from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported
+from edge_run.base.options import make_config
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.base.units import format_size
 from edge_run.runtime.batches.answering import BatchResult, PlacesHere

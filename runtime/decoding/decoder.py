@@ -332,8 +332,13 @@ class LocalDecoder:
         is_padded = has_several or (self.limits.has_padding and len(tokens) == 1)
         return (self._padded_pass if is_padded else self._plain_pass)(tokens, logits, filled)
 
-    def _plain_pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
-        """Compute a pass; write the logits that it gives from row `filled` on; return the row after them."""
+    def _plain_pass(
+        self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int, kept: Sequence[int] | None = None
+    ) -> int:
+        """Compute a pass; write the logits that it gives from row `filled` on; return the row after them.
+
+        kept: the numbers of the tokens whose logits are written; None: of all that have some.
+        """
         self._fill(tokens)
         outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
         with self._driver.interrupt.hearing_ctrl_c(), self._driver.running(PassShape(len(tokens), len(outputs))):
@@ -344,7 +349,7 @@ class LocalDecoder:
         self.watcher.ran(tokens)
         if logits is None:
             return filled
-        for i in outputs:
+        for i in outputs if kept is None else kept:
             row = L.llama_get_logits_ith(self._context.handle, i)
             logits[filled] = ggml.float_rows(row, self._model.vocabulary)
             filled += 1
@@ -367,23 +372,15 @@ class LocalDecoder:
         line, cuts = padded(tokens, self._lengths(), self._least_tokens)
         if max(token.position for token in line) >= self._sequence_cells:
             self.limits.refuse_more()
-        wants = any(token.wants_logits for token in tokens)
-        rows = None if logits is None or not wants else self._new_rows(len(line))
+        wanted = {(token.sequence, token.position) for token in tokens if token.wants_logits}
+        kept = [i for i, token in enumerate(line) if (token.sequence, token.position) in wanted]
         try:
-            self._plain_pass([replace(token, wants_logits=wants) for token in line], rows, 0)
+            return self._plain_pass([replace(one, wants_logits=bool(wanted)) for one in line], logits, filled, kept)
         finally:
             for sequence, position in cuts.items():
                 self.watcher.cut(sequence, position)
                 L.llama_memory_seq_rm(self._context.memory, sequence, position, -1)
             self._recount()
-        if logits is None or rows is None:
-            return filled
-        place = {(token.sequence, token.position): row for token, row in zip(line, rows, strict=True)}
-        for token in tokens:
-            if token.wants_logits:
-                logits[filled] = place[token.sequence, token.position]
-                filled += 1
-        return filled
 
     def _fill(self, tokens: Sequence[BatchToken]) -> None:
         """Write the checked tokens of one pass, which is next, into llama.cpp's arrays."""

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 
 from edge_run.base.errors import EdgeRunError
-from edge_run.base.findings import NOTE, PROBLEM, Finding, Report
 from edge_run.devices.host import checkup
+from edge_run.devices.host.findings import NOTE, PROBLEM, Finding, Report
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import default_budget_bytes
 from edge_run.runtime.doctor import library_check as library

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.files import abandoned_drafts
-from edge_run.base.findings import NOTE, OK, PROBLEM, Finding
 from edge_run.base.units import MIB, format_size
+from edge_run.devices.host.findings import NOTE, OK, PROBLEM, Finding
 from edge_run.devices.host.mount import IN_MEMORY, find_mount
 from edge_run.devices.host.system_files import system_text
 from edge_run.runtime.inspection.model_kind import is_encoder

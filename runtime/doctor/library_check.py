@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_run.base.findings import NOTE, OK, PROBLEM, Finding
+from edge_run.devices.host.findings import NOTE, OK, PROBLEM, Finding
 from edge_run.devices.host.system_files import system_text
 from edge_run.runtime.processes.child_process import how_ended, start_command
 

@@ -34,6 +34,7 @@ from edge_run.runtime.engine.loading import Loaded, load
 from edge_run.runtime.engine.passes import Passes
 from edge_run.runtime.engine.supply import open_supply
 from edge_run.runtime.graph.flow import Flow
+from edge_run.runtime.llama.backend_choice import check_library_known
 from edge_run.runtime.planning.offload_times import note_paces, part_of
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.prepared import Prepared
@@ -150,16 +151,19 @@ class Engine:
         recorder: takes part in every pass.
         gguf: the headers of `path`, if they were read already.
         may_be_whole: whether a model that fits is read as a whole and computed without a callback.
-        interrupt: ends the work at hand.
+        interrupt: ends the work at hand, and the opening too.
 
-        Raises ModelFileError, BudgetError, KernelError, ConfigError, NotSupported or TierReadError; then nothing is
-        left open.
+        Raises Cancelled, ModelFileError, BudgetError, KernelError, ConfigError, NotSupported or TierReadError; then
+        nothing is left open.
         """
         started_s, ledger = time.monotonic(), Ledger()
         with garbage_collection_paused():
             gguf = gguf or read_gguf(path)
+        if recorder:
+            check_library_known("a recording of experts")
         prepared = prepare(gguf, config, ledger)
         driver = Driver(interrupt)
+        driver.interrupt.check()
         driver.features += [recorder] if recorder else []
         with contextlib.ExitStack() as stack:
             with one_opening():

@@ -275,12 +275,19 @@ class _Loading:
         path = gguf.shards[0].path
         placement = self._offload.load_placement if self._offload else None
         is_plain = bool(self._prepared.why_plain)
+        left = [on_upload] if placement and on_upload else []
+
+        def on_tensor() -> None:
+            self._driver.interrupt.check()
+            while left:
+                left.pop()()
+
         model = LlamaModel(
             paths,
             on_header_read,
             path=path,
             placement=placement,
-            on_upload=on_upload,
+            on_tensor=on_tensor,
             is_repacked=is_plain and self._prepared.config.repack == "on",
         )
         self._stack.enter_context(model)
@@ -311,7 +318,8 @@ class _Loading:
         if self._offload and not self._is_warm:
             warm_up(model, shape, self._prepared.budget_bytes)
             self._is_warm = True
-        is_followed = stops or self._driver.features or self._prepared.config.keeps_prompts
+        keeps_prompts = self._prepared.config.keeps_prompts and not self._prepared.why_nothing_kept
+        is_followed = stops or self._driver.features or keeps_prompts
         callback = self._driver.callback if is_followed else None
         may_copy = self._offload is not None and self._offload.has_op_offload
         context = LlamaContext(model, shape, callback, may_copy_weights=may_copy, is_sparse=not self._offload)

@@ -12,6 +12,7 @@ import anyio
 
 from edge_run.base.config import ModelConfig, ModelOptions
 from edge_run.base.errors import Cancelled
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Forecast, Generation, Numerics, Piece, Plan, Progress, Stats
@@ -36,6 +37,7 @@ class OpeningOptions(ModelOptions, total=False):
     chat_template: str | None
     config: ModelConfig | None
     mesh: MeshOptions | Mesh | str | None
+    interrupt: Interrupt | None
 
 
 class TurnOptions(ChatOptions, total=False):

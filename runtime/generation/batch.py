@@ -170,28 +170,30 @@ class Batch(Closing):
     def advance(self) -> list[Event]:
         """Compute one pass; return what it brought. Raises the errors of `Decoder.decode`; `advance` may go on then.
 
-        An interrupt that is not the cancelling of single requests ends all of them.
+        Where requests were cancelled, or are over without a pass, their ends are returned first: a pass that fails
+        would take them along. An interrupt that is not the cancelling of single requests ends all of them.
         """
-        events = list(self._end_some())
+        if ended := list(self._end_some()):
+            return ended
         try:
             self._passes.admit()
             self._begin_admitted()
             self._meter.lap()
             self._begin_passes()
             if not self._passes.n_in_flight:
-                return events
+                return []
             begun, computed = self._passes.finish()
         except TierReadError as error:
             if error.errno not in _FULL_DRIVE or self.n_running < 2:
                 raise
             number = self._scheduler.running()[-1]
             self._forget(number)
-            return [*events, Event(number, error=error)]
+            return [Event(number, error=error)]
         except Cancelled:
             self._engine.interrupt.reset()  # which a pass does itself, but not rows that are read back
             is_for_all = not self._cancelled & self._open.keys()
-            return events + [self._end(number, "cancelled") for number in list(self._open) if is_for_all]
-        return events + list(self._take_in(begun, computed, self._meter.lap()))
+            return [self._end(number, "cancelled") for number in list(self._open) if is_for_all]
+        return list(self._take_in(begun, computed, self._meter.lap()))
 
     def drop(self, number: int) -> None:
         """Forget a request; without effect where it has ended."""

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, ModelOptions, make_config
+from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, ModelOptions
 from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh
 from edge_run.base.mesh_status import MeshUse
+from edge_run.base.options import make_config
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Forecast, Generation, Numerics, Plan, Progress, Speculation, Stats
 from edge_run.base.sampling_config import AnswerOptions, ChatOptions, SamplingConfig, SamplingOptions
@@ -26,6 +28,7 @@ from edge_run.runtime.generation.chat import (
     template_cell,
 )
 from edge_run.runtime.generation.continuation import Continuation
+from edge_run.runtime.generation.engine_opening import open_engine
 from edge_run.runtime.generation.many import ManyAnswers, ManyStream
 from edge_run.runtime.generation.meter import Interval, Meter
 from edge_run.runtime.generation.model_texts import ModelTexts
@@ -67,6 +70,7 @@ class Model(ModelTexts):
         chat_template: str | None = None,
         config: ModelConfig | None = None,
         mesh: MeshOptions | Mesh | str | None = None,
+        interrupt: Interrupt | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
         """Open the model file at `path` (the first shard of a split one); no weights are read yet.
@@ -75,6 +79,7 @@ class Model(ModelTexts):
         config: all options at once.
         mesh: the mesh whose devices share the model: an open one, the address of its broker (`mqtt://host:1883`), or ""
             for the mesh that this device joined.
+        interrupt: ends the opening, which raises Cancelled then, and what is computed; on a mesh it is that of `mesh`.
         options: single fields of `ModelConfig`, `memory` above all: the budget of the whole process, as bytes or
             `4GiB`; None is the memory available, less a margin.
 
@@ -86,7 +91,7 @@ class Model(ModelTexts):
         self._running: weakref.ref[Stream | ManyStream | Batch] | None = None
         self._batch: Batch | None = None  # the last one, until there is a prompt that is alone
         self._templates, self._grammars = template_cell(), GrammarRoom(self.path)
-        self._engine = _open(self.path, config or make_config(ModelConfig, options), mesh)
+        self._engine = open_engine(self.path, config or make_config(ModelConfig, options), mesh, interrupt)
         self._owner_process = OwnerProcess()
         self._notices: list[str] = []
         self._salt = ""  # of what the conversation at hand is for
@@ -320,16 +325,19 @@ class Model(ModelTexts):
 
     def _start(self, request: Request) -> Stream:
         continuation = self.begin(request)
-        self._end_running()
-        self._engine.interrupt.reset()
-        self._batch = None
-        if request.turn.salt != self._salt:
-            self._session.forget()
-            self._salt = request.turn.salt
-        if self._engine.draft:
-            self._engine.draft.belong(0, request.turn.salt)
-        answer = Answer(self._engine, self._session, self._meter, continuation)
-        stream = Stream(self, answer, self._owner_process)
+        try:
+            self._end_running()
+            self._engine.interrupt.reset()
+            self._batch = None
+            if request.turn.salt != self._salt:
+                self._session.forget()
+                self._salt = request.turn.salt
+            if self._engine.draft:
+                self._engine.draft.belong(0, request.turn.salt)
+            stream = Stream(self, Answer(self._engine, self._session, self._meter, continuation), self._owner_process)
+        except BaseException:
+            continuation.close()
+            raise
         self._running = weakref.ref(stream)
         return stream
 
@@ -376,11 +384,3 @@ class Model(ModelTexts):
     def _end_running(self) -> None:
         if self._running is not None and (stream := self._running()) is not None:
             stream.close()
-
-
-def _open(path: Path, config: ModelConfig, mesh: MeshOptions | Mesh | str | None) -> Engine:
-    if mesh is None:
-        return Engine.open(path, config)
-    from edge_run.runtime.mesh.engine import MeshOptions, open_over
-
-    return open_over(path, config, mesh if isinstance(mesh, MeshOptions) else MeshOptions(mesh))

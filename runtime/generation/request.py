@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from edge_run.base.config import make_config
 from edge_run.base.errors import ConfigError
+from edge_run.base.options import make_config
 from edge_run.base.sampling_config import SamplingConfig, SamplingOptions
 
 if TYPE_CHECKING:

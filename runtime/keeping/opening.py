@@ -53,12 +53,10 @@ def _check_supported(engine: Engine) -> None:
     """Raise NotSupported where rows cannot be had, or not be put back as they were."""
     if engine.mesh_use is not None:
         raise NotSupported("over a mesh each device has the rows of its own layers")
-    if engine.backend.name != "edge-run":
-        raise NotSupported(f"llama.cpp's own loader runs this model ({engine.backend.reason})")
+    if why := engine.prepared.why_nothing_kept:
+        raise NotSupported(why)
     if engine.kv_spill:
         raise NotSupported("keys and values that have no room in memory are spilled; --kv-spill off keeps prompts")
-    if engine.offload:
-        raise NotSupported("keys and values lie on the GPU")
 
 
 def layout_of(flow: Flow, context_tokens: int, n_streams: int) -> KvLayout:

@@ -709,25 +709,24 @@ def kept_on_host(patterns: Sequence[str]) -> Any:
     return (_BufferOverride * (len(entries) + 1))(*entries, _BufferOverride(None, None))
 
 
-class Uploading:
-    """llama.cpp's callback for progress, which it asks before each tensor: the first time, `begin` is called."""
+class LoadProgress:
+    """llama.cpp's callback for progress, which it asks before each tensor: `on_tensor` is called, and may raise."""
 
-    def __init__(self, begin: Callable[[], None] | None) -> None:
-        self._begin = begin
+    def __init__(self, on_tensor: Callable[[], None]) -> None:
+        self._on_tensor = on_tensor
         self._failure: BaseException | None = None
         self.callback = L.llama_progress_callback(self._on_progress)
 
     def _on_progress(self, share: float, _: Any) -> bool:
-        begin, self._begin = self._begin, None
         try:
-            if begin:
-                begin()
+            if self._failure is None:
+                self._on_tensor()
         except BaseException as error:  # it cannot travel through llama.cpp
             self._failure = error
         return self._failure is None
 
     def raise_failure(self) -> None:
-        """Raise what `begin` raised."""
+        """Raise what `on_tensor` raised, which ended the loading."""
         if self._failure is not None:
             raise self._failure
 

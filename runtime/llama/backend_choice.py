@@ -20,6 +20,27 @@ def why_not_ours(config: ModelConfig, *, is_loaded: bool = True) -> str:
     return reason
 
 
+def check_backend(config: ModelConfig) -> None:
+    """Raise NotSupported for what is asked of a model that llama.cpp's own loader has to run, and that needs ours.
+
+    Of a llama.cpp that we do not know, nothing in its memory is looked at, and nothing is written there.
+    """
+    if reason := why_not_ours(config):
+        for is_asked, what in ((config.kv_keep, "--kv-keep"), (config.spills_kv, "--kv-spill")):
+            if is_asked:
+                raise NotSupported(f"{what}: llama.cpp's own loader runs the model: {reason}; leave out {what}")
+    if config.exact:
+        check_library_known("--exact")
+    if config.draft_model:
+        check_library_known("a draft model (-md)")
+
+
+def check_library_known(what: str) -> None:
+    """Raise NotSupported, as `what` looks into the memory of llama.cpp, where that is none that we know."""
+    if reason := _why_unknown():
+        raise NotSupported(f"{what}: not with this llama.cpp: {reason}, or leave it out")
+
+
 def is_library_known() -> bool:
     """Return whether the installed llama.cpp is one that we know."""
     return not _why_unknown()

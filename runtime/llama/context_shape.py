@@ -54,8 +54,8 @@ class ContextShape:
 
     @property
     def kept_rows(self) -> int:
-        """Rows of logits that are kept of a pass: those asked for, and where passes are padded those of padding."""
-        return 1 if self.pooling else self.outputs_per_pass * (1 + self.is_exact)
+        """Rows of logits that are kept of a pass: those asked for; those of padding stay where llama.cpp has them."""
+        return 1 if self.pooling else self.outputs_per_pass
 
     @property
     def batching(self) -> str:

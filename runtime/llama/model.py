@@ -87,18 +87,18 @@ class LlamaModel(Closing):
         mode: str = "mapped",
         path: Path | None = None,
         placement: LoadPlacement | None = None,
-        on_upload: Callable[[], None] | None = None,
+        on_tensor: Callable[[], None] | None = None,
         is_repacked: bool = False,
     ) -> None:
         """Load from the shards at `paths`, mapped, on the CPU but for what `placement` says.
 
-        on_header_read is called once between the reading of the header and the mapping, on_upload before the first
-        tensor is copied to a GPU or left where it was mapped. metadata: instead of the file's own. mode: `mapped`;
-        `read`, into memory of llama.cpp's own; `sized`, of which contexts allocate nothing and only tell their sizes;
-        `vocabulary`, which has nothing else. is_repacked: whether llama.cpp repacks what it has kernels for, into
-        memory of its own. path: the file that errors name, the first of `paths` by default. Raises
-        ModelFileError with llama.cpp's own reason when it refuses the file, NotSupported when it does not know the
-        architecture.
+        on_header_read is called once between the reading of the header and the mapping, on_tensor before each tensor
+        is read, copied to a GPU or left where it was mapped; what that raises ends the loading. metadata: instead of
+        the file's own. mode: `mapped`; `read`, into memory of llama.cpp's own; `sized`, of which contexts allocate
+        nothing and only tell their sizes; `vocabulary`, which has nothing else. path: the file that errors name, the
+        first of `paths` by default. is_repacked: whether llama.cpp repacks what it has kernels for, into memory of its
+        own. Raises ModelFileError with llama.cpp's own reason when it refuses the file, NotSupported when it does not
+        know the architecture.
         """
         self.path = path or paths[0]
         L.llama_backend_init()
@@ -126,14 +126,15 @@ class LlamaModel(Closing):
             params.n_gpu_layers, params.no_host = placement.layers.n_layers, True
             on_host = ggml.kept_on_host(placement.layers.host_patterns)
             params.tensor_buft_overrides = ggml.void_pointer(on_host)
-        uploading = ggml.Uploading(on_upload)
-        if placement and on_upload:
-            params.progress_callback = uploading.callback
+        progress = ggml.LoadProgress(on_tensor) if on_tensor else None
+        if progress:
+            params.progress_callback = progress.callback
         self.handle: Any = None
         try:
             with ggml.log.listening(listen):
                 self.handle = _load(paths, params)
-            uploading.raise_failure()
+            if progress:
+                progress.raise_failure()
         except BaseException:  # what was heard or copied meanwhile failed: it is loaded, and nobody would free it
             self.close()
             raise

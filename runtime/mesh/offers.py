@@ -7,10 +7,11 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from edge_run.base.config import KV_SPILL_OFF, MOST_CONTEXT_TOKENS, ModelConfig, make_config
+from edge_run.base.config import KV_SPILL_OFF, MOST_CONTEXT_TOKENS, ModelConfig
 from edge_run.base.errors import ConfigError, ProtocolError
 from edge_run.base.fields import MOST_BYTES, MOST_RATE, Fields
 from edge_run.base.mesh import Document, JsonValue
+from edge_run.base.options import make_config
 from edge_run.devices.host.profile import disk_of
 from edge_run.partition.cost import CostModel
 from edge_run.partition.mesh_pipeline import MOST_IN_FLIGHT

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_run.base.config import ModelConfig, ModelOptions, make_config
+from edge_run.base.config import ModelConfig, ModelOptions
 from edge_run.base.errors import ConfigError, system_errors
+from edge_run.base.options import make_config
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
 from edge_run.runtime.planning.planner import Planner

@@ -25,7 +25,7 @@ from edge_run.runtime.inspection.kv_rules import check_kv_types
 from edge_run.runtime.inspection.launcher import NoInspector
 from edge_run.runtime.inspection.learned_positions import check_positions
 from edge_run.runtime.inspection.model_kind import check_kind
-from edge_run.runtime.llama.backend_choice import is_library_known, why_not_ours
+from edge_run.runtime.llama.backend_choice import check_backend, is_library_known, why_not_ours
 from edge_run.runtime.llama.context_shape import wants_streams
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.planning.kv_type_choice import choose_kv_type
@@ -70,6 +70,8 @@ def prepare(
         if is_slice:
             raise NotSupported("kv type auto: devices of a mesh share one type; name it (--kv-type)")
         return choose_kv_type(gguf, config, lambda typed: prepare(gguf, typed, ledger, is_opened=is_opened))
+    if is_opened:
+        check_backend(config)
     check_positions(gguf, config.context_tokens or 0, config.sequences or USUAL_PARALLEL)
     ledger = ledger or Ledger()
     config = embedding_config(config, gguf, lambda: _budget_bytes(config, ledger))

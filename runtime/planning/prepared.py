@@ -56,6 +56,13 @@ class Prepared:
     repacked_file: PackedFile | None = None
     kv_type_reason: str = ""
 
+    @property
+    def why_nothing_kept(self) -> str:
+        """Why no prompts can be kept, as far as that is known before the model is opened; empty where they can."""
+        if self.why_plain:
+            return f"llama.cpp's own loader runs this model ({self.why_plain})"
+        return "keys and values lie on the GPU" if self.offload else ""
+
     def terms(self, holdings: Holdings, context_tokens: int, micro_batch_tokens: int) -> Terms:
         """Return the terms of a plan, for a process that holds `holdings` besides weights."""
         config = self.config

@@ -69,15 +69,14 @@ class DraftModel(Closing):
             kv_type_v="f16",
             flash_attention="auto",
         )
-        self._threads = shape.threads
+        self._threads, self._interrupt = shape.threads, interrupt or Interrupt()
         with contextlib.ExitStack() as stack:
             paths = [shard.path for shard in file.gguf.shards]
             placement = offload.load_placement if offload else None
             self._has_target_tokens = file.has_target_tokens
             instead = outline_metadata(file.gguf) if file.has_target_tokens else None
-            self.model = stack.enter_context(
-                LlamaModel(paths, metadata=instead, mode="read", path=file.path, placement=placement)
-            )
+            self.model = LlamaModel(paths, None, instead, "read", file.path, placement, self._interrupt.check)
+            stack.enter_context(self.model)
             if self.model.is_recurrent or self.model.has_encoder or not self.model.has_decoder:
                 raise NotSupported(
                     f"draft model {file.path}: {file.gguf.architecture} cannot draft, it is recurrent or has an "
@@ -93,7 +92,7 @@ class DraftModel(Closing):
             stack.callback(self._context.close)
             self.cells = sparse_cells(self.model, shape, self._context)
             self.make_room: Callable[[int, int], bool] = lambda kept_tokens, most_tokens: True
-            self._interrupt, driver = interrupt or Interrupt(), Driver()
+            driver = Driver()
             driver.before_pass = lambda shape: self._interrupt.check()
             self._decoder = LocalDecoder(self.model, self._context, driver, shape)
             stack.callback(self._decoder.close)

@@ -98,9 +98,10 @@ class SpeculativeSession(Session):
 
     def forget(self) -> None:
         """Leave the conversation, and what was guessed of it."""
-        self._settle()
-        self._guessed = self._plain_row = None
+        self._empty_branches()
         super().forget()
+        self._guessed = self._plain_row = None
+        self._holds_guesses = False
 
     def finish(self) -> None:
         """The answer is complete: what is kept of it has no guesses that did not come true."""

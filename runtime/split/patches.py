@@ -18,12 +18,12 @@ from edge_run.base.errors import NotSupported
 from edge_run.base.extras import TRAIN, need
 from edge_run.base.split import PatchReport
 from edge_run.base.units import format_size
+from edge_run.devices.host.target_file import check_target, written
 from edge_run.partition.cuts import operations_between
 from edge_run.partition.patches import InputSpan, Window, plan_spans, plan_tiles
 from edge_run.runtime.split.networks import chain, preprocessing, read_network
 from edge_run.runtime.split.onnx_file import OnnxModel, describe, extract, finish, value_info
 from edge_run.runtime.split.onnx_session import largest_difference, open_session, run_session
-from edge_run.runtime.tools.target import check_target, written
 
 TILES = (2, 3, 4, 5, 6, 8)
 MOST_EXTRA_SHARE = 0.25  # of the network's multiply-adds, computed again in halos, where nobody names the tiles

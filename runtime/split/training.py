@@ -325,7 +325,7 @@ def check_learning(front: TorchGraph, rest: TorchGraph, pixels: NDArray[np.uint8
             with torch.no_grad():
                 (at_cut,) = front(torch.from_numpy(pixels))
             made = rest(at_cut.float().requires_grad_(True))
-        sum(one.float().sum() for one in made).backward()
+        torch.stack([one.float().sum() for one in made]).sum().backward()
     except RuntimeError as error:
         raise NotSupported(f"{name}: PyTorch computes it, but cannot train it ({first_line(error)})") from error
 

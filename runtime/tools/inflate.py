@@ -23,9 +23,9 @@ from pathlib import Path
 from edge_run.base.errors import ConfigError, NotSupported, system_errors
 from edge_run.base.files import check_room
 from edge_run.base.units import format_size, round_up
+from edge_run.devices.host.target_file import TargetFile, check_target, opened, written
 from edge_run.runtime.tools.inflate_blocks import Filler, GrownTensor, tensor_pieces
 from edge_run.runtime.tools.inflate_source import ROLES, InflateSource, Role, read_source
-from edge_run.runtime.tools.target import TargetFile, check_target, opened, written
 from edge_run.tiers.gguf_format import MAGIC, SCALARS
 from edge_run.tiers.gguf_header import ArrayValue
 

@@ -15,9 +15,9 @@ from typing import BinaryIO
 import numpy as np
 from numpy.random import Generator, default_rng
 
+from edge_run.devices.host.target_file import read_at
 from edge_run.runtime.llama import _ggml
 from edge_run.runtime.tools.inflate_source import Role
-from edge_run.runtime.tools.target import read_at
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from edge_run.tiers.gguf_header import TensorInfo
 

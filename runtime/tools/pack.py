@@ -16,10 +16,10 @@ from edge_run.base.extras import PACK, need
 from edge_run.base.files import check_room
 from edge_run.base.units import format_size
 from edge_run.devices.host.machine import compute_threads
+from edge_run.devices.host.target_file import TargetFile, check_target, opened, read_at, written
 from edge_run.runtime.graph.repackable import kind_of
 from edge_run.runtime.planning.experts import CHUNKS_PER_PIECE
 from edge_run.runtime.tools.pack_repacked import worth_repacking, write_repacked
-from edge_run.runtime.tools.target import TargetFile, check_target, opened, read_at, written
 from edge_run.tiers._libc import forget_pages
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES

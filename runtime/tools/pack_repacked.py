@@ -11,13 +11,13 @@ from pathlib import Path
 from edge_run.base.config import PACKED_OFF, WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.errors import NotSupported
 from edge_run.base.units import round_up
+from edge_run.devices.host.target_file import TargetFile
 from edge_run.runtime.decoding.repacked_source import RepackedSource, RepackRooms
 from edge_run.runtime.graph.repackable import described, repackable
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.repacking import RepackedWeight, Repacking, groups_of, layout_of
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.repack_choice import kinds_to_pack
-from edge_run.runtime.tools.target import TargetFile
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_header import TensorInfo

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_run.base.config import ModelConfig, ModelOptions, make_config
+from edge_run.base.config import ModelConfig, ModelOptions
 from edge_run.base.errors import ConfigError, NotSupported, system_errors
 from edge_run.base.files import file_to_write, whole_file, writing
+from edge_run.base.options import make_config
 from edge_run.base.replay import Recording
 from edge_run.prefetch.routes import DECODE, RouteWriter
 from edge_run.runtime.decoding.session import Session

@@ -22,6 +22,7 @@ from edge_run import (
     Model,
     Request,
     SamplingConfig,
+    TierReadError,
 )
 from edge_run.base.protocols import BatchToken, Decoder, Logits
 from edge_run.base.results import Piece
@@ -336,6 +337,26 @@ def test_a_deadline_ends_an_answer_as_it_is(kit: Path) -> None:
     assert late.finish_reason == "deadline"
     assert isinstance(whole, Generation)
     assert whole.completion_tokens == 5
+
+
+def test_what_ends_beside_a_pass_that_fails_has_its_end(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise TierReadError("the drive fails")
+
+    with Model(kit, context_tokens=512, threads=1, sequences=4) as model:
+        batch = model.open_batch()
+        late = batch.submit(model.begin(Request("Once", 400)), Turn(deadline_s=1e-9))
+        batch.submit(model.begin(Request("One day", 5)), Turn())
+        monkeypatch.setattr(model._engine.decoder, "decode", fail)
+        (event,) = batch.advance()
+        assert event.request == late
+        assert event.piece is not None
+        assert event.piece.generation is not None
+        assert event.piece.generation.finish_reason == "deadline"
+        with pytest.raises(TierReadError, match="the drive fails"):
+            batch.advance()
+        monkeypatch.undo()
+        assert list(iterated(batch))[-1].is_last
 
 
 @in_child

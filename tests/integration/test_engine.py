@@ -28,6 +28,7 @@ from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine import engine as engine_module
 from edge_run.runtime.engine import loading as loading_module
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.keeping.opening import open_keeper
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.model import LlamaContext
 from edge_run.tiers import _libc
@@ -380,7 +381,43 @@ def test_where_frames_cannot_be_moved_llama_cpp_runs_the_model_and_says_why(
         Engine.open(llama, ModelConfig(**OPTIONS, backend="edge-run"))
 
 
-def test_a_library_that_is_not_the_one_we_know(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ggml, "check_library", lambda: "its tensor struct has another size")
-    with open_engine(llama) as engine:
-        assert engine.backend == Backend("llama.cpp", "its tensor struct has another size")
+def unreadable(*_: object) -> None:
+    raise AssertionError("what is at an address is not known")
+
+
+@pytest.fixture
+def unknown(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A llama.cpp whose structs differ, so that nothing of ours may read or write them."""
+    reason = "its tensor struct has another size"
+    monkeypatch.setattr(ggml, "check_library", lambda: reason)
+    monkeypatch.setattr(ggml, "tensor_at", unreadable)
+    return reason
+
+
+def test_a_library_that_is_not_the_one_we_know(llama: Path, unknown: str, tmp_path: Path) -> None:
+    """A chat asks for a prompt cache, for which passes would be looked at."""
+    with open_engine(llama, prompt_cache=tmp_path) as engine:
+        assert engine.backend == Backend("llama.cpp", unknown)
+        said = list[str]()
+        assert open_keeper(engine, said.append) is None
+        assert said == [f"prompt cache: off: llama.cpp's own loader runs this model ({unknown})"]
+        assert len(greedy(Session(engine.decoder), PROMPT)) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"exact": True}, "--exact: not with this llama.cpp: its tensor struct"),
+        ({"draft": Path("none.gguf")}, "a draft model .*: not with this llama.cpp: its tensor struct"),
+        ({"kv_keep": 64}, "--kv-keep: llama.cpp's own loader runs the model: its tensor struct.*leave out --kv-keep"),
+        ({"kv_spill": "on"}, "--kv-spill: llama.cpp's own loader runs the model"),
+    ],
+)
+def test_what_only_our_loader_does_is_refused(options: dict[str, Any], what: str, llama: Path, unknown: str) -> None:
+    with pytest.raises(NotSupported, match=what):
+        Engine.open(llama, ModelConfig(**{**OPTIONS, **options}))
+
+
+def test_without_a_prompt_cache_no_pass_is_looked_at(llama: Path, tmp_path: Path) -> None:
+    with open_engine(llama, backend="llama.cpp", prompt_cache=tmp_path) as engine:
+        assert not hasattr(engine._loaded.context, "_callback")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from edge_run.base.config import check_types, require
+from edge_run.base.options import check_types, require
 
 MOST_PENALTY, MOST_TOP_LOGPROBS = 100, 100
 LARGEST = 1_000_000  # of a factor or a bias, and 1 over it: logits have 32 bits, and what is beyond them is no number

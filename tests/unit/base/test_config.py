@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_run.base.config import KV_TYPES, ModelConfig, make_config
+from edge_run.base.config import KV_TYPES, ModelConfig
 from edge_run.base.errors import ConfigError
+from edge_run.base.options import make_config
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.base.units import GIB
 

@@ -9,12 +9,12 @@ import click
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.files import cache_folder
-from edge_run.base.findings import OK, PROBLEM, Finding, Report
 from edge_run.cli.reports.findings import EXIT_CODES, end_with_report
 from edge_run.cli.shared.config_file import config_path
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.setting import PATH, Setting
 from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.devices.host.findings import OK, PROBLEM, Finding, Report
 
 _MISTAKE = "edge_run.mistake"
 _MODEL = click.Argument(["model_file"], metavar="[MODEL]", required=False, type=PATH)

@@ -7,11 +7,11 @@ from typing import NoReturn
 
 import click
 
-from edge_run.base.findings import NOTE, OK, PROBLEM, Finding, Report
 from edge_run.base.results import to_json
 from edge_run.base.units import format_count
 from edge_run.cli.shared.printable import one_line
 from edge_run.cli.shared.terminal import Terminal
+from edge_run.devices.host.findings import NOTE, OK, PROBLEM, Finding, Report
 
 EXIT_CODES = """
 Exit code: 0 when nothing is a problem, notes or not; 1 when something is.

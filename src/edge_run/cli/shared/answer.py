@@ -55,7 +55,7 @@ def opened(
     terminal.show(f"Opening {path.name}")
     interrupt = mesh.interrupt if mesh else Interrupt()
     with interrupt.hearing_ctrl_c():
-        model = Model(path, config=config, chat_template=chat_template, mesh=mesh)
+        model = Model(path, config=config, chat_template=chat_template, mesh=mesh, interrupt=interrupt)
     terminal.erase()
     with model:
         if terminal.shows_notices:

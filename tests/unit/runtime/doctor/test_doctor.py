@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_run.base.findings import NOTE, OK, PROBLEM, Finding, Report
 from edge_run.base.results import to_json
 from edge_run.base.units import GIB, KIB, MIB
 from edge_run.devices.host import checkup
+from edge_run.devices.host.findings import NOTE, OK, PROBLEM, Finding, Report
 from edge_run.devices.host.ledger import Ledger, Run
 from edge_run.devices.host.mount import Mount
 from edge_run.runtime.doctor import doctor, file_check

@@ -15,7 +15,8 @@ VOCABULARY = 152_000
         ({}, 1),
         ({"outputs_per_pass": 48}, 48),
         ({"sequences": 16}, 16),
-        ({"outputs_per_pass": 48, "exact": True}, 96),  # as many for padding
+        ({"outputs_per_pass": 48, "exact": True}, 48),
+        ({"outputs_per_pass": 48, "kv_spill": "on", "sequences": 4}, 48),
         ({"embeddings": True, "pooling": "mean"}, 1),
     ],
 )

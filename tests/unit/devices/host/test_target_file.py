@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.errors import ModelFileError, TierReadError
-from edge_run.runtime.tools.target import opened, written
+from edge_run.devices.host.target_file import opened, written
 
 
 def write(target: Path, source: Path) -> None:

@@ -1,0 +1,54 @@
+"""Keyword options that become a config: their names, their types, and what a config says where one cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar
+
+from edge_run.base.errors import ConfigError
+
+_Config = TypeVar("_Config")
+_ACCEPTED: dict[type, tuple[type, ...]] = {int: (Integral,), float: (Real,), Path: (Path, str), Sequence: (Iterable,)}
+_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", Path: "a path"}
+_WORDS |= {type(None): "None", Sequence: "a list", Mapping: "a mapping"}
+
+
+def make_config(kind: type[_Config], options: Mapping[str, Any]) -> _Config:
+    """Return a config of `kind` from keyword options. Raises ConfigError, with the known names, for an unknown one."""
+    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    if unknown := sorted(options.keys() - set(known)):
+        raise ConfigError(f"option {unknown[0]!r}: unknown; known are {', '.join(known)}")
+    return kind(**options)
+
+
+def check_types(config: Any) -> None:
+    """Raise ConfigError where a field of a dataclass is none of what it is declared as.
+
+    Whole numbers are numbers, truths are neither, and a text is a path too.
+    """
+    for name, kinds in _declared(config.__class__).items():
+        value = getattr(config, name)
+        accepted = tuple(one for kind in kinds for one in _ACCEPTED.get(kind, (kind,)))
+        if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
+            words = " or ".join(_WORDS.get(kind, kind.__name__) for kind in kinds)
+            raise ConfigError(f"{name.replace('_', ' ')} {value!r:.60}: must be {words}")
+
+
+@functools.cache
+def _declared(kind: type) -> Mapping[str, tuple[type, ...]]:
+    """Return the types of each field; of a sequence or a mapping, that it is one."""
+    hints = typing.get_type_hints(kind)
+    unions = {name: typing.get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in hints.items()}
+    return {name: tuple(typing.get_origin(one) or one for one in kinds) for name, kinds in unions.items()}
+
+
+def require(is_ok: bool, message: str) -> None:
+    """Raise ConfigError unless `is_ok`."""
+    if not is_ok:
+        raise ConfigError(message)
