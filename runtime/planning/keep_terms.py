@@ -9,8 +9,7 @@ from dataclasses import replace
 from edge_run.base.config import KV_KEEP_WINDOW, ModelConfig
 from edge_run.base.units import round_up
 from edge_run.runtime.planning.terms import Terms
-from edge_run.tiers.kv.cells import NOTED_TOGETHER, CellTensor
-from edge_run.tiers.kv.key_bounds import BOUNDS_SHARE
+from edge_run.tiers.kv.cells import BOUNDS_SHARE, NOTED_TOGETHER, CellTensor
 
 
 def with_bounds(

@@ -21,7 +21,8 @@ from edge_run.runtime.graph.nodes import GraphMap, Node
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.streaming.visible_rows import HIDDEN
 from edge_run.tiers import _libc
-from edge_run.tiers.kv.key_bounds import PAGE_ROWS, Choice, KeyBounds, choose_pages, choose_window
+from edge_run.tiers.kv.cells import PAGE_ROWS
+from edge_run.tiers.kv.key_bounds import Choice, KeyBounds, choose_pages, choose_window
 
 ATTENTION = "FLASH_ATTN_EXT"
 BLOCKS = "blocks"

@@ -16,6 +16,8 @@ from edge_run.base.units import MIB, round_down, round_up
 
 LEAST_SPARSE_BYTES = 4 * MIB  # of a cache, to have memory only where something was written
 NOTED_TOGETHER = 512  # cells, for whose notes memory is taken at once
+PAGE_ROWS = 16  # whose keys have bounds together
+BOUNDS_SHARE = 2 / PAGE_ROWS  # of the memory of keys: two for each page
 
 
 @dataclass(frozen=True, slots=True)

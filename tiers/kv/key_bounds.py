@@ -12,10 +12,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from edge_run.tiers.kv.cells import NOTED_TOGETHER
+from edge_run.tiers.kv.cells import NOTED_TOGETHER, PAGE_ROWS
 
-PAGE_ROWS = 16
-BOUNDS_SHARE = 2 / PAGE_ROWS  # of the memory of keys: two for each page
 SINK_ROWS = 4
 RECENT_SHARE = 4  # of what is looked at, a quarter is the latest
 _BLOCK_PAGES = NOTED_TOGETHER // PAGE_ROWS

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_run.tiers.kv.cells import Cells
+from edge_run.tiers.kv.cells import BOUNDS_SHARE, PAGE_ROWS, Cells
 from edge_run.tiers.kv.key_bounds import (
-    BOUNDS_SHARE,
-    PAGE_ROWS,
     SINK_ROWS,
     KeyBounds,
     choose_pages,
