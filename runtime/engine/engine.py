@@ -171,6 +171,7 @@ class Engine:
                 supply = open_supply(loaded, ledger, stack, recorder)
                 passes = Passes(loaded, lambda: supply)
                 stack.callback(passes.decoder.close)
+            driver.interrupt.check()
             return cls(loaded, supply, passes, stack, started_s)
 
     @property

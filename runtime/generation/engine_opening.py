@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
 def open_engine(
     path: Path, config: ModelConfig, mesh: MeshOptions | Mesh | str | None, interrupt: Interrupt | None
 ) -> Engine:
-    """Open the model at `path`. interrupt: ends that; on a mesh its options name theirs. Raises as `Engine.open`."""
+    """Open the model at `path`. interrupt: ends that, and what is computed. Raises as `Engine.open`."""
     if mesh is None:
         return Engine.open(path, config, interrupt=interrupt)
     from edge_run.runtime.mesh.engine import MeshOptions, open_over
 
-    return open_over(path, config, mesh if isinstance(mesh, MeshOptions) else MeshOptions(mesh))
+    options = mesh if isinstance(mesh, MeshOptions) else MeshOptions(mesh)
+    return open_over(path, config, replace(options, interrupt=interrupt or options.interrupt))

@@ -79,7 +79,7 @@ class Model(ModelTexts):
         config: all options at once.
         mesh: the mesh whose devices share the model: an open one, the address of its broker (`mqtt://host:1883`), or ""
             for the mesh that this device joined.
-        interrupt: ends the opening, which raises Cancelled then, and what is computed; on a mesh it is that of `mesh`.
+        interrupt: ends the opening, which raises Cancelled then, and what is computed.
         options: single fields of `ModelConfig`, `memory` above all: the budget of the whole process, as bytes or
             `4GiB`; None is the memory available, less a margin.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError, ModelFileError
+from edge_run.base.errors import BudgetError, ModelFileError, NotSupported
 from edge_run.base.units import MIB, format_size, round_down, round_up
 from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.memory import process_memory
@@ -64,7 +64,15 @@ class DraftFile:
         check_kind(gguf)
         check_generates(gguf)
         n_texts = min(config.sequences, MOST_SEQUENCES - BEAM)
-        positions = round_down(learned_positions(gguf), CELLS_STEP) or trained_context_tokens(gguf)
+        table = learned_positions(gguf)  # of which llama.cpp's context, whole steps long, must not be longer
+        if 0 < table < CELLS_STEP:
+            raise NotSupported(
+                f"draft model {path}: has learned positions for {table} tokens, {CELLS_STEP} are needed; give another "
+                "one, or leave out -md",
+                found=table,
+                needed=CELLS_STEP,
+            )
+        positions = round_down(table, CELLS_STEP) or trained_context_tokens(gguf)
         longest, wanted = min(trained_context_tokens(gguf) or positions, positions), _context_tokens(config, target)
         own = ModelConfig(
             context_tokens=min(wanted, longest) if longest else wanted,

@@ -18,6 +18,7 @@ from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Pa
 
 CHOICES = 6  # tokens considered after each guess
 LEAST_VALUE = 0.004
+TIMED_EVERY = 16  # trees, at least: what a level takes changes with what else a device does
 _RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 
 
@@ -34,7 +35,7 @@ class DraftTrees:
         self, decoder: Decoder, branches: Sequence[int], beam: int, n_usable: int, clock: Clock = time.monotonic
     ) -> None:
         self._decoder, self.branches, self._beam, self._clock = decoder, branches, beam, clock
-        self._level_s = WidthCurve()
+        self._level_s, self._n_untimed = WidthCurve(), 0
         self.n_usable = n_usable
         self.end: threading.Event | None = None
 
@@ -48,6 +49,7 @@ class DraftTrees:
         A level follows up the most valuable guesses of the one before, as many as the beam is wide, as long as they are
         among the best of all, as many as are wanted, and worth the time that it takes.
         """
+        self._n_untimed += 1
         guesses: dict[Path, Guess] = {}
         frontier: dict[Path, int] = {(number,): number for number in lengths}
         for depth in range(1, wanted.most_depth + 1):
@@ -70,6 +72,7 @@ class DraftTrees:
             )
             if not self.end:  # else it has one core, beside a pass
                 self._level_s.observe(len(frontier), self._clock() - started)
+                self._n_untimed = 0
         return guesses
 
     def _followed(self, level: Sequence[Path]) -> list[Path]:
@@ -88,7 +91,8 @@ class DraftTrees:
             return list(level)
         gained = [0.0, *accumulate(guesses[path].value for path in level)]
         cost = [0.0, *(tokens_per_s * self._level_s.at(n, _computing) for n in range(1, len(level) + 1))]
-        return list(level[: max(range(len(gained)), key=lambda n: gained[n] - cost[n])])
+        n_worth = max(range(len(gained)), key=lambda n: gained[n] - cost[n])
+        return list(level[: max(n_worth, self._n_untimed > TIMED_EVERY)])
 
     def _branch(self, level: Sequence[Path], frontier: Mapping[Path, int]) -> dict[Path, int]:
         """Return the sequence of each path of `level`, which follow those of `frontier`, in their sequences.

@@ -10,6 +10,7 @@ import pytest
 
 from edge_run import Cancelled, Model
 from edge_run.base.interrupt import Interrupt
+from edge_run.runtime.engine import engine
 from edge_run.runtime.llama import _ggml as ggml
 from tiny_models import make_model
 
@@ -42,6 +43,18 @@ def test_an_opening_ends_between_two_tensors(what: str, folder: Path) -> None:
     assert interrupt.n_asked == 3, "nothing was read after that"
     with Model(path, **OPTIONS, **more) as model:
         assert model.generate([1, 2, 3], max_tokens=2).result().completion_tokens == 2
+
+
+def test_an_opening_ends_after_its_last_tensor_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt, open_supply = Interrupt(), engine.open_supply
+
+    def late(*arguments: Any) -> Any:
+        interrupt.cancel()
+        return open_supply(*arguments)
+
+    monkeypatch.setattr(engine, "open_supply", late)
+    with pytest.raises(Cancelled):
+        Model(make_model("llama", folder), interrupt=interrupt, **OPTIONS)
 
 
 def test_ctrl_c_in_an_opening_is_raised_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_run import ConfigError, EdgeRunError, Model
+from edge_run import ConfigError, EdgeRunError, Model, NotSupported
 from edge_run.base.config import ModelConfig
 from edge_run.runtime.inspection.draft_file import DraftFile
 from edge_run.tiers.gguf import read_gguf
@@ -64,3 +64,9 @@ def test_a_draft_follows_texts_as_far_as_its_table_goes(tmp_path: Path) -> None:
     assert DraftFile.read(draft, config, read_gguf(path), is_tried=False).context_tokens == 256
     with Model(path, **OPTIONS, context_tokens=1024, draft=draft, speculate="draft") as model:
         assert model.generate(TEXT[:200], max_tokens=400, ignore_eos=True).result().completion_tokens == 400
+
+
+def test_a_draft_model_with_too_short_a_table_is_refused(tmp_path: Path) -> None:
+    path = make_trained_on(200, "gpt2", tmp_path)
+    with pytest.raises(NotSupported, match=r"learned positions for 200 tokens, 256 are needed"):
+        DraftFile.read(path, ModelConfig(check_file=False), read_gguf(path), is_tried=False)

@@ -173,10 +173,13 @@ def _remove(draft: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Return once what a file holds, or which files a folder holds, is on the drive."""
+    """Return once what a file holds, or which files a folder holds, is on the drive; of folders not every one can."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 

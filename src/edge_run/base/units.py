@@ -22,7 +22,7 @@ def parse_size(text: str | float, least_bytes: int = 1) -> int:
     Raises ConfigError when `text` is no size, is less, or is more than `MOST_BYTES`.
     """
     shown = f"{text!r:.60}"
-    if isinstance(text, Real) and not isinstance(text, bool) and math.isfinite(text):
+    if isinstance(text, Real) and not isinstance(text, bool) and abs(text) < math.inf:
         size = int(text)
     else:
         match = _SIZE.fullmatch(text) if isinstance(text, str) else None

@@ -38,7 +38,7 @@ def test_what_is_no_size_is_refused_with_what_was_found(text: str | int) -> None
     assert repr(text) in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "T", "2000000T", 1 << 61])
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "T", "2000000T", 1 << 61, 10**400])
 def test_what_nothing_has_is_refused_in_a_short_line(text: str | int) -> None:
     with pytest.raises(ConfigError, match=r"size .*: more than any memory or drive has") as caught:
         parse_size(text)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_run.base.protocols import BatchToken, Logits
-from edge_run.runtime.speculation.draft_trees import CHOICES, DraftTrees
+from edge_run.runtime.speculation.draft_trees import CHOICES, TIMED_EVERY, DraftTrees
 from edge_run.runtime.speculation.drafting import Acceptance, Guesses, WantedGuesses
 
 VOCABULARY, BEAM = 50, 8
@@ -88,3 +88,16 @@ def test_before_a_level_was_timed_all_are_followed_up() -> None:
     decoder.grown(1000.0, n_trees=1)
     assert decoder.widths[:1] == [3]
     assert len(decoder.widths) == 1, "and then it is known"
+
+
+def test_levels_that_took_too_long_are_timed_again_some_time() -> None:
+    """As after a first tree beside another program at work."""
+    decoder = Slow([0.95, 0.02, 0.01])
+    trees = DraftTrees(cast("Any", decoder), range(1, 2 * BEAM), BEAM, VOCABULARY, lambda: decoder.now * slowness)
+    wanted, lengths, slowness = WantedGuesses(16, 48, Acceptance(), 2.0), {0: 3}, 100.0
+    trees.grow(lengths, decoder.row[None], 1000, wanted)
+    assert max(map(len, trees.grow(lengths, decoder.row[None], 1000, wanted))) == 2, "nothing is followed up"
+    decoder.now, slowness = decoder.now * 100.0, 1.0
+    depths = [max(map(len, trees.grow(lengths, decoder.row[None], 1000, wanted))) for _ in range(20 * TIMED_EVERY)]
+    assert depths[0] == 2
+    assert depths[-1] > 10
