@@ -12,7 +12,7 @@ import click
 import pytest
 
 import edge_run
-from edge_run.base import bench, errors, findings, mesh_status, profile, replay, results, split
+from edge_run.base import bench, errors, mesh_status, profile, replay, results, split
 from edge_run.base.config import ModelConfig
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.cli.app import SIGPIPE_CODE, app
@@ -22,6 +22,7 @@ from edge_run.cli.shared.config_file import read_config_file
 from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.setting import ENVIRONMENT_PREFIX, KEY_VARIABLE, TEST_MODELS_VARIABLE, Setting
 from edge_run.cli.shared.settings_command import CommandGroup
+from edge_run.devices.host import findings
 from edge_run.runtime.embedding import results as embedding
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
