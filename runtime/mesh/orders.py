@@ -32,6 +32,14 @@ class Failed(Exception):
         super().__init__(str(event))
         self.event = event
 
+    @property
+    def refusal(self) -> Refused:
+        """What happened, where the device was only asked whether it takes part: not now, whatever the reason."""
+        if isinstance(self.event, Refused):
+            return self.event
+        why = self.event.error.message if isinstance(self.event, LessRoom) else self.event.why
+        return Refused(self.event.node, why, is_for_now=True)
+
 
 @dataclass(frozen=True, slots=True)
 class _Reading:

@@ -173,13 +173,21 @@ class MeshRun:
             is_anew = self._incarnations.get(node, member.incarnation) != member.incarnation
             is_back = not len(self.log) and self._failover.may_return(node)
             if is_back and not is_anew and node in self._failover.left_out and not self.is_broken_off:
-                try:  # before others compute by another plan for its sake
-                    self._coordinator.prepare([*self._coordinator.specs, node])
-                except Failed as failed:
-                    self._decide(failed.event)
-                    is_back = False
+                is_back = self._takes_part(node)
             if is_anew or is_back:
                 self._failover.handle(failover.Appeared(node, is_anew))
+
+    def _takes_part(self, node: str) -> bool:
+        """Ask a device that had refused once more, before others compute by another plan for its sake."""
+        try:
+            self._coordinator.ask({node})
+        except Failed as failed:
+            self._failover.handle(failed.refusal)
+            self._coordinator.orders.release(
+                {node}
+            )  # it may have the model open, and no plan comes that would end that
+            return False
+        return True
 
     @property
     def _is_alone(self) -> bool:

@@ -184,6 +184,43 @@ def test_a_device_that_refused_takes_part_when_it_was_started_anew_or_some_time_
 
 
 @in_child
+def test_a_device_without_room_is_asked_a_few_times_alone_and_holds_nothing_then(folder: Path) -> None:
+    """Before each text it opened the model anew, and with it whoever the plan did without."""
+    path = make_model("llama", folder)
+    asked: list[tuple[str, object]] = []
+    failover.RETURN_S = 0.0
+
+    def plan_without_d(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hops) -> MeshPlan | None:
+        return round_robin(works, [spec for spec in specs if spec.node != "d"], hops)
+
+    def note(run: Run, node: str, *, has_room: bool) -> None:
+        def handle(coordinator: str, epoch: int, order: Document) -> Document:
+            asked.append((node, order["order"]))
+            if order["order"] == "prepare" and not has_room:
+                raise MeshError("no room", node=node) from BudgetError("no room")
+            return run.workers[node].handle(coordinator, epoch, order)
+
+        run.hub.members[node].handler = handle
+
+    with running(path, "bcd") as run:
+        coordinator.plan_ring = plan_without_d
+        run.engine.close()
+        note(run, "b", has_room=False)
+        note(run, "d", has_room=True)
+        run.open()
+        of_spare = asked.count(("d", "prepare"))
+        for _ in range(failover.MOST_MISFITS + 3):
+            run.engine.front.rewind(0, 0)
+            greedy(run.engine, 1)
+            use = run.engine.mesh_use
+            assert use is not None
+            assert "no room" in use.left_out["b"]
+        assert asked.count(("b", "prepare")) == failover.MOST_MISFITS + 1
+        assert asked.count(("b", "close")) == asked.count(("b", "prepare"))
+        assert asked.count(("d", "prepare")) == of_spare, "the plan does without it, whoever comes back"
+
+
+@in_child
 def test_devices_outside_the_plan_hold_nothing_and_those_of_a_run_that_is_gone_neither(folder: Path) -> None:
     path = make_model("llama", folder)
     wanted = alone(path)
