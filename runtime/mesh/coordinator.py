@@ -15,6 +15,7 @@ from edge_run.base.mesh_status import MeshNode
 from edge_run.partition.mesh_pipeline import faster_for_many, plan_pipeline
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import Hops, plan_ring
+from edge_run.partition.mesh_room import RoomBound, room_bound
 from edge_run.runtime.decoding.driver import PassShape
 from edge_run.runtime.fetch.fingerprint import fingerprint
 from edge_run.runtime.mesh.failover import Refused
@@ -28,7 +29,6 @@ from edge_run.runtime.mesh.offers import (
     shared_settings,
 )
 from edge_run.runtime.mesh.orders import Failed, RunOrders, judged
-from edge_run.runtime.mesh.room import RoomBound, room_bound
 from edge_run.runtime.mesh.run_events import OfLate
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.slices.engine import SliceEngine

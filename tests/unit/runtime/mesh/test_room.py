@@ -15,10 +15,10 @@ from edge_run.base.mesh import Document
 from edge_run.base.units import GIB
 from edge_run.devices.host.ledger import Ledger
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
+from edge_run.partition.mesh_room import room_bound
 from edge_run.runtime.fetch.transfer import Transfer
 from edge_run.runtime.mesh.failover import LessRoom
 from edge_run.runtime.mesh.fetch import MeshFetch
-from edge_run.runtime.mesh.room import room_bound
 from edge_run.runtime.worker.files import WorkerFiles
 from fake_mesh import Hub
 
