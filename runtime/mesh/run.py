@@ -216,6 +216,8 @@ class MeshRun:
             self._coordinator.take_less(event.node, event.error)
             if event.node in self._failover.nodes and event.node != self._mesh.node:
                 self._shortage = event
+        elif isinstance(event, failover.GaveUp):
+            self._coordinator.specs.pop(event.node, None)  # it is asked anew: it may have closed the model
         return self._failover.handle(event)
 
     def _why_no_room(self) -> EdgeRunError | None:

@@ -142,6 +142,30 @@ def test_a_device_whose_link_was_silent_for_a_moment_is_asked_again(folder: Path
 
 
 @in_child
+def test_a_device_that_gave_up_and_closed_the_model_meanwhile_opens_it_again(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with running(path) as run:
+        run.mesh.lead = lambda **given: run.mesh.epoch  # type: ignore[method-assign]  # as where nobody else led
+
+        def lose_touch(i: int) -> None:
+            if i == 5:
+                worker = run.workers["b"]
+                run.hub.members["b"].put(DeviceLost("the connection broke", node="a"))
+                until = time.monotonic() + 20
+                while worker._runs.run is not None:
+                    assert time.monotonic() < until
+                    time.sleep(0.001)
+                worker._close_engine()
+
+        assert greedy(run.engine, at=lose_touch) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert not use.left_out
+        assert {node.node for node in use.nodes} == {"a", "b", "c"}
+
+
+@in_child
 def test_a_device_that_refused_takes_part_when_it_was_started_anew_or_some_time_later(folder: Path) -> None:
     """A server's run lasts for weeks: it never took a device back that had refused once."""
     path, other = make_model("llama", folder), make_model("llama", folder / "other", seed=1)
