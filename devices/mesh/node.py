@@ -264,6 +264,8 @@ class LocalNode:
         self.link.close()
         if self._executor is not None:
             self._executor.close(timeout_s=10)
+        if self._file is not None:
+            self._file.close()
         self.state.identity.release()
 
     def check_member(self) -> None:
