@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.fields import plain
-from edge_run.base.mesh import Document, JsonValue, Mesh, names_apart
+from edge_run.base.mesh import Document, HasLeft, JsonValue, Mesh, names_apart
 from edge_run.base.mesh_status import MeshNode
 from edge_run.partition.mesh_pipeline import faster_for_many, plan_pipeline
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
@@ -142,7 +142,7 @@ class LayerCoordinator:
             return None
         try:
             self.links.correct(self.plan.owners, hop_s)
-        except Failed:  # who is gone is found out by the next batch
+        except (Failed, HasLeft):  # who is gone is found out by the next batch
             return None
         for node, seconds in spent.items():
             if node in self.specs and seconds > 0:

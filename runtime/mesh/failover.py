@@ -127,7 +127,7 @@ class LessRoom:
 
 
 class Deposed(_Because):
-    """Another coordinator has a later lease: nobody obeys this one any more."""
+    """Nobody obeys this coordinator any more: another one has a later lease, or this device has left its mesh."""
 
 
 @dataclass(frozen=True, slots=True)

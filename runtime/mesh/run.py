@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError
-from edge_run.base.mesh import Joined, Lost, Mesh, is_worker
+from edge_run.base.mesh import HasLeft, Joined, Lost, Mesh, is_worker
 from edge_run.base.mesh_status import MeshUse
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.decoding.driver import GraphChanged
@@ -181,6 +181,8 @@ class MeshRun:
         """Ask a device that had refused once more, before others compute by another plan for its sake."""
         try:
             self._coordinator.ask({node})
+        except HasLeft:  # the next pass says so
+            return False
         except Failed as failed:
             self._failover.handle(failed.refusal)
             self._coordinator.orders.release(
@@ -258,7 +260,7 @@ class MeshRun:
             if not self._is_alone and self._events.take_end_of_lease(self._lease):
                 return failover.Deposed(LED_BY_ANOTHER)  # who does not obey has nothing against this run
             return failed.event
-        except FAULTS as error:
+        except (HasLeft, *FAULTS) as error:
             return self._blame.event_of(error, self._group.others)
         return None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, DeviceLost, MeshError
-from edge_run.base.mesh import Document
+from edge_run.base.mesh import Document, HasLeft
 from edge_run.base.units import GIB
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import Hops
@@ -139,6 +139,29 @@ def test_a_device_whose_link_was_silent_for_a_moment_is_asked_again(folder: Path
             is_back = number <= failover.MOST_MISFITS
             assert {node.node for node in run.engine.mesh_use.nodes} == ({"a", "b", "c"} if is_back else {"a", "c"})
             run.engine.front.rewind(0, 0)
+
+
+@in_child
+def test_who_has_left_its_mesh_goes_on_alone_and_blames_nobody(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with running(path) as run:
+
+        def leave(*given: object, **more: object) -> Document:
+            run.mesh.lead = leave  # type: ignore[assignment]
+            raise HasLeft("mesh: the data link ended (on purpose); this device has left, start it anew")
+
+        def end_link(i: int) -> None:
+            if i == 5:
+                run.mesh.order = leave  # type: ignore[method-assign]
+                run.mesh.put(DeviceLost("the connection broke", node="b"))
+
+        assert greedy(run.engine, at=end_link) == wanted
+        assert any(line.endswith("start it anew: this device goes on alone") for line in run.said), run.said
+        assert not any("left out" in line for line in run.said), run.said
+        use = run.engine.mesh_use
+        assert use is not None
+        assert not use.left_out
 
 
 @in_child
