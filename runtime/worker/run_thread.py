@@ -176,6 +176,7 @@ class RunThread:
             return
         fields = Fields(message.header, "a command", message.node)
         kind, number = fields.name("kind"), fields.integer("number")
+        is_again = fields.has("again") and fields.flag("again")
         if kind == "stop":
             self._undo(run, number)
         elif kind == "command":
@@ -187,7 +188,7 @@ class RunThread:
                 run.engine.interrupt.reset()
                 run.begin(number)
                 carry_out(run.engine, command)
-                if isinstance(command, Decode):
+                if isinstance(command, Decode) and not is_again:
                     self._shown.count(sum(token.wants_logits for token in command.batch))
             except Cancelled:
                 raise

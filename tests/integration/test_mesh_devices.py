@@ -70,6 +70,19 @@ def test_what_a_worker_does_is_shown_to_others(folder: Path) -> None:
 
 
 @in_child
+def test_tokens_that_are_computed_again_are_shown_to_nobody(folder: Path) -> None:
+    path = make_model("llama", folder)
+    counted: list[int] = []
+    with running(path) as run:
+        run.workers["c"]._runs._shown.count = counted.append  # type: ignore[method-assign]
+        greedy(run.engine, at=lambda i: run.hub.kill("b") if i == 10 else None)
+        use = run.engine.mesh_use
+        assert use is not None
+        assert use.recoveries == 1
+        assert 16 <= sum(counted) <= 17, "of the pass that b died in, its first part may be what was counted"
+
+
+@in_child
 def test_a_worker_that_reads_its_weights_in_the_first_passes_is_waited_for(folder: Path) -> None:
     """Also where the first pass reads little of them, as one of few tokens does of a mixture."""
     path = make_model("llama", folder)
