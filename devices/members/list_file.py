@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from edge_run.devices.members.member_list import MOST_BYTES, MemberList
 
 logger = logging.getLogger(__name__)
 
+CLOSE_S = 10.0
 _LOCK_FILE = "cluster.lock"
 UNLISTED = (
     "cluster {}: was made before members could be invited and removed, so whoever has its line is a member for good; "
@@ -24,16 +27,21 @@ UNLISTED = (
 
 
 class ListFile:
-    """The file in `folder`, as one process reads and writes it."""
+    """The file in `folder`, as one process reads and writes it.
+
+    It is written on a thread of its own: until a slow card has it for good, seconds may pass.
+    """
 
     def __init__(self, folder: Path, cluster: Cluster) -> None:
         self._folder, self._path = folder, members_path(folder, cluster)
         self._seen = self._stamp()
         self._unkept: Cluster | None = None
+        self._writer: threading.Thread | None = None
 
     def changed(self) -> bytes | None:
-        """Return what another process wrote since the last look; None where nothing was. Keeps what is to be kept."""
-        self._write()
+        """Return what another process wrote since the last look; None where nothing was, or this one writes."""
+        if self._is_writing():
+            return None
         stamp = self._stamp()
         if stamp == self._seen:
             return None
@@ -45,12 +53,31 @@ class ListFile:
             return None
 
     def keep(self, cluster: Cluster) -> None:
-        """Write the list of `cluster`, and its secret, unless the file has a newer one. Failures are logged.
+        """Have the list of `cluster`, and its secret, written, unless the file has a newer one. Failures are logged.
 
         Nothing is waited for: while another process changes the list, it is left for the next look at it.
         """
         self._unkept = cluster
-        self._write()
+        self._is_writing()
+
+    def close(self) -> None:
+        """Wait until what is to be kept is written. Idempotent."""
+        if self._writer is not None:
+            self._writer.join(CLOSE_S)
+        if self._writer is None or not self._writer.is_alive():
+            self._write()
+
+    def _is_writing(self) -> bool:
+        """Return whether this process writes now, having begun to where something is to be kept."""
+        if self._writer is not None and self._writer.is_alive():
+            return True
+        if self._unkept is None:
+            return False
+        writer = threading.Thread(target=self._write, name="edge-run members", daemon=True)
+        with contextlib.suppress(RuntimeError):  # there are no more threads: at the next look, or at the end
+            writer.start()
+            self._writer = writer
+        return writer.is_alive()
 
     def _write(self) -> None:
         cluster = self._unkept

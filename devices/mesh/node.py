@@ -17,9 +17,9 @@ from importlib.metadata import version
 from random import Random
 
 from edge_run.base.error_codes import error_document
-from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
+from edge_run.base.errors import DeviceLost, MeshError
 from edge_run.base.interrupt import go_on, wait_checking
-from edge_run.base.mesh import Document, Handler, Member, MeshEvent, names_apart
+from edge_run.base.mesh import Document, Handler, HasLeft, Member, MeshEvent, WasRemoved, names_apart
 from edge_run.devices.link.data_link import DataLink
 from edge_run.devices.link.places import AddressFilter
 from edge_run.devices.members.cluster import Broker, Cluster
@@ -264,13 +264,15 @@ class LocalNode:
         self.link.close()
         if self._executor is not None:
             self._executor.close(timeout_s=10)
+        if self._file is not None:
+            self._file.close()
         self.state.identity.release()
 
     def check_member(self) -> None:
         """Raise NotTrusted where this device was removed from its cluster."""
         if not self.state.roster.is_member:
             why = self.state.roster.cluster.why_not(self.state.identity.device.public_key)
-            raise NotTrusted(
+            raise WasRemoved(
                 f"mesh: this device {why}; to come back it needs a new line (`edge-run mesh invite`, on a device that "
                 "leads) and a new key: remove node.key from its folder of the mesh"
             )
@@ -294,13 +296,13 @@ class LocalNode:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise MeshError("mesh: is closed")
+            raise HasLeft("mesh: is closed")
         self.check_member()
         self._check_link()
 
     def _check_link(self) -> None:
         if self._why_ended:
-            raise MeshError(f"mesh: {self._why_ended}; this device has left, start it anew")
+            raise HasLeft(f"mesh: {self._why_ended}; this device has left, start it anew")
 
     def _obeys(self, node: str, epoch: int) -> bool:
         with self._changed:

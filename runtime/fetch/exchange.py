@@ -17,6 +17,7 @@ from pathlib import Path
 
 from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError
 from edge_run.base.fields import Fields
+from edge_run.base.interrupt import go_on
 from edge_run.base.mesh import Document, Link, Message
 from edge_run.runtime.fetch.fingerprint import Fingerprint
 from edge_run.runtime.fetch.transfer import DIGESTS, PIECE, Sink, Transfer
@@ -83,7 +84,7 @@ class PieceExchange:
         return transfer
 
     def fetch_now(
-        self, sink: Sink, wanted: Sequence[int], provider: str, timeout_s: float, check: Callable[[], None]
+        self, sink: Sink, wanted: Sequence[int], provider: str, timeout_s: float, check: Callable[[], None] = go_on
     ) -> None:
         """Fetch, and wait for it. check: runs meanwhile, and may raise.
 

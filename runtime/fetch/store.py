@@ -88,7 +88,7 @@ class FetchedModels:
             others = sorted(self._folders(partial.folder), key=_last_used)
             while others and self._used_bytes() + more > self._most_bytes:
                 self._remove(others.pop(0))
-        if self._used_bytes() + more > self._most_bytes:
+        if self._used_bytes() + more > self._most_bytes or more > _free_bytes(partial.folder):
             partial.give_up(partial.beyond(needed))
         used = self._used_bytes()
         if used + more > self._most_bytes:
@@ -99,12 +99,12 @@ class FetchedModels:
                 needed_bytes=used + more,
                 errno=errno.EDQUOT,
             )
-        free = shutil.disk_usage(partial.folder).free - LEFT_FREE_BYTES
+        free = _free_bytes(partial.folder)
         if more > free:
             raise TierReadError(
-                f"{partial.folder}: its disk has room for {format_size(max(0, free))}, {format_size(more)} are to be "
+                f"{partial.folder}: its disk has room for {format_size(free)}, {format_size(more)} are to be "
                 "fetched; free some",
-                found_bytes=max(0, free),
+                found_bytes=free,
                 needed_bytes=more,
                 errno=errno.ENOSPC,
             )
@@ -120,6 +120,11 @@ class FetchedModels:
     def _remove(self, folder: Path) -> None:
         (folder / JOURNAL).unlink(missing_ok=True)  # first: it says what is there
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_bytes(folder: Path) -> int:
+    """Return what may still be written to the disk of `folder`."""
+    return max(0, shutil.disk_usage(folder).free - LEFT_FREE_BYTES)
 
 
 def _disk_bytes(path: Path) -> int:

@@ -6,9 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
-from edge_run.base.errors import EdgeRunError
+from edge_run.base.errors import EdgeRunError, TierReadError, lacks_room
 from edge_run.base.units import MIB
 from edge_run.runtime.fetch.schedule import Fetching
 from edge_run.runtime.fetch.store import FetchedModel
@@ -132,6 +133,8 @@ class Transfer:
         self.over.set()
 
     def end_with(self, error: EdgeRunError) -> None:
-        """It is over, because this device cannot keep what comes."""
+        """It is over, because this device cannot keep what comes; a full drive says how much had room."""
+        if isinstance(error, TierReadError) and lacks_room(error):
+            error = replace(error, found_bytes=self.done_bytes, needed_bytes=self.wanted_bytes)
         self.error = error
         self.end(error.message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edge_run.base.errors import DeviceLost, EdgeRunError, KernelError, ProtocolError, lacks_room
+from edge_run.base.mesh import HasLeft
 from edge_run.runtime.mesh.failover import Deposed, Event, GaveUp, Gone, LessRoom, Refused
 from edge_run.runtime.mesh.run_events import LeaseLost, OfLate
 from edge_run.runtime.mesh.transport import Overdue, PassFailed, RunEnded, Unreached
@@ -16,7 +17,7 @@ FAULTS = (DeviceLost, PassFailed, ProtocolError, NotNumbers)  # which another de
 class Blame:
     """Finds the device that caused an error. `node` is this device. Not thread-safe."""
 
-    def __init__(self, node: str, who_is_stuck: Callable[[Sequence[str]], Gone]) -> None:
+    def __init__(self, node: str, who_is_stuck: Callable[[Sequence[str]], Gone | Deposed]) -> None:
         """who_is_stuck: asks devices which of them keeps the others waiting."""
         self._node, self._who_is_stuck = node, who_is_stuck
         self._tellers: OfLate[PassFailed] = OfLate()  # devices that have said of another one that it did wrong
@@ -24,7 +25,7 @@ class Blame:
     def event_of(self, error: EdgeRunError, others: Sequence[str]) -> Event:
         """Return what `error` means for a run with `others`. Raises it where it is this device's own."""
         node = error.node if isinstance(error, FAULTS) else ""
-        if isinstance(error, LeaseLost):
+        if isinstance(error, LeaseLost | HasLeft):  # who has left goes on alone, as it cannot lead
             return Deposed(error.message)
         if isinstance(error, Overdue):
             return self._who_is_stuck(others)

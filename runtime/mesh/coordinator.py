@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, replace
 
-from edge_run.base.errors import BudgetError, EdgeRunError, TierReadError
+from edge_run.base.errors import EdgeRunError
 from edge_run.base.fields import plain
-from edge_run.base.mesh import Document, JsonValue, Mesh, names_apart
+from edge_run.base.mesh import Document, HasLeft, JsonValue, Mesh, names_apart
 from edge_run.base.mesh_status import MeshNode
 from edge_run.partition.mesh_pipeline import faster_for_many, plan_pipeline
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import Hops, plan_ring
+from edge_run.partition.mesh_room import RoomBound, room_bound
 from edge_run.runtime.decoding.driver import PassShape
 from edge_run.runtime.fetch.fingerprint import fingerprint
 from edge_run.runtime.mesh.failover import Refused
@@ -90,27 +92,31 @@ class LayerCoordinator:
         self.most_in_flight = engine.most_in_flight if engine.most_in_flight > 1 and engine.maps.can_split_tail() else 1
         self.fetch = MeshFetch(mesh, len(self.works), say, engine.interrupt.check)
         self.specs: dict[str, DeviceSpec] = {}
-        self._shortages: OfLate[EdgeRunError] = OfLate()  # of room, which a device that is asked anew may not know of
+        self._bounds: OfLate[RoomBound] = OfLate()  # by shortages that a device that is asked anew may not know of
         entry_bytes = max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0)
         self.links = MeasuredLinks(mesh, self.orders.give, entry_bytes, engine.interrupt.check)
         self.plan = self.alone()
 
     def prepare(self, candidates: Sequence[str]) -> None:
         """Ask all candidates at once what they have. Raises Failed for the first that cannot take part."""
-        known = [node for node in self.specs if node == self._mesh.node or self.orders.holds(node)]
-        asked = {node for node in candidates if node not in known}
-        self.orders.expect_release(asked)
-        for node in asked:
-            self.links.forget(node)
         self.specs = {n: s for n, s in self.specs.items() if n in candidates or n == self._mesh.node}
-        answers = self.orders.prepare({"order": "prepare", **self._model}, asked, PREPARE_TIMEOUT_S)
+        self.ask({node for node in candidates if node not in self.specs or not self.orders.holds(node)})
+
+    def ask(self, nodes: AbstractSet[str]) -> None:
+        """Ask `nodes` at once what they have, and leave the others as they are. Raises as `prepare` does."""
+        self.orders.expect_release(nodes)
+        for node in nodes:
+            self.links.forget(node)
+        answers = self.orders.prepare({"order": "prepare", **self._model}, nodes, PREPARE_TIMEOUT_S)
         for node, answer in answers.items():
             self._check(node, answer)
             judged(node, functools.partial(self.fetch.note, node, answer))
             found = judged(node, functools.partial(device_spec, node, answer))
             lack = self.fetch.lacks.get(node)
             found = replace(found, most_weight_bytes=lack.most_bytes if lack else None)
-            self.specs[node] = functools.reduce(_with_less_room, self._shortages.of(node), found)
+            for bound in self._bounds.of(node):
+                found = bound.within(found)
+            self.specs[node] = found
 
     def make_plan(self, fetch_tokens: int) -> MeshPlan:
         """Return the best plan over the devices that were asked, and this one; this one alone where none fits.
@@ -136,7 +142,7 @@ class LayerCoordinator:
             return None
         try:
             self.links.correct(self.plan.owners, hop_s)
-        except Failed:  # who is gone is found out by the next batch
+        except (Failed, HasLeft):  # who is gone is found out by the next batch
             return None
         for node, seconds in spent.items():
             if node in self.specs and seconds > 0:
@@ -145,10 +151,11 @@ class LayerCoordinator:
         return found if found and found.owners != self.plan.owners else None
 
     def take_less(self, node: str, error: EdgeRunError) -> None:
-        """A device has less room than it seemed: `error`, which it met, says where."""
-        if (spec := self.specs.get(node)) is not None:
-            self._shortages.note(node, error)
-            self.specs[node] = _with_less_room(spec, error)
+        """A device of the plan has less room than it seemed: `error`, which it met, says where."""
+        if node in self.specs and node in self.plan.nodes:
+            bound = room_bound(self.specs[node], self.plan, self.works, error)
+            self._bounds.note(node, bound)
+            self.specs[node] = bound.within(self.specs[node])
 
     def _best(self, specs: Mapping[str, DeviceSpec], fetch_tokens: int) -> MeshPlan | None:
         """Return the best plan, having tried without those that would have to fetch, the slowest first."""
@@ -285,17 +292,6 @@ def _corrected(known: DeviceSpec, works: Sequence[UnitWork], plan: MeshPlan, sec
     if streamed and streamed / known.disk_bytes_per_s > used / known.compute_bytes_per_s:
         return replace(known, disk_bytes_per_s=max(1.0, streamed / max(seconds, plan.token_s)))
     return replace(known, compute_bytes_per_s=max(1.0, used / seconds))
-
-
-def _with_less_room(known: DeviceSpec, error: EdgeRunError) -> DeviceSpec:
-    """Return a device after `error`: of its memory, or of its drive, for what it fetches or for keys and values."""
-    if isinstance(error, BudgetError):
-        less = max(error.minimum_bytes - error.found_bytes, known.memory_bytes // 16)
-        return replace(known, memory_bytes=max(0, known.memory_bytes - less))
-    if isinstance(error, TierReadError) and error.needed_bytes and known.most_weight_bytes is not None:
-        less = max(error.needed_bytes - error.found_bytes, known.most_weight_bytes // 16)
-        return replace(known, most_weight_bytes=max(0, known.most_weight_bytes - less))
-    return replace(known, least_kept_bytes=0, least_kept_share=0.0)
 
 
 def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:

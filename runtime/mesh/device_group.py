@@ -104,14 +104,15 @@ class DeviceGroup:
         self._transport.forget()
         self._engine.assign(self._share, self._transport)
 
-    def perform(self, command: Command, token_s: float) -> Logits | None:
+    def perform(self, command: Command, token_s: float, *, is_again: bool = False) -> Logits | None:
         """Have all devices carry out `command`, this one too; return the logits of a batch.
 
         token_s: what a token took lately, 0 where that is not known.
+        is_again: as of `command_header`.
         """
         if self.others:
             self._transport.hear()
-        self.tell(command)
+        self.tell(command, is_again=is_again)
         n_tokens = len(command.batch) if isinstance(command, Decode) else 0
         deadline_s = self._deadline_s(n_tokens, token_s) if n_tokens and self.others else None
         self._transport.expect(self.number, deadline_s, self._oldest)
@@ -125,10 +126,10 @@ class DeviceGroup:
         self._check_rows(rows)
         return rows
 
-    def begin(self, command: Decode) -> None:
+    def begin(self, command: Decode, *, is_again: bool = False) -> None:
         """Have all devices carry out `command`, but its tail, which `finish` computes; only where that `is_split`."""
         self._transport.hear()
-        self.tell(command)
+        self.tell(command, is_again=is_again)
         self._transport.expect(self.number, oldest=self._oldest)
         self._latest = command.batch
         self._engine.decoder.follow(command.batch)
@@ -173,12 +174,12 @@ class DeviceGroup:
         if self.others and len(rows) and not np.isfinite(rows.max(axis=1)).all():
             raise NotNumbers("the last layers gave logits that are no numbers", node=self._mesh.node, after=self._last)
 
-    def tell(self, command: Command) -> None:
+    def tell(self, command: Command, *, is_again: bool = False) -> None:
         """Have the other devices carry out `command`. Raises DeviceLost, and from then on for each command."""
         self._check_told()
         self.number += 1
         self._told = command
-        header = command_header(command, self.attempt.epoch, self.number, self._oldest)
+        header = command_header(command, self.attempt.epoch, self.number, self._oldest, is_again=is_again)
         parts = command_parts(command)
         try:
             for node in self.others:

@@ -127,7 +127,7 @@ class LessRoom:
 
 
 class Deposed(_Because):
-    """Another coordinator has a later lease: nobody obeys this one any more."""
+    """Nobody obeys this coordinator any more: another one has a later lease, or this device has left its mesh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,16 +285,18 @@ class Failover:
         return []
 
     def _without(self, event: Gone | Refused) -> list[Instruction]:
-        node = event.node
+        node, is_candidate = event.node, event.node in self.candidates
+        if not is_candidate and isinstance(event, Gone):  # it is done without already, or is of no use to this run
+            return []
         self._losses.note(node, event)
-        was_computing = self.phase in (Phase.REPLAYING, Phase.RUNNING) and node in self.candidates
+        was_computing = self.phase in (Phase.REPLAYING, Phase.RUNNING)
         waits_s = 0.0 if was_computing and isinstance(event, Gone) else RETURN_S
         self._returns_s[node] = self._clock() + waits_s
         if isinstance(event, Refused):
             self.left_out[node] = event
             if not event.is_for_now:
                 del self._returns_s[node]
-        if node == self.node or node not in self.candidates:
+        if not is_candidate:
             return []
         self.candidates.discard(node)
         is_of_plan = node in self.nodes

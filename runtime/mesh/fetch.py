@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edge_run.base.errors import ProtocolError
+from edge_run.base.error_codes import read_error
+from edge_run.base.errors import EdgeRunError, ProtocolError, lacks_room
 from edge_run.base.fields import MOST_BYTES, Fields
 from edge_run.base.mesh import Document, LinkRate, Mesh
 from edge_run.base.units import format_size
 from edge_run.partition.mesh_plan import MeshPlan
-from edge_run.runtime.mesh.failover import Refused
+from edge_run.runtime.mesh.failover import LessRoom, Refused
 
 POLL_S, TELL_S, STALL_S = 0.25, 3.0, 120.0
 MOST_NODES = 256
@@ -35,6 +36,7 @@ class _Progress:
     """How far a device is.
 
     why: it cannot go on; empty where it can.
+    error: that it met with, where that is why.
     failures: why other devices send it no more.
     wrong: devices that sent it other bytes than the model has.
     """
@@ -43,6 +45,7 @@ class _Progress:
     done_bytes: int
     is_over: bool
     why: str
+    error: EdgeRunError | None
     failures: Mapping[str, str]
     wrong: tuple[str, ...]
 
@@ -56,7 +59,10 @@ class _Progress:
         told = fields.table("failures") if fields.has("failures") else {}
         said = Fields(told, f"{fields.what}, in failures", fields.node)
         failures = {node: said.words(node) for node in said.document}
-        return cls(wanted, done, fields.flag("is_over"), fields.words("why"), failures, wrong)
+        error = None
+        if fields.has("error"):
+            error = read_error(Fields(fields.table("error"), f"{fields.what}, in error", fields.node))
+        return cls(wanted, done, fields.flag("is_over"), fields.words("why"), error, failures, wrong)
 
 
 class MeshFetch:
@@ -81,8 +87,8 @@ class MeshFetch:
         missing_bytes = sum(size for size, owner in zip(missing, plan.owners, strict=True) if owner == node)
         return missing_bytes / max(1.0, rate.bytes_per_s)
 
-    def run(self, plan: MeshPlan, order: Document, give_orders: Orders) -> Refused | None:
-        """Have the devices of `plan` fetch what they lack, and wait for it; return which of them cannot.
+    def run(self, plan: MeshPlan, order: Document, give_orders: Orders) -> Refused | LessRoom | None:
+        """Have the devices of `plan` fetch what they lack, and wait for it; return which of them cannot, or not all.
 
         Raises whatever `give_orders` does for a device that does not obey.
         """
@@ -137,16 +143,20 @@ def _progress_of(node: str, answer: Document) -> _Progress:
     return _Progress.of(Fields(one, "what it fetches", node))
 
 
-def _refusal(progress: Mapping[str, _Progress], others: Sequence[str], name: Callable[[str], str]) -> Refused | None:
+def _refusal(
+    progress: Mapping[str, _Progress], others: Sequence[str], name: Callable[[str], str]
+) -> Refused | LessRoom | None:
     """Return which device cannot take part: one of `others` that sent wrong bytes, or one that does not get its own.
 
-    name: returns what people call a device.
+    One whose drive is full can, with less. name: returns what people call a device.
     """
     for node, one in progress.items():
         for wrong in one.wrong:
             if wrong in others:
                 return Refused(wrong, "it sent other bytes than the model has", node)
     for node, one in progress.items():
+        if one.error is not None and lacks_room(one.error):
+            return LessRoom(node, one.error)
         if one.why:
             whys = [one.why, *(f"{name(other)} {why}" for other, why in one.failures.items())]
             return Refused(node, f"it cannot fetch its layers: {'; '.join(whys)}")

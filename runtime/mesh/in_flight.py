@@ -95,15 +95,15 @@ class BatchesInFlight:
         """Have a command of the log carried out again; a batch in flight is only begun again."""
         begun = next((one for one in self._begun if one.command is command), None)
         if begun is not None:
-            self._begin(begun)
+            self._begin(begun, is_again=True)
         elif self.group.is_split and isinstance(command, Decode):
             self._finish_again(self.group.most_in_flight - 1)
-            self.group.begin(command)
+            self.group.begin(command, is_again=True)
             self._n_again += 1
         else:
             if isinstance(command, Operate) and command.what == "learn":  # all begins anew after that
                 self.give_up()
-            self.group.perform(command, self.rates.token_s)
+            self.group.perform(command, self.rates.token_s, is_again=True)
 
     def _finish_again(self, n_left: int) -> None:
         """Wait for passes that were finished under an earlier plan, until so many are in flight."""
@@ -111,13 +111,13 @@ class BatchesInFlight:
             self.group.finish(self.rates.token_s, wants_rows=False)
             self._n_again -= 1
 
-    def _begin(self, begun: _Begun) -> None:
+    def _begin(self, begun: _Begun, *, is_again: bool = False) -> None:
         """Have a batch computed, up to its tail where that is split off."""
         begun.rows, begun.began_s = None, time.monotonic()
         if self.group.is_split:
             self._finish_again(0)
-            self.group.begin(begun.command)
+            self.group.begin(begun.command, is_again=is_again)
             return
-        rows = self.group.perform(begun.command, self.rates.token_s)
+        rows = self.group.perform(begun.command, self.rates.token_s, is_again=is_again)
         assert rows is not None, "a batch has logits, or none of its tokens wants any"
         begun.rows = rows if self.most == 1 else rows.copy()  # others may be computed before it is finished

@@ -49,11 +49,17 @@ class Operate:
 Command: TypeAlias = "Decode | Operate"
 
 
-def command_header(command: Command, epoch: int, number: int, oldest: int | None = None) -> Document:
-    """Return the header of a command. oldest: the number of the oldest batch in flight, None for no other than this."""
+def command_header(
+    command: Command, epoch: int, number: int, oldest: int | None = None, *, is_again: bool = False
+) -> Document:
+    """Return the header of a command.
+
+    oldest: the number of the oldest batch in flight, None for no other than this.
+    is_again: it was carried out before, under an earlier plan or until caches were emptied.
+    """
     what = "decode" if isinstance(command, Decode) else command.what
     oldest = number if oldest is None else oldest
-    return {"kind": "command", "epoch": epoch, "number": number, "oldest": oldest, "what": what}
+    return {"kind": "command", "epoch": epoch, "number": number, "oldest": oldest, "what": what, "again": is_again}
 
 
 def command_parts(command: Command) -> list[memoryview]:

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError, lacks_room
 from edge_run.base.fields import MOST_BYTES, Fields
-from edge_run.base.mesh import Document, Mesh, names_apart
+from edge_run.base.mesh import Document, HasLeft, Mesh, names_apart
 from edge_run.base.units import format_size
-from edge_run.runtime.mesh.failover import Gone, LessRoom, Refused
+from edge_run.runtime.mesh.failover import Deposed, Gone, LessRoom, Refused
 
 STATUS_TIMEOUT_S = 3.0
 CHECK_S = 0.1
@@ -31,6 +31,14 @@ class Failed(Exception):
     def __init__(self, event: Gone | Refused | LessRoom) -> None:
         super().__init__(str(event))
         self.event = event
+
+    @property
+    def refusal(self) -> Refused:
+        """What happened, where the device was only asked whether it takes part: not now, whatever the reason."""
+        if isinstance(self.event, Refused):
+            return self.event
+        why = self.event.error.message if isinstance(self.event, LessRoom) else self.event.why
+        return Refused(self.event.node, why, is_for_now=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +147,20 @@ class RunOrders:
         present = {member.node for member in self._mesh.members()}
         chosen = self._holding if nodes is None else self._holding.intersection(nodes)
         freed, self._holding = chosen & present, self._holding - chosen
-        self._give({node: {"order": "close"} for node in freed}, STATUS_TIMEOUT_S, lambda: None)
+        with contextlib.suppress(HasLeft):
+            self._give({node: {"order": "close"} for node in freed}, STATUS_TIMEOUT_S, lambda: None)
 
-    def who_is_stuck(self, nodes: Sequence[str]) -> Gone:
-        """Return which of `nodes` keeps the others waiting: one that does not answer, or else one that computes."""
+    def who_is_stuck(self, nodes: Sequence[str]) -> Gone | Deposed:
+        """Return which of `nodes` keeps the others waiting: one that does not answer, or else one that computes.
+
+        Where this device has left, nobody obeys it, and none of them is to blame.
+        """
         computing = []
         for node in nodes:
             try:
                 answer = self._mesh.order(node, {"order": "status"}, timeout_s=STATUS_TIMEOUT_S)
+            except HasLeft as error:
+                return Deposed(error.message)
             except EdgeRunError as error:
                 return Gone(node, error.message)
             if Fields(answer, "its answer", node).words("place").startswith("computing"):
@@ -173,9 +187,14 @@ def _reading_of(node: str, answer: Document, before: _Reading | None) -> _Readin
 
 
 def judged(node: str, call: Callable[[], _Answer]) -> _Answer:
-    """Return what `call`, which reads what `node` says, returns. Raises Failed where it refuses, or has no room."""
+    """Return what `call`, which reads what `node` says, returns. Raises Failed where it refuses, or has no room.
+
+    Raises HasLeft where this device gives no orders any more.
+    """
     try:
         return call()
+    except HasLeft:
+        raise
     except DeviceLost as error:
         raise Failed(Gone(node, error.message)) from error
     except (MeshError, ProtocolError) as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError
-from edge_run.base.mesh import Joined, Lost, Mesh, is_worker
+from edge_run.base.mesh import HasLeft, Joined, Lost, Mesh, is_worker
 from edge_run.base.mesh_status import MeshUse
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.decoding.driver import GraphChanged
@@ -173,13 +173,23 @@ class MeshRun:
             is_anew = self._incarnations.get(node, member.incarnation) != member.incarnation
             is_back = not len(self.log) and self._failover.may_return(node)
             if is_back and not is_anew and node in self._failover.left_out and not self.is_broken_off:
-                try:  # before others compute by another plan for its sake
-                    self._coordinator.prepare([*self._coordinator.specs, node])
-                except Failed as failed:
-                    self._decide(failed.event)
-                    is_back = False
+                is_back = self._takes_part(node)
             if is_anew or is_back:
                 self._failover.handle(failover.Appeared(node, is_anew))
+
+    def _takes_part(self, node: str) -> bool:
+        """Ask a device that had refused once more, before others compute by another plan for its sake."""
+        try:
+            self._coordinator.ask({node})
+        except HasLeft:  # the next pass says so
+            return False
+        except Failed as failed:
+            self._failover.handle(failed.refusal)
+            self._coordinator.orders.release(
+                {node}
+            )  # it may have the model open, and no plan comes that would end that
+            return False
+        return True
 
     @property
     def _is_alone(self) -> bool:
@@ -208,6 +218,8 @@ class MeshRun:
             self._coordinator.take_less(event.node, event.error)
             if event.node in self._failover.nodes and event.node != self._mesh.node:
                 self._shortage = event
+        elif isinstance(event, failover.GaveUp):
+            self._coordinator.specs.pop(event.node, None)  # it is asked anew: it may have closed the model
         return self._failover.handle(event)
 
     def _why_no_room(self) -> EdgeRunError | None:
@@ -248,7 +260,7 @@ class MeshRun:
             if not self._is_alone and self._events.take_end_of_lease(self._lease):
                 return failover.Deposed(LED_BY_ANOTHER)  # who does not obey has nothing against this run
             return failed.event
-        except FAULTS as error:
+        except (HasLeft, *FAULTS) as error:
             return self._blame.event_of(error, self._group.others)
         return None
 

@@ -6,7 +6,6 @@ What happened with a device long ago counts no more, as a run may last for weeks
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Collection, Iterable
 from typing import Generic, TypeVar
 
@@ -78,18 +77,16 @@ class OfLate(Generic[_What]):
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
-        self._noted: defaultdict[str, list[tuple[float, _What]]] = defaultdict(list)
+        self._noted: dict[str, list[tuple[float, _What]]] = {}
 
     def note(self, node: str, what: _What) -> int:
         """It happened with `node`. Return how often something did, this time included."""
-        self._noted[node] = [one for one in self._noted[node] if self._clock() - one[0] < FORGET_S]
-        self._noted[node].append((self._clock(), what))
+        now_s = self._clock()
+        late = {other: [one for one in noted if now_s - one[0] < FORGET_S] for other, noted in self._noted.items()}
+        self._noted = {other: noted for other, noted in late.items() if noted}
+        self._noted.setdefault(node, []).append((now_s, what))
         return len(self._noted[node])
 
     def of(self, node: str) -> list[_What]:
         """Return what happened with `node`, in its order."""
         return [what for noted_s, what in self._noted.get(node, ()) if self._clock() - noted_s < FORGET_S]
-
-    def forget(self, node: str) -> None:
-        """What happened with `node` does not count."""
-        self._noted.pop(node, None)

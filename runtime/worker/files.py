@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
+from edge_run.base.error_codes import error_document
 from edge_run.base.errors import BudgetError, MeshError
-from edge_run.base.fields import plain
+from edge_run.base.fields import MOST_WORDS, plain
 from edge_run.base.mesh import Document, JsonValue, Link
 from edge_run.base.units import format_size
 from edge_run.runtime.fetch.exchange import PieceExchange
@@ -108,6 +109,7 @@ class WorkerFiles:
         transfer = self._transfer
         if transfer is None:
             return {}
+        error = transfer.error
         return {
             "wanted_bytes": transfer.wanted_bytes,
             "done_bytes": transfer.done_bytes,
@@ -115,6 +117,7 @@ class WorkerFiles:
             "why": transfer.why[:500],
             "failures": {node: why[:500] for node, why in transfer.failures.items()},
             "wrong": sorted(transfer.wrong),
+            **({"error": {**error_document(error), "error": plain(error.message, MOST_WORDS)}} if error else {}),
         }
 
     def stop(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ class RunThread:
     """Computes for one run at a time. `begin`, `end` and `close` are for one thread at a time.
 
     run: the run in force.
+    ended_s: when the latest run ended, by the monotonic clock.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class RunThread:
         """
         self._link, self._shown, self._when_idle = link, WorkReport(report), when_idle
         self.run: WorkerRun | None = None
+        self.ended_s = -math.inf
         self._busy_with: WorkerRun | None = None
         self._changing = threading.Condition()
         self._is_closed, self._why_ended = False, ""
@@ -70,6 +73,7 @@ class RunThread:
         with self._changing:
             if self.run:
                 self.run.end()
+                self.ended_s = time.monotonic()
             self.run = self._given_up = None
             if self._busy_with:
                 self._busy_with.engine.interrupt.cancel()
@@ -99,6 +103,8 @@ class RunThread:
             logger.exception("a mistake of edge-run's own; this device computes no more for others")
             with self._changing:
                 self._why_ended = f"a mistake of edge-run's own: {type(error).__name__}"
+                self.run = self._busy_with = None  # nobody is to wait for what is computed no more
+                self._changing.notify_all()
 
     def _take_turn(self) -> None:
         """Carry out a command of the run in force, if one comes; while there is no run, see to what is left of it."""
@@ -107,8 +113,8 @@ class RunThread:
             run = self._busy_with = self.run
             if run is None:  # while no other begins: its commands come later
                 self._drop()
-        self._shown.tell(run.model if run else "")
         try:
+            self._shown.tell(run.model if run else "")
             if run is not None:
                 self._step(run)
             else:
@@ -145,6 +151,7 @@ class RunThread:
         with self._changing:
             if self.run is run:  # else it was ended meanwhile, by an order, and nobody waits
                 self.run, self._given_up = None, (run.coordinator, run.epoch)
+                self.ended_s = time.monotonic()
         try:
             run.engine.release()
         except (EdgeRunError, OSError) as error:
@@ -169,6 +176,7 @@ class RunThread:
             return
         fields = Fields(message.header, "a command", message.node)
         kind, number = fields.name("kind"), fields.integer("number")
+        is_again = fields.has("again") and fields.flag("again")
         if kind == "stop":
             self._undo(run, number)
         elif kind == "command":
@@ -180,7 +188,7 @@ class RunThread:
                 run.engine.interrupt.reset()
                 run.begin(number)
                 carry_out(run.engine, command)
-                if isinstance(command, Decode):
+                if isinstance(command, Decode) and not is_again:
                     self._shown.count(sum(token.wants_logits for token in command.batch))
             except Cancelled:
                 raise

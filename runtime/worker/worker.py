@@ -211,12 +211,17 @@ class Worker:
             return
         if self._owner in [(member.node, member.incarnation) for member in self._mesh.members()]:
             self._owner_seen_s = time.monotonic()
-        elif time.monotonic() - self._owner_seen_s > ORPHAN_S and self._at_work.acquire(blocking=False):
+        elif self._is_orphan and self._at_work.acquire(blocking=False):
             try:
-                if self._runs.run is None and time.monotonic() - self._owner_seen_s > ORPHAN_S:
+                if self._runs.run is None and self._is_orphan:
                     self._close_engine()
             finally:
                 self._at_work.release()
+
+    @property
+    def _is_orphan(self) -> bool:
+        """Whether nobody was there for long that the open model is for, since a run of it ended."""
+        return time.monotonic() - max(self._owner_seen_s, self._runs.ended_s) > ORPHAN_S
 
     def _close_engine(self) -> None:
         engine, self._engine, self._opened = self._engine, None, None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, DeviceLost, MeshError
-from edge_run.base.mesh import Document
+from edge_run.base.mesh import Document, HasLeft
 from edge_run.base.units import GIB
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import Hops
@@ -67,6 +67,19 @@ def test_what_a_worker_does_is_shown_to_others(folder: Path) -> None:
             time.sleep(0.01)
         assert loads[0] == {"model": path.name, "tokens_per_s": 0.0}
         assert loads[1]["tokens_per_s"] > 0  # type: ignore[operator]
+
+
+@in_child
+def test_tokens_that_are_computed_again_are_shown_to_nobody(folder: Path) -> None:
+    path = make_model("llama", folder)
+    counted: list[int] = []
+    with running(path) as run:
+        run.workers["c"]._runs._shown.count = counted.append  # type: ignore[method-assign]
+        greedy(run.engine, at=lambda i: run.hub.kill("b") if i == 10 else None)
+        use = run.engine.mesh_use
+        assert use is not None
+        assert use.recoveries == 1
+        assert 16 <= sum(counted) <= 17, "of the pass that b died in, its first part may be what was counted"
 
 
 @in_child
@@ -142,6 +155,53 @@ def test_a_device_whose_link_was_silent_for_a_moment_is_asked_again(folder: Path
 
 
 @in_child
+def test_who_has_left_its_mesh_goes_on_alone_and_blames_nobody(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with running(path) as run:
+
+        def leave(*given: object, **more: object) -> Document:
+            run.mesh.lead = leave  # type: ignore[assignment]
+            raise HasLeft("mesh: the data link ended (on purpose); this device has left, start it anew")
+
+        def end_link(i: int) -> None:
+            if i == 5:
+                run.mesh.order = leave  # type: ignore[method-assign]
+                run.mesh.put(DeviceLost("the connection broke", node="b"))
+
+        assert greedy(run.engine, at=end_link) == wanted
+        assert any(line.endswith("start it anew: this device goes on alone") for line in run.said), run.said
+        assert not any("left out" in line for line in run.said), run.said
+        use = run.engine.mesh_use
+        assert use is not None
+        assert not use.left_out
+
+
+@in_child
+def test_a_device_that_gave_up_and_closed_the_model_meanwhile_opens_it_again(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with running(path) as run:
+        run.mesh.lead = lambda **given: run.mesh.epoch  # type: ignore[method-assign]  # as where nobody else led
+
+        def lose_touch(i: int) -> None:
+            if i == 5:
+                worker = run.workers["b"]
+                run.hub.members["b"].put(DeviceLost("the connection broke", node="a"))
+                until = time.monotonic() + 20
+                while worker._runs.run is not None:
+                    assert time.monotonic() < until
+                    time.sleep(0.001)
+                worker._close_engine()
+
+        assert greedy(run.engine, at=lose_touch) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert not use.left_out
+        assert {node.node for node in use.nodes} == {"a", "b", "c"}
+
+
+@in_child
 def test_a_device_that_refused_takes_part_when_it_was_started_anew_or_some_time_later(folder: Path) -> None:
     """A server's run lasts for weeks: it never took a device back that had refused once."""
     path, other = make_model("llama", folder), make_model("llama", folder / "other", seed=1)
@@ -181,6 +241,43 @@ def test_a_device_that_refused_takes_part_when_it_was_started_anew_or_some_time_
         run.said.clear()
         assert nodes_of_a_text() == ["a", "b", "c"]
         assert any("a device joined" in line for line in run.said), run.said
+
+
+@in_child
+def test_a_device_without_room_is_asked_a_few_times_alone_and_holds_nothing_then(folder: Path) -> None:
+    """Before each text it opened the model anew, and with it whoever the plan did without."""
+    path = make_model("llama", folder)
+    asked: list[tuple[str, object]] = []
+    failover.RETURN_S = 0.0
+
+    def plan_without_d(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hops) -> MeshPlan | None:
+        return round_robin(works, [spec for spec in specs if spec.node != "d"], hops)
+
+    def note(run: Run, node: str, *, has_room: bool) -> None:
+        def handle(coordinator: str, epoch: int, order: Document) -> Document:
+            asked.append((node, order["order"]))
+            if order["order"] == "prepare" and not has_room:
+                raise MeshError("no room", node=node) from BudgetError("no room")
+            return run.workers[node].handle(coordinator, epoch, order)
+
+        run.hub.members[node].handler = handle
+
+    with running(path, "bcd") as run:
+        coordinator.plan_ring = plan_without_d
+        run.engine.close()
+        note(run, "b", has_room=False)
+        note(run, "d", has_room=True)
+        run.open()
+        of_spare = asked.count(("d", "prepare"))
+        for _ in range(failover.MOST_MISFITS + 3):
+            run.engine.front.rewind(0, 0)
+            greedy(run.engine, 1)
+            use = run.engine.mesh_use
+            assert use is not None
+            assert "no room" in use.left_out["b"]
+        assert asked.count(("b", "prepare")) == failover.MOST_MISFITS + 1
+        assert asked.count(("b", "close")) == asked.count(("b", "prepare"))
+        assert asked.count(("d", "prepare")) == of_spare, "the plan does without it, whoever comes back"
 
 
 @in_child

@@ -194,6 +194,30 @@ def test_one_that_was_lost_and_is_there_is_asked_again_a_few_times() -> None:
     assert not machine.may_return("c"), "asking it again would take as long"
 
 
+def test_a_loss_counts_once_and_only_of_who_was_to_take_part() -> None:
+    """A pass notes it, and presence tells it again; who comes and goes beside a run that lasts for weeks is no loss."""
+    now = [0.0]
+    machine = Failover("a", ["b", "c"], lambda: now[0])
+    machine.start()
+    machine.handle(Led(1))
+    machine.handle(Refused("c", "no such file"))
+    for _ in range(MOST_MISFITS):
+        machine.handle(Planned(("a", "b")))
+        machine.handle(Opened(machine.epoch))
+        machine.handle(Replayed(machine.epoch))
+        for _ in range(2):
+            machine.handle(Gone("b", "the connection broke"))
+        machine.handle(Gone("c", "it left"))
+        machine.handle(Gone("passing", "it left"))
+        assert machine.may_return("b")
+        machine.handle(Appeared("b"))
+        machine.handle(Better("a device joined"))
+        machine.handle(Led(1))
+    now[0] = RETURN_S
+    assert not machine.may_return("c"), "it refused for good"
+    assert not machine.may_return("passing")
+
+
 def test_what_is_said_under_an_earlier_epoch_counts_for_nothing() -> None:
     machine = Failover("a", ["b"])
     machine.start()

@@ -11,11 +11,19 @@ from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequen
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from edge_run.base.errors import DeviceLost
+from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
 from edge_run.base.interrupt import go_on
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 Document: TypeAlias = Mapping[str, JsonValue]
+
+
+class HasLeft(MeshError):
+    """This device takes part no more: it closed the mesh, or a thread of it ended. No other device is to blame."""
+
+
+class WasRemoved(HasLeft, NotTrusted):
+    """This device was removed from its cluster."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import pytest
+
+from edge_run.devices.members import list_file
 from edge_run.devices.members.cluster import read_cluster
 from edge_run.devices.members.identity import device_key
 from edge_run.devices.members.keeping import ListEditor
@@ -39,6 +43,29 @@ def test_while_another_process_changes_the_list_nobody_waits_and_nothing_is_lost
         assert time.monotonic() - started < 5
         other.communicate(timeout=30)
     assert file.changed() is None, "it is this process's own"
+    file.close()
+    assert file.changed() is None
     known = read_cluster(folder)
     assert known is not None
     assert known.listed == newer
+
+
+def test_a_slow_card_is_waited_for_at_the_end_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No heartbeat is sent or heard meanwhile, and a pass that looks for losses waits: others gave the device up."""
+    cluster = make_cluster(tmp_path, "mqtt://127.0.0.1", ["one"])
+    folder, founder = tmp_path / "one", device_key(tmp_path / "one")
+    assert cluster.listed is not None
+    newer = let_in(ListEditor(founder, cluster.listed, cluster.secret), device_key(tmp_path / "two"), "two")
+    file = ListFile(folder, cluster)
+    go_on, write = threading.Event(), list_file.write_cluster
+    monkeypatch.setattr(list_file, "write_cluster", lambda *given: (go_on.wait(20), write(*given)))
+    started = time.monotonic()
+    file.keep(cluster.adopt(newer, founder))
+    assert file.changed() is None
+    assert time.monotonic() - started < 5
+    threading.Timer(0.1, go_on.set).start()
+    file.close()
+    known = read_cluster(folder)
+    assert known is not None
+    assert known.listed == newer
+    assert file.changed() is None, "it is this process's own"

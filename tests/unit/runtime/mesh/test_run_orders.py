@@ -9,7 +9,8 @@ import pytest
 
 from edge_run.base.errors import Cancelled, MeshError
 from edge_run.base.interrupt import Interrupt
-from edge_run.base.mesh import Document
+from edge_run.base.mesh import Document, HasLeft
+from edge_run.runtime.mesh.failover import Deposed
 from edge_run.runtime.mesh.orders import Failed, RunOrders
 from fake_mesh import Hub
 
@@ -64,3 +65,20 @@ def test_devices_that_fail_together_are_asked_once_and_one_that_reads_is_asked_a
     assert orders.prepare({"order": "prepare"}, nodes, 20.0) == {"d": {"room_bytes": 1}}
     assert sorted(asked) == ["b", "c", "d", "d", "d"]
     assert said == ["name of d reads m.gguf for the first time, to know it: 2 MiB of 3 MiB"]
+
+
+def test_who_has_left_blames_nobody() -> None:
+    hub = Hub()
+    mesh = hub.join("a")
+    left = HasLeft("mesh: the data link ended; this device has left, start it anew")
+
+    def order(node: str, order: Document, *, timeout_s: float) -> Document:
+        raise left
+
+    mesh.order = order  # type: ignore[method-assign]
+    orders = RunOrders(mesh, lambda: None)
+    with pytest.raises(HasLeft):
+        orders.prepare({"order": "prepare"}, {"b", "c"}, 1.0)
+    stuck = orders.who_is_stuck(["b", "c"])
+    assert isinstance(stuck, Deposed)
+    assert stuck.why == left.message

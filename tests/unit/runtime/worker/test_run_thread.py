@@ -149,3 +149,24 @@ def test_where_the_thread_has_ended_no_run_begins(
     run: Any = Run(link)
     with pytest.raises(MeshError, match=r"computes no more .*RuntimeError.*; start it anew"):
         thread.begin(run)
+
+
+def test_what_fails_when_others_are_told_ends_no_thread(
+    link: FakeMesh, thread: RunThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each order after that waited half a minute for a pass that nobody computed."""
+    told: list[str] = []
+
+    def fail(model: str) -> None:
+        told.append(model)
+        if model:
+            raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(thread._shown, "tell", fail)
+    run: Any = Run(link)
+    thread.begin(run)
+    wait_until(lambda: thread.run is None)
+    thread.end()
+    assert "some.gguf" in told
+    monkeypatch.undo()
+    check_that_it_computes(link, thread)

@@ -1,15 +1,16 @@
-"""A worker that is closed while it carries out an order: the model is freed after that, not under it."""
+"""When a worker frees the model: after the order at hand, and a while after the one that it was opened for is gone."""
 
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import MeshError
-from edge_run.runtime.worker.worker import Worker
+from edge_run.runtime.worker.worker import ORPHAN_S, Worker
 from fake_mesh import Hub
 
 
@@ -46,3 +47,18 @@ def test_an_order_at_hand_is_carried_out_before_the_model_is_freed(monkeypatch: 
     with pytest.raises(MeshError, match="no more part"):
         worker.handle("a", 1, {"order": "prepare"})
     worker.close()
+
+
+def test_the_model_of_one_that_is_gone_stays_for_a_minute_after_its_run_however_long_that_was() -> None:
+    freed: list[object] = []
+    worker = Worker(Hub().join("b"), [], ModelConfig())
+    engine: Any = SimpleNamespace(close=lambda: freed.append(None))
+    run: Any = SimpleNamespace(end=lambda: None)
+    worker._engine = engine
+    worker._runs.begin(run)
+    worker._runs.end()
+    worker._free_orphan()
+    assert not freed, "it may have lost touch for a moment only"
+    worker._runs.ended_s -= 2 * ORPHAN_S
+    worker._free_orphan()
+    assert freed
