@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from numbers import Real
+from numbers import Integral, Real
 
 from edge_run.base.errors import ConfigError
 
@@ -22,7 +22,7 @@ def parse_size(text: str | float, least_bytes: int = 1) -> int:
     Raises ConfigError when `text` is no size, is less, or is more than `MOST_BYTES`.
     """
     shown = f"{text!r:.60}"
-    if isinstance(text, Real) and not isinstance(text, bool) and abs(text) < math.inf:
+    if isinstance(text, Real) and not isinstance(text, bool) and (isinstance(text, Integral) or math.isfinite(text)):
         size = int(text)
     else:
         match = _SIZE.fullmatch(text) if isinstance(text, str) else None
