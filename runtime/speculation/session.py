@@ -94,6 +94,7 @@ class SpeculativeSession(Session):
         self._guessed = self._plain_row = None
         self._has_drafted = False
         self._tally.begin()
+        self._control.begin()
         return super().feed(prompt)
 
     def forget(self) -> None:

@@ -80,6 +80,8 @@ class SharedGuesses:
 
     def begin(self, number: int) -> None:
         """A request's answer begins."""
+        if not self._guessed:
+            self._control.begin()
         self._guessed[number] = _Guessed(self._ended.of_another())
 
     def end(self, number: int) -> None:

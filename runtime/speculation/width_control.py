@@ -1,9 +1,12 @@
-"""How wide the next pass is, and whether guessing is worth its time: the width with the most expected tokens a second.
+"""How wide the next pass is, and whether guessing is worth its time: the most expected tokens a second in the long run.
 
-A state machine without I/O: what was measured goes in, a width comes out. A pass without guesses, which is plain
-decoding, is always a candidate: it has the one token of each text that is certain. While it is the best, guesses are
-still made now and then, at a hundredth of the time, and held against what comes: so speculation begins again when it
-would pay. Plain passes are made now and then while it pays, at first more often: they say what it gains.
+A state machine without I/O: what was measured goes in, a width comes out. Some places of a text are easy to guess and
+some are not. So a pass is as wide as its guesses gain more tokens than usually come in the time that they take, which
+is the best in the long run (the marginal value theorem of Charnov, 1976): wider where guesses are good, and narrower or
+without any where they are not. Whether to guess at all hangs on what the latest passes with guesses gained together,
+never on a single one. While plain decoding is better, guesses are still made now and then, at a hundredth of the time,
+and held against what comes: so speculation begins again when it would pay, and so does each new text. Plain passes are
+made now and then while it pays, at first more often: they say what it gains.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ LEAST_GAIN_BY_EXPERT = 1.15
 TRIAL_SHARE = 0.01  # of the time, for guesses that are only held against what comes
 PLAIN_FIRST, PLAIN_EVERY, PLAIN_EVERY_IF_CLOSE, CLOSE_GAIN = 8, 96, 24, 1.3
 PLAIN_GROWTH = 4  # of the passes to the next plain one
+SURE_GAIN = 2.5  # pays whatever the first plain pass took, which is the slowest
+HOPE = 1.2  # of a text that begins: so much more than the least gain
+LATEST = 0.25  # the share of the latest pass in what is usual
 
 
 class WidthControl:
@@ -28,15 +34,21 @@ class WidthControl:
 
     most_tokens: in a pass, the certain ones included. least_gain: expected of a wider pass, over plain decoding.
     is_on: whether the pass decided last had guesses, or may have had.
-    tokens_per_s: what was expected of the best of its offers.
+    tokens_per_s: what passes with guesses usually gain.
     """
 
     def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float = LEAST_GAIN) -> None:
         self._costs, self.most_tokens, self._least_gain = costs, most_tokens, least_gain
         self._draft_s = self.tokens_per_s = 0.0
+        self._usual_tokens = self._usual_s = 0.0  # of passes with guesses, in tokens and seconds of plain ones
         self.is_on = True
         self._since_draft = self._since_plain = 0
         self._plain_after = PLAIN_FIRST
+
+    def begin(self) -> None:
+        """A text begins: it may be easier to guess than the one before."""
+        self._usual_tokens = max(self._usual_tokens, HOPE * self._least_gain * self._usual_s)
+        self.is_on = True
 
     def wants_guesses(self, n_texts: int = 1) -> bool:
         """Return whether to make guesses for the next pass; while plain decoding is better, only now and then."""
@@ -68,26 +80,42 @@ class WidthControl:
     def best(self, offers: Sequence[tuple[int, float]]) -> int:
         """Return which of `offers` the next pass takes up: a width each, and the tokens that are expected of it.
 
-        The first is a pass without guesses.
+        The first is a pass without guesses. The guesses are made, so that all take the time of making them.
         """
         self._since_plain += 1
-        (plain, n_plain), *others = offers
-        plain_rate = n_plain / self._costs.pass_s(plain)
-        rates = [
-            n_tokens / (self._costs.pass_s(width) + self._draft_s) if self._costs.is_within_reach(width) else 0.0
-            for width, n_tokens in others
-        ]
-        self.tokens_per_s = max([plain_rate, *rates])
-        gain = max(rates, default=0.0) / plain_rate
-        self.is_on = gain >= self._least_gain
+        plain, n_plain = offers[0]
+        plain_s = self._costs.pass_s(plain)
+        tokens = [n_tokens / n_plain for _, n_tokens in offers]
+        seconds = [(self._costs.pass_s(width) + self._draft_s) / plain_s for width, _ in offers]
+        usable = [n for n, (width, _) in enumerate(offers) if n == 0 or self._costs.is_within_reach(width)]
+        if not self._usual_s:
+            best_gain = max(tokens[n] / seconds[n] for n in usable)
+            self._usual_tokens, self._usual_s = max(best_gain, HOPE * self._least_gain), 1.0
+        worth = {n: tokens[n] - self._gain * seconds[n] for n in usable}
+        worth[0] += self._least_gain - 1
+        chosen = max(worth, key=worth.__getitem__)
+        self._usual_tokens += LATEST * (tokens[chosen] - self._usual_tokens)
+        self._usual_s += LATEST * (seconds[chosen] - self._usual_s)
+        self.tokens_per_s = self._gain * n_plain / plain_s
+        self.is_on = self._gain >= self._least_gain
         if not self.is_on:
             return 0
-        every = PLAIN_EVERY_IF_CLOSE if gain < CLOSE_GAIN else PLAIN_EVERY
-        if self._since_plain >= min(every, self._plain_after):
+        if self._since_plain >= self._plain_due():
             self._since_plain = 0
             self._plain_after *= PLAIN_GROWTH
             return 0
-        return 1 + rates.index(max(rates))
+        return chosen
+
+    def _plain_due(self) -> int:
+        """Return after how many passes a plain one is made, while guesses pay."""
+        if self._gain >= SURE_GAIN:
+            return PLAIN_EVERY
+        return min(PLAIN_EVERY_IF_CLOSE if self._gain < CLOSE_GAIN else PLAIN_EVERY, self._plain_after)
+
+    @property
+    def _gain(self) -> float:
+        """What passes with guesses usually gain, over plain ones."""
+        return self._usual_tokens / self._usual_s
 
     def expected_s(self, width: int, *, is_guessed: bool) -> float:
         """Return the seconds that a pass is expected to take, with the guesses for it."""

@@ -46,17 +46,65 @@ def test_a_pass_that_computes_only_is_narrow() -> None:
     assert 1 < control.choose(halving(64)) < 16
 
 
+def turned_off(control: WidthControl) -> WidthControl:
+    """Return it after guesses that were worth nothing."""
+    for _ in range(8):
+        assert control.choose([0.0] * 8) == 1
+    assert not control.is_on
+    return control
+
+
 def test_guesses_that_do_not_come_true_are_not_verified() -> None:
     control = controlled(resident, (1, 8))
-    assert control.choose([0.01] * 20) == 1
+    assert [control.choose([0.01] * 20) for _ in range(8)] == [1] * 8
     assert not control.is_on
-    assert control.choose([0.9] * 8) > 1, "it does not begin again"
+    assert max(control.choose([0.9] * 8) for _ in range(3)) > 1, "it does not begin again"
+
+
+@pytest.mark.parametrize("device", [streamed, resident])
+def test_a_place_that_nobody_can_guess_does_not_end_guessing(
+    device: Callable[[int], tuple[float, float, float, int]],
+) -> None:
+    control = controlled(device, (1, 8))
+    control.observe_drafting(0.03)
+    for _ in range(4):
+        assert control.choose([0.9**number for number in range(1, 8)]) > 1
+        control.choose([0.03, 0.02])
+        assert control.is_on
+        assert control.wants_guesses()
+
+
+def test_each_new_text_is_guessed_at() -> None:
+    control = turned_off(controlled(resident, (1, 8)))
+    control.observe_drafting(1.0)
+    assert not control.wants_guesses()
+    control.begin()
+    assert control.wants_guesses()
+    turned_off(control)
+
+
+def test_where_guesses_are_good_passes_are_wider_than_where_all_are_the_same() -> None:
+    """Half of the places are easy to guess: time is spent there, as long as that gains more than is usual."""
+
+    def tokens_per_s(choose: Callable[[WidthControl, list[float]], int]) -> float:
+        control = controlled(resident, WIDTHS)
+        n_tokens, seconds = 0.0, 0.0
+        for number in range(400):
+            values = [(0.97 if number % 2 else 0.2) ** depth for depth in range(1, 64)]
+            width = choose(control, values)
+            n_tokens += 1 + sum(values[: width - 1])
+            seconds += resident(width)[0]
+        return n_tokens / seconds
+
+    def most_in_this_pass(control: WidthControl, values: list[float]) -> int:
+        return max(WIDTHS[:13], key=lambda width: (1 + sum(values[: width - 1])) / resident(width)[0])
+
+    assert tokens_per_s(WidthControl.choose) > 1.01 * tokens_per_s(most_in_this_pass)
 
 
 def test_while_off_guesses_are_made_for_a_hundredth_of_the_time() -> None:
-    control = controlled(resident, (1, 8))
+    control = turned_off(controlled(resident, (1, 8)))
     control.observe_drafting(0.1)
-    control.choose([0.0] * 8)
     asked = sum(control.wants_guesses() for _ in range(1000))
     assert asked * 0.1 <= TRIAL_SHARE * 1000 * resident(1)[0] * 1.05
     assert asked > 10
@@ -65,15 +113,18 @@ def test_while_off_guesses_are_made_for_a_hundredth_of_the_time() -> None:
 def test_guesses_that_cost_nothing_are_made_always() -> None:
     control = controlled(resident, (1, 8))
     control.observe_drafting(1e-6)
-    control.choose([0.0] * 8)
+    turned_off(control)
     assert all(control.wants_guesses() for _ in range(50))
 
 
 def test_plain_decoding_is_tried_again() -> None:
-    control = controlled(streamed, (1, 8))
-    widths = [control.choose([0.9] * 7) for _ in range(3 * PLAIN_EVERY)]
-    tried = [number for number, width in enumerate(widths, 1) if width == 1]
-    assert tried == [8, 8 + 32, 8 + 32 + PLAIN_EVERY, 8 + 32 + 2 * PLAIN_EVERY]
+    def tried(values: list[float]) -> list[int]:
+        control = controlled(streamed, (1, 8))
+        widths = [control.choose(values) for _ in range(3 * PLAIN_EVERY)]
+        return [number for number, width in enumerate(widths, 1) if width == 1]
+
+    assert tried([0.4] * 2) == [8, 8 + 32, 8 + 32 + PLAIN_EVERY, 8 + 32 + 2 * PLAIN_EVERY]
+    assert tried([0.9] * 7) == [PLAIN_EVERY, 2 * PLAIN_EVERY, 3 * PLAIN_EVERY], "what pays is not asked so often"
 
 
 def test_nothing_is_guessed_before_a_pass_was_seen() -> None:
@@ -95,7 +146,7 @@ def test_nothing_is_guessed_before_a_pass_was_seen() -> None:
     st.integers(1, 64),
     st.floats(0, 2),
 )
-def test_the_choice_is_the_width_with_the_most_tokens_a_second(
+def test_where_all_places_are_the_same_the_width_has_the_most_tokens_a_second(
     values: list[float], passes: list[tuple[int, float, float, float, int]], most_tokens: int, draft_s: float
 ) -> None:
     costs, control = WidthCosts(), WidthControl(WidthCosts(), most_tokens)
@@ -109,10 +160,10 @@ def test_the_choice_is_the_width_with_the_most_tokens_a_second(
         if width <= min(most_tokens, len(values) + 1) and costs.is_within_reach(width)
     }
     gain = max(rates.values()) / rates[1]
-    width = control.choose(values)
-    if gain > LEAST_GAIN * (1 + 1e-9):
-        assert rates[width] == pytest.approx(max(rates.values()))
-    elif gain < LEAST_GAIN * (1 - 1e-9):
+    width = max([control.choose(values) for _ in range(100)][-2:])  # one of them may be the plain one that is due
+    if gain > LEAST_GAIN * 1.01:
+        assert rates[width] == pytest.approx(max(rates.values()), rel=0.01)
+    elif gain < LEAST_GAIN * 0.99:
         assert width == 1
 
 
@@ -168,6 +219,23 @@ def test_noise_does_not_let_the_costs_of_plain_passes_wander_off(seed: int) -> N
         read_s = chance.gauss(1, 0.03) * (1.0 if width == 1 else 1.25)
         costs.observe(width, read_s, read_s - 0.2, read_s, 10**9)
     assert costs.pass_s(1) == pytest.approx(1.0, rel=0.15)
+
+
+def test_a_processor_that_is_free_again_is_known_for_all_widths() -> None:
+    """While it was slow, passes of 16 were; they are not made since, as narrower ones promised more."""
+    costs = WidthCosts()
+    for width, pace in ((8, 1.0), (16, 1.0), *[(16, 1.6), (8, 1.6)] * 4, *[(8, 1.0)] * 6):
+        costs.observe(width, pace * (2.0 if width == 8 else 2.2), 0.0, 0.0, 0)
+    assert costs.pass_s(16) == pytest.approx(2.2, rel=0.05)
+
+
+def test_a_pass_is_expected_to_take_no_longer_than_a_wider_one_did() -> None:
+    costs = WidthCosts()
+    for width, wall_s in ((1, 1.0), (8, 4.0), (8, 4.0), (16, 2.2)):
+        costs.observe(width, wall_s, 0.0, 0.0, 0)
+    assert costs.pass_s(8) == pytest.approx(2.2)
+    assert costs.pass_s(4) <= costs.pass_s(8)
+    assert costs.pass_s(1) == pytest.approx(1.0)
 
 
 def test_what_was_not_seen_is_tried_in_steps_of_at_most_twice_the_time() -> None:
