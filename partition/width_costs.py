@@ -78,8 +78,7 @@ class PacedCurve:
 
     Both change within minutes, by what else they do, while the last pass of some width is long ago. So what is kept
     for each width is relative to the pace, and each pass updates the pace by comparing itself with earlier passes of
-    its width. And where a wider pass took less, something else slowed the narrower ones down: such a width, which
-    promises little, might not be tried again for long.
+    its width.
     """
 
     def __init__(self) -> None:
@@ -97,8 +96,12 @@ class PacedCurve:
         return bool(self._usual)
 
     def at(self, width: int, growth: Callable[[int], float] = lambda width: 1.0) -> float:
-        """Return the seconds at `width` now: no more than at a wider one; see `WidthCurve.at`."""
-        return self._pace * min(self._usual.at(width, growth), *self._usual.beyond(width), math.inf)
+        """Return the seconds at `width` now; see `WidthCurve.at`."""
+        return self._pace * self._usual.at(width, growth)
+
+    def least_beyond(self, width: int) -> float:
+        """Return the least seconds at any width beyond `width` that was seen, now; infinite where none was."""
+        return self._pace * min(self._usual.beyond(width), default=math.inf)
 
     @property
     def widest(self) -> int:
@@ -126,7 +129,8 @@ class WidthCosts:
     union_growth: the bytes that a pass of a width reads, over the bytes of a pass of one token.
 
     Reading a byte takes longer in passes of many tokens, which use the processor and the memory more. So the time of a
-    byte is recorded for each width.
+    byte is recorded for each width. Computing takes no longer than in a wider pass: where that was seen, something else
+    slowed the narrower one down, which would hardly be tried again.
     """
 
     def __init__(self, union_growth: Callable[[int], float] = lambda width: 1.0) -> None:
@@ -177,7 +181,8 @@ class WidthCosts:
     def _parts_s(self, width: int) -> tuple[float, float]:
         """Return how long a pass of `width` tokens reads, and how long it computes."""
         byte_s = self._byte_s.at(width) if self._byte_s else 0.0
-        return byte_s * self._bytes.at(width, self._union_growth), self._compute.at(width, self._compute_growth)
+        compute_s = min(self._compute.at(width, self._compute_growth), self._compute.least_beyond(width))
+        return byte_s * self._bytes.at(width, self._union_growth), compute_s
 
     def _compute_growth(self, width: int) -> float:
         line = self._compute.line()

@@ -238,6 +238,14 @@ def test_a_pass_is_expected_to_take_no_longer_than_a_wider_one_did() -> None:
     assert costs.pass_s(1) == pytest.approx(1.0)
 
 
+def test_a_wide_pass_whose_reads_come_late_says_nothing_of_narrow_ones() -> None:
+    """A drive that waits for the processor delivers in bursts, and what was in flight for a moment is not its pace."""
+    costs = WidthCosts()
+    costs.observe(1, 6.7, 5.4, 6.5, 34 * 10**8)
+    costs.observe(48, 8.4, 0.0, 2.2, 34 * 10**8)
+    assert costs.pass_s(1) == pytest.approx(6.7, rel=0.05)
+
+
 def test_what_was_not_seen_is_tried_in_steps_of_at_most_twice_the_time() -> None:
     """With experts a batch reads as much as many single tokens: a wrong hope must not cost a hundred tokens."""
 
