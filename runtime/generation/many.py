@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 
-from edge_run.base.errors import Cancelled, EdgeRunError
+from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError
 from edge_run.base.results import Generation, Piece
-from edge_run.runtime.generation.batch import Batch
+from edge_run.runtime.generation.batched_answers import BatchedAnswers
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.request import Request
-from edge_run.runtime.processes.forks import OwnerProcess
+from edge_run.runtime.processes.workplace import Workplace
 
 
 class ManyStream:
     """An iterator of what comes of many requests: the number of one, and a `Piece` of its answer or its error.
 
     Numbers count the prompts from 0. The last piece of each answer carries its `Generation`; a request that failed has
-    an error instead. Not thread-safe. `close` ends all answers.
+    an error instead. Not thread-safe. `close` ends all answers. Where another answer is begun on the model before the
+    last piece, asking for the next one raises Cancelled. It keeps the model open.
     """
 
-    def __init__(self, owner: object, many: ManyAnswers, owner_process: OwnerProcess) -> None:
-        self._owner, self._many, self._owner_process = owner, many, owner_process
+    def __init__(self, owner: object, many: ManyAnswers, workplace: Workplace) -> None:
+        self._owner, self._many, self._workplace = owner, many, workplace
         self._pieces = many.run()
-        weakref.finalize(self, many.close)
 
     def __iter__(self) -> Iterator[tuple[int, Piece | EdgeRunError]]:
         return self
 
     def __next__(self) -> tuple[int, Piece | EdgeRunError]:
-        self._owner_process.check("these answers")
+        if (state := getgeneratorstate(self._pieces)) == GEN_RUNNING:
+            raise self._workplace.refusal()
+        if state != GEN_CLOSED:
+            self._many.check()
         return next(self._pieces)
 
     def results(self) -> list[Generation | EdgeRunError]:
@@ -40,12 +44,14 @@ class ManyStream:
                 found[number] = piece
             elif piece.generation:
                 found[number] = piece.generation
-        if len(found) < self._many.n_taken:
+        if not self._many.is_complete or len(found) < self._many.n_taken:
             raise Cancelled("the answers were ended before they finished")
         return [found[number] for number in range(self._many.n_taken)]
 
     def close(self) -> None:
         """End all answers here. Idempotent."""
+        if getgeneratorstate(self._pieces) == GEN_RUNNING:
+            raise self._workplace.refusal()
         self._pieces.close()
         self._many.close()
 
@@ -54,11 +60,13 @@ class ManyAnswers:
     """Answers in the making: what a `ManyStream` iterates over, without a reference to it.
 
     n_taken: the prompts that were taken so far.
+    is_complete: whether all answers have come.
     """
 
     def __init__(
         self,
-        batch: Batch,
+        answers: BatchedAnswers,
+        workplace: Workplace,
         requests: Iterable[Request],
         begin: Callable[[Request], Continuation],
         max_parallel: int | None = None,
@@ -67,9 +75,9 @@ class ManyAnswers:
 
         begin: returns the beginning of an answer, or raises what is wrong with a request.
         """
-        self._batch, self._requests, self._begin = batch, iter(requests), begin
-        self._most = min(max_parallel or batch.most_parallel, batch.most_parallel)
-        self.n_taken = 0
+        self._answers, self._workplace, self._requests, self._begin = answers, workplace, iter(requests), begin
+        self._most = min(max_parallel or answers.most_parallel, answers.most_parallel)
+        self.n_taken, self.is_complete = 0, False
         self._numbers: dict[int, int] = {}  # of the batch's requests, those of ours
 
     def run(self) -> Generator[tuple[int, Piece | EdgeRunError], None, None]:
@@ -77,8 +85,9 @@ class ManyAnswers:
         while True:
             yield from self._take()
             if not self._numbers:
+                self.is_complete = True
                 return
-            for event in self._batch.advance():
+            for event in self._workplace.do(self._answers.advance):
                 number = self._numbers[event.request]
                 if event.is_last:
                     del self._numbers[event.request]
@@ -86,18 +95,35 @@ class ManyAnswers:
                 assert found is not None
                 yield number, found
 
+    def check(self) -> None:
+        """Raise what ended all answers, if anything has."""
+        self._workplace.check()
+        self._answers.check()
+
     def close(self) -> None:
         """End all answers. Idempotent."""
-        self._batch.close()
+        if self._workplace.is_here and not self._answers.is_closed:
+            self._workplace.do(self._answers.close)
 
     def _take(self) -> Iterator[tuple[int, EdgeRunError]]:
         """Take requests as long as there is room for more; yield the errors of those that cannot be."""
         while len(self._numbers) < self._most and (request := next(self._requests, None)) is not None:
+            submitted = self._workplace.do(partial(self._submit, request))
             number, self.n_taken = self.n_taken, self.n_taken + 1
-            try:
-                answer = self._begin(request)
-                submitted = self._batch.submit(answer, request.turn)
-            except EdgeRunError as error:
-                yield number, error
+            if isinstance(submitted, EdgeRunError):
+                yield number, submitted
             else:
                 self._numbers[submitted] = number
+
+    def _submit(self, request: Request) -> int | EdgeRunError:
+        """Take a request on; return its number in the batch, or what is wrong with it."""
+        self._answers.check()
+        try:
+            answer = self._begin(request)
+        except EdgeRunError as error:
+            return error
+        try:
+            return self._answers.submit(answer, request.turn)
+        except ContextFull as error:
+            answer.close()
+            return error

@@ -141,8 +141,14 @@ def test_a_new_stream_ends_the_one_before(model: Model) -> None:
     first = model.generate(PROMPT, max_tokens=30, temperature=0)
     next(first)
     second = model.generate(PROMPT, max_tokens=5, temperature=0).result()
-    assert list(first) == []
+    for ask in (lambda: next(first), first.result):
+        with pytest.raises(Cancelled, match="another answer"):
+            ask()
     assert second.completion_tokens == 5
+    whole = model.generate(PROMPT, max_tokens=5, temperature=0)
+    assert whole.result() == whole.generation
+    model.generate(PROMPT, max_tokens=5, temperature=0).result()
+    assert list(whole) == []
 
 
 def test_cancel_from_another_thread(model: Model) -> None:
