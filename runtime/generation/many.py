@@ -37,7 +37,10 @@ class ManyStream:
         return next(self._pieces)
 
     def results(self) -> list[Generation | EdgeRunError]:
-        """Run to the end; return what came of each prompt, in their order: its answer, or the error that ended it."""
+        """Run to the end; return what came of each prompt, in their order: its answer, or the error that ended it.
+
+        After `Model.cancel` that is of the prompts that were taken by then.
+        """
         found: dict[int, Generation | EdgeRunError] = {}
         for number, piece in self:
             if isinstance(piece, EdgeRunError):
@@ -60,7 +63,7 @@ class ManyAnswers:
     """Answers in the making: what a `ManyStream` iterates over, without a reference to it.
 
     n_taken: the prompts that were taken so far.
-    is_complete: whether all answers have come.
+    is_complete: whether all answers have come that will.
     """
 
     def __init__(
@@ -82,8 +85,10 @@ class ManyAnswers:
 
     def run(self) -> Generator[tuple[int, Piece | EdgeRunError], None, None]:
         """Compute the answers piece by piece, once."""
+        takes_more = True
         while True:
-            yield from self._take()
+            if takes_more:
+                yield from self._take()
             if not self._numbers:
                 self.is_complete = True
                 return
@@ -93,6 +98,8 @@ class ManyAnswers:
                     del self._numbers[event.request]
                 found = event.error or event.piece
                 assert found is not None
+                if event.piece and event.piece.generation and event.piece.generation.finish_reason == "cancelled":
+                    takes_more = False  # `Model.cancel` ends all of them, those that have not begun too
                 yield number, found
 
     def check(self) -> None:

@@ -311,6 +311,11 @@ def test_another_generation_ends_many_and_cancelling_ends_all(kit: Path) -> None
         model.cancel()
         found = stream.results()
         assert [one.finish_reason for one in found if isinstance(one, Generation)] == ["cancelled"] * 3
+        stream = model.generate_many(["One", "Two", "Three"] * 3, max_parallel=2, max_tokens=100, temperature=0)
+        next(stream)
+        model.cancel()
+        found = stream.results()
+        assert [one.finish_reason for one in found if isinstance(one, Generation)] == ["cancelled"] * 2
         assert model.generate("Three", max_tokens=5, temperature=0).result().text == wanted.text
 
 
