@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import Cancelled, ConfigError, ContextFull, EdgeRunError, TierReadError
+from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, TierReadError
 from edge_run.base.protocols import Clock
 from edge_run.base.results import Piece, Speculation
 from edge_run.runtime.decoding.session import Keeper
@@ -31,6 +31,7 @@ from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.generation.scheduled_passes import BegunPass, ComputedPart, ScheduledPasses
 from edge_run.runtime.generation.speculation_setup import open_shared_guesses
 from edge_run.runtime.generation.stream import GAVE_WAY
+from edge_run.runtime.llama.prompt_text import check_room
 from edge_run.runtime.scheduling.scheduler import PassPart, PassRules, PlannedPass, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
 from edge_run.runtime.scheduling.widths import PassWidths
@@ -148,14 +149,7 @@ class BatchedAnswers(Closing):
     def submit(self, answer: Continuation, turn: Turn) -> int:
         """Take a request on, and its `answer`; return its number. Raises ContextFull for a prompt that is too long."""
         self.check()
-        n_tokens, room = len(answer.prompt), self._scheduler.room_tokens
-        if n_tokens >= room:
-            raise ContextFull(
-                f"prompt of {n_tokens} tokens: the context holds {room} with at least one to generate; "
-                "shorten it, or give more context with -c",
-                prompt_tokens=n_tokens,
-                context_tokens=room,
-            )
+        check_room(len(answer.prompt), self._scheduler.room_tokens)
         number, now = self._scheduler.submit(answer.prompt, turn.priority, turn.key, turn.salt), self._clock()
         deadline_s = now + (math.inf if turn.deadline_s is None else turn.deadline_s)
         self._open[number] = _Open(answer, now, deadline_s, turn.salt)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
+from typing import Any
 
 from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError
 from edge_run.base.results import Generation, Piece
 from edge_run.runtime.generation.batched_answers import BatchedAnswers
 from edge_run.runtime.generation.continuation import Continuation
-from edge_run.runtime.generation.request import Request
+from edge_run.runtime.generation.request import Prompt, Request
 from edge_run.runtime.processes.workplace import Workplace
+
+_NONE: Any = object()  # where there are no more prompts
 
 
 class ManyStream:
@@ -70,15 +74,18 @@ class ManyAnswers:
         self,
         answers: BatchedAnswers,
         workplace: Workplace,
-        requests: Iterable[Request],
+        prompts: Iterable[Prompt | Request],
+        usual: Request,
         begin: Callable[[Request], Continuation],
         max_parallel: int | None = None,
     ) -> None:
-        """Prepare to answer `requests`, which are taken one by one, as there is room for them.
+        """Prepare to answer `prompts`, which are taken one by one, as there is room for them.
 
+        usual: what is asked of a prompt that is no `Request`.
         begin: returns the beginning of an answer, or raises what is wrong with a request.
         """
-        self._answers, self._workplace, self._requests, self._begin = answers, workplace, iter(requests), begin
+        self._answers, self._workplace, self._usual, self._begin = answers, workplace, usual, begin
+        self._prompts = iter(prompts)
         self._most = min(max_parallel or answers.most_parallel, answers.most_parallel)
         self.n_taken, self.is_complete = 0, False
         self._numbers: dict[int, int] = {}  # of the batch's requests, those of ours
@@ -113,19 +120,20 @@ class ManyAnswers:
             self._workplace.do(self._answers.close)
 
     def _take(self) -> Iterator[tuple[int, EdgeRunError]]:
-        """Take requests as long as there is room for more; yield the errors of those that cannot be."""
-        while len(self._numbers) < self._most and (request := next(self._requests, None)) is not None:
-            submitted = self._workplace.do(partial(self._submit, request))
+        """Take prompts as long as there is room for more; yield the errors of those that cannot be."""
+        while len(self._numbers) < self._most and (prompt := next(self._prompts, _NONE)) is not _NONE:
+            submitted = self._workplace.do(partial(self._submit, prompt))
             number, self.n_taken = self.n_taken, self.n_taken + 1
             if isinstance(submitted, EdgeRunError):
                 yield number, submitted
             else:
                 self._numbers[submitted] = number
 
-    def _submit(self, request: Request) -> int | EdgeRunError:
-        """Take a request on; return its number in the batch, or what is wrong with it."""
+    def _submit(self, prompt: Any) -> int | EdgeRunError:
+        """Take a prompt on; return its number in the batch, or what is wrong with it."""
         self._answers.check()
         try:
+            request = prompt if isinstance(prompt, Request) else replace(self._usual, prompt=prompt)
             answer = self._begin(request)
         except EdgeRunError as error:
             return error

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, ModelOptions
 from edge_run.base.errors import ConfigError, NotSupported
@@ -24,13 +23,13 @@ from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.batch import Batch
 from edge_run.runtime.generation.batched_answers import BatchedAnswers
-from edge_run.runtime.generation.chat import ChatTemplate, leave_out_oldest, template_cell
+from edge_run.runtime.generation.chat import ChatTemplate, template_cell
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.engine_opening import open_engine
 from edge_run.runtime.generation.many import ManyAnswers, ManyStream
 from edge_run.runtime.generation.meter import Interval, Meter
 from edge_run.runtime.generation.model_texts import ModelTexts
-from edge_run.runtime.generation.request import Message, Prompt, Request, make_request
+from edge_run.runtime.generation.request import Message, Prompt, Request, chat_request, make_request, text_request
 from edge_run.runtime.generation.sampling import CandidateTable
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.generation.stream import Answer, Stream
@@ -40,6 +39,7 @@ from edge_run.runtime.inspection.model_kind import check_generates
 from edge_run.runtime.keeping.keeper import ConversationRows
 from edge_run.runtime.keeping.opening import open_keeper
 from edge_run.runtime.llama._ggml import L
+from edge_run.runtime.llama.prompt_text import check_room
 from edge_run.runtime.planning.planner import Planner, packed
 from edge_run.runtime.probing.probe import recall
 from edge_run.runtime.processes.workplace import Workplace
@@ -216,11 +216,11 @@ class Model(ModelTexts):
         options: `max_tokens`, None is until the model ends or the context is full; `sampling`, a `SamplingConfig`, or
             single fields of one; `marks`, control tokens, by their texts, that are a part of the answer's text.
 
-        Raises ConfigError at once, and ContextFull for a text that is clearly too long; iterating raises ContextFull,
-        TierReadError, ModelFileError, KernelError, NotSupported (no token fits the grammar, or the grammar takes too
+        Raises ConfigError at once, and ContextFull for a text that is too long; iterating raises TierReadError,
+        ModelFileError, KernelError, NotSupported (no token fits the grammar, or the grammar takes too
         much to find one), and on a mesh MeshError.
         """
-        return self._start(make_request(prompt, **options))
+        return self._start(text_request(prompt, **options))
 
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Stream:
         """Answer a conversation, given as `{"role", "content"}` messages; see `generate`.
@@ -231,7 +231,7 @@ class Model(ModelTexts):
 
         Raises NotSupported when the model has no chat template.
         """
-        return self._start(make_request(messages, **options))
+        return self._start(chat_request(messages, **options))
 
     def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation:
         """Answer a conversation and return the finished answer; arguments as for `stream_chat`."""
@@ -260,9 +260,10 @@ class Model(ModelTexts):
         """
         if max_parallel is not None and max_parallel < 1:
             raise ConfigError(f"max parallel {max_parallel}: must be at least 1 answer")
+        if isinstance(prompts, str | bytes | Mapping):
+            raise ConfigError(f"prompts {prompts!r:.60}: is one prompt; give several, such as a list of them")
         usual = make_request("", max_tokens=max_tokens, sampling=sampling, **options)
-        requests = (one if isinstance(one, Request) else replace(usual, prompt=one) for one in prompts)
-        many = ManyAnswers(self._open_answers(), self._workplace, requests, self.begin, max_parallel)
+        many = ManyAnswers(self._open_answers(), self._workplace, prompts, usual, self.begin, max_parallel)
         return ManyStream(self, many, self._workplace)
 
     def embed(self, texts: Text | Sequence[Text], **options: Any) -> Embeddings:
@@ -359,20 +360,8 @@ class Model(ModelTexts):
         if self.embedding:
             check_generates(self._opened.gguf)
             raise NotSupported(f"{self.path}: was opened for embeddings, not for text; leave out embeddings")
-        prompt, n_dropped = request.prompt, 0
-        if isinstance(prompt, str):
-            tokens = self.prompt_tokens(prompt)
-        elif prompt and isinstance(prompt[0], Mapping):
-            messages = cast("Sequence[Message]", prompt)
-            if request.drops_oldest:
-                kept = leave_out_oldest(messages, self.context_tokens, self._count_tokens, request.max_tokens)
-                messages, n_dropped = kept, len(messages) - len(kept)
-            tokens = self.prompt_tokens(self.chat_prompt(messages))
-        else:
-            tokens = list(cast("Sequence[int]", prompt))
-        if not tokens:
-            raise ConfigError("prompt: is empty; give at least one token")
-        self._check_tokens("prompt", tokens)
+        tokens, n_dropped = self._tokens_of(request)
+        check_room(len(tokens), self.context_tokens)
         engine = self._opened
         room_tokens = engine.front.capabilities.context_tokens
         has_end = request.max_tokens is not None or not engine.config.context_shift

@@ -244,6 +244,7 @@ def test_what_is_wrong_with_one_request_ends_that_one(kit: Path) -> None:
         Request("Once", 6, SamplingConfig(temperature=0, grammar="root ::= nothing")),
         [10**6],
         [],
+        None,
         "word " * 3000,
         Request("A list:", 20, SamplingConfig(temperature=0, json_schema='{"enum": ["red"]}')),
         Request("Once", 6, SamplingConfig(temperature=0, grammar='root ::= "x" root')),
@@ -251,12 +252,14 @@ def test_what_is_wrong_with_one_request_ends_that_one(kit: Path) -> None:
     with Model(kit, context_tokens=512, threads=1, sequences=4) as model:
         found = model.generate_many(requests, max_tokens=6, temperature=0).results()
         assert [type(one) for one in found] == [
-            Generation, ConfigError, ConfigError, ConfigError, ContextFull, Generation, Generation,
+            Generation, ConfigError, ConfigError, ConfigError, ConfigError, ContextFull, Generation, Generation,
         ]  # fmt: skip
-        assert isinstance(found[5], Generation)
-        assert found[5].text.strip() == '"red"'
         assert isinstance(found[6], Generation)
-        assert found[6].text == "xxxxxx"
+        assert found[6].text.strip() == '"red"'
+        assert isinstance(found[7], Generation)
+        assert found[7].text == "xxxxxx"
+        with pytest.raises(ConfigError, match="give several"):
+            model.generate_many("Once")
 
 
 def test_settings_are_each_requests_own(kit: Path) -> None:

@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from edge_run import Cancelled, ConfigError, ContextFull, EdgeRunError, Model, NotSupported, to_json
@@ -107,7 +109,7 @@ def test_grammar_and_schema(model: Model) -> None:
 def test_limits(model: Model) -> None:
     assert model.generate(PROMPT, max_tokens=0).result().token_ids == ()
     with pytest.raises(ContextFull, match="256"):
-        model.generate([5] * 256).result()
+        model.generate([5] * 256)
     full = model.generate([5] * 250, temperature=0.8, seed=1).result()
     assert full.finish_reason in ("context", "stop")
     assert full.prompt_tokens + full.completion_tokens <= 257
@@ -120,7 +122,15 @@ def test_limits(model: Model) -> None:
         ([], {}),
         ([-1], {}),
         ([10**6], {}),
+        (b"Once", {}),
+        (None, {}),
+        ({5, 6}, {}),
+        ([5, "x"], {}),
+        ([5, True], {}),
+        ([{"role": "user", "content": "Hi"}], {}),
         ("x", {"max_tokens": -2}),
+        ("x", {"max_tokens": "5"}),
+        ("x", {"marks": 5}),
         ("x", {"temperature": -1}),
         ("x", {"unknown": 1}),
     ],
@@ -160,6 +170,19 @@ def test_cancel_from_another_thread(model: Model) -> None:
     assert generation.finish_reason in ("cancelled", "context")
     assert time.monotonic() - started < 20
     assert model.generate(PROMPT, max_tokens=4, temperature=0).result().finish_reason == "length"
+
+
+def test_tokens_may_be_an_array(model: Model) -> None:
+    wanted = model.generate([5, 6, 7], max_tokens=3, temperature=0).result().token_ids
+    found = model.generate(np.array([5, 6, 7]), max_tokens=3, temperature=0)  # type: ignore[arg-type]
+    assert found.result().token_ids == wanted
+
+
+@pytest.mark.parametrize("messages", ["Hi", [1, 2, 3], {"role": "user", "content": "Hi"}, [{"role": "user"}, "Hi"], 5])
+def test_what_is_no_conversation_is_refused(model: Model, messages: Any) -> None:
+    """Text was continued as it is, without the template."""
+    with pytest.raises(ConfigError, match='"role"'):
+        model.chat(messages)
 
 
 def test_chat_needs_a_template(model: Model) -> None:
