@@ -45,7 +45,7 @@ from edge_run.runtime.probing.probe import recall
 from edge_run.runtime.processes.workplace import Workplace
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     from edge_run.runtime.mesh.engine import MeshOptions
 
@@ -115,6 +115,10 @@ class Model(ModelTexts):
             raise
         self._meter = Meter(self._engine)
         self._table = CandidateTable(self._vocab, self._engine.model.vocabulary)
+
+    def __enter__(self) -> Self:
+        self._workplace.check()
+        return self
 
     @property
     def plan(self) -> Plan:
@@ -344,7 +348,8 @@ class Model(ModelTexts):
                 self._salt = request.turn.salt
             if self._engine.draft:
                 self._engine.draft.belong(0, request.turn.salt)
-            self._running = answer = Answer(self._engine, self._session, self._meter, continuation)
+            deadline_s = request.turn.deadline_s
+            self._running = answer = Answer(self._engine, self._session, self._meter, continuation, deadline_s)
             return Stream(self, answer, self._workplace)
         except BaseException:
             continuation.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 import weakref
 from collections.abc import Generator, Iterator
 from functools import partial
@@ -68,8 +70,19 @@ class Answer:
     gave_way: another answer was begun on the model before it was finished.
     """
 
-    def __init__(self, engine: Engine, session: Session, meter: Meter, continuation: Continuation) -> None:
-        """Prepare to compute `continuation`; nothing is computed before `run`."""
+    def __init__(
+        self,
+        engine: Engine,
+        session: Session,
+        meter: Meter,
+        continuation: Continuation,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Prepare to compute `continuation`; nothing is computed before `run`.
+
+        deadline_s: the seconds from now after which it ends as it is; None for never.
+        """
+        self._until_s = math.inf if deadline_s is None else time.monotonic() + deadline_s
         self._engine, self._session, self._meter, self._continuation = engine, session, meter, continuation
         self.generation: Generation | None = None
         self.is_closed = self.gave_way = False
@@ -96,10 +109,11 @@ class Answer:
         self._meter.lap()
         with self._continuation as continuation:
             try:
-                if self._engine.interrupt.is_set:
+                if self._engine.interrupt.is_set or self._is_late:
                     raise Cancelled("the generation was cancelled before it began")
                 continuation.begin()
-                logits, course.cached_tokens = self._session.feed(continuation.prompt)
+                with self._engine.interrupt.cancelling_at(self._until_s):
+                    logits, course.cached_tokens = self._session.feed(continuation.prompt)
                 course.prefilled(self._meter.lap())
                 while not continuation.wants_none and (piece := continuation.choose(logits)):
                     course.ttft_s = course.ttft_s or course.prefill_s + self._meter.lap().wall_s
@@ -113,7 +127,7 @@ class Answer:
                 else:
                     reason = "length" if continuation.wants_none else "stop"
             except Cancelled:
-                reason = "cancelled"
+                reason = "deadline" if self._is_late else "cancelled"
         self._session.finish()
         rest = continuation.finish()
         if continuation.is_stopped:
@@ -127,4 +141,8 @@ class Answer:
         why = self._continuation.why_stop()
         if why != "stop" and self._engine.interrupt.is_set:
             return "cancelled"
-        return why or ("context" if self._session.is_full else "")
+        return why or ("deadline" if self._is_late else "context" if self._session.is_full else "")
+
+    @property
+    def _is_late(self) -> bool:
+        return time.monotonic() >= self._until_s

@@ -235,6 +235,8 @@ def test_closing_twice_and_using_after(kit: Path) -> None:
         model.tokenize(PROMPT)
     with pytest.raises(EdgeRunError, match="closed"):
         model.detokenize([1, 2])
+    with pytest.raises(ConfigError, match="closed"), model:
+        pass
     model.cancel()
     assert model.stats.generations == 0
 
