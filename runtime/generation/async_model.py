@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import anyio
 
@@ -45,13 +45,19 @@ class OpeningOptions(ModelOptions, total=False):
     interrupt: Interrupt | None
 
 
-class TurnOptions(ChatOptions, total=False):
-    """The keywords of `AsyncModel.stream_chat`."""
-
+class _Turns(TypedDict, total=False):
     priority: int
     key: str
     deadline_s: float | None
     salt: str
+
+
+class CompletionOptions(AnswerOptions, _Turns, total=False):
+    """The keywords of `AsyncModel.generate`."""
+
+
+class TurnOptions(ChatOptions, _Turns, total=False):
+    """The keywords of `AsyncModel.stream_chat`."""
 
 
 class AsyncModel(AsyncOwner[Model]):
@@ -82,6 +88,14 @@ class AsyncModel(AsyncOwner[Model]):
         made = cls(model.path)
         made._open = lambda interrupt: model
         return made
+
+    @property
+    def model(self) -> Model:
+        """The open model, for what any thread may ask of it: tokens, templates, limits. It must not answer beside this.
+
+        What takes its time there, as long texts do, holds up the event loop unless it is asked in a thread.
+        """
+        return self._opened
 
     @property
     def plan(self) -> Plan:
@@ -155,15 +169,13 @@ class AsyncModel(AsyncOwner[Model]):
         turn = Turn(priority, key, deadline_s, salt)
         return self._stream(chat_request(messages, turn=turn, **options), self._opened.stream_chat, options)
 
+    async def complete(self, prompt: str | Sequence[int], **options: Unpack[CompletionOptions]) -> Generation:
+        """Continue `prompt`; return the finished answer. Arguments and errors as for `generate`."""
+        return await _finished(self.generate(prompt, **options))
+
     async def chat(self, messages: Sequence[Message], **options: Unpack[TurnOptions]) -> Generation:
         """Answer a conversation; return the finished answer."""
-        generation = None
-        async with aclosing(self.stream_chat(messages, **options)) as pieces:
-            async for piece in pieces:
-                generation = piece.generation
-        if generation is None:
-            raise Cancelled("the answer was ended before it was finished")
-        return generation
+        return await _finished(self.stream_chat(messages, **options))
 
     async def embed(self, texts: Text | Sequence[Text], **options: Any) -> Embeddings:
         """Return the vectors of texts, when it is the task's turn; arguments and errors as for `Model.embed`."""
@@ -221,3 +233,14 @@ class AsyncModel(AsyncOwner[Model]):
                 yield
             finally:
                 self._holder = None
+
+
+async def _finished(answer: AsyncGenerator[Piece, None]) -> Generation:
+    """Run an answer to its end; return it with its figures."""
+    generation = None
+    async with aclosing(answer) as pieces:
+        async for piece in pieces:
+            generation = piece.generation
+    if generation is None:
+        raise Cancelled("the answer was ended before it was finished")
+    return generation

@@ -138,6 +138,9 @@ async def test_chat(kit: Path) -> None:
     async with AsyncModel(kit, context_tokens=256, threads=1, chat_template=template) as model:
         messages = [{"role": "user", "content": PROMPT}]
         answer = await model.chat(messages, max_tokens=4, temperature=0)
+        assert model.model.has_chat_template
+        assert answer.prompt_tokens == len(model.model.prompt_tokens(model.model.chat_prompt(messages)))
+        assert (await model.complete(PROMPT, max_tokens=4, temperature=0)).text == answer.text
         pieces = [piece async for piece in model.stream_chat(messages, max_tokens=4, temperature=0)]
     assert answer.completion_tokens == 4
     assert "".join(piece.text for piece in pieces) == answer.text
