@@ -19,7 +19,7 @@ from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Forecast, Generation, Numerics, Piece, Plan, Progress, Stats
 from edge_run.base.sampling_config import AnswerOptions, ChatOptions
-from edge_run.runtime.embedding.results import Embeddings
+from edge_run.runtime.embedding.results import Embeddings, TextVectors
 from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.request import Message, Request, Turn, chat_request, text_request
@@ -177,11 +177,20 @@ class AsyncModel(AsyncOwner[Model]):
         """Answer a conversation; return the finished answer."""
         return await _finished(self.stream_chat(messages, **options))
 
-    async def embed(self, texts: Text | Sequence[Text], **options: Any) -> Embeddings:
+    async def embed(
+        self,
+        texts: Text | Sequence[Text],
+        *,
+        normalize: bool = True,
+        truncate: bool = False,
+        on_text: Callable[[TextVectors], object] | None = None,
+    ) -> Embeddings:
         """Return the vectors of texts, when it is the task's turn; arguments and errors as for `Model.embed`."""
         model = self._opened
         async with self._own_turn():
-            return await self._thread.run(partial(model.embed, texts, **options), model.cancel)
+            return await self._thread.run(
+                partial(model.embed, texts, normalize=normalize, truncate=truncate, on_text=on_text), model.cancel
+            )
 
     async def __aexit__(self, *_: object) -> None:
         # Not in turn: a generator that was left half way may hold it for ever. The thread is free between passes.

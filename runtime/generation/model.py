@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, ModelOptions
 from edge_run.base.errors import ConfigError, NotSupported
@@ -18,7 +18,7 @@ from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Forecast, Generation, Numerics, Plan, Progress, Speculation, Stats
 from edge_run.base.sampling_config import AnswerOptions, ChatOptions, SamplingConfig, SamplingOptions
 from edge_run.runtime.embedding.embedding import embed, embedding_shape
-from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape
+from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape, TextVectors
 from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.batch import Batch
@@ -270,12 +270,19 @@ class Model(ModelTexts):
         many = ManyAnswers(self._open_answers(), self._workplace, prompts, usual, self.begin, max_parallel)
         return ManyStream(self, many, self._workplace)
 
-    def embed(self, texts: Text | Sequence[Text], **options: Any) -> Embeddings:
+    def embed(
+        self,
+        texts: Text | Sequence[Text],
+        *,
+        normalize: bool = True,
+        truncate: bool = False,
+        on_text: Callable[[TextVectors], object] | None = None,
+    ) -> Embeddings:
         """Return the vectors of texts; of a model that was opened for that (`embeddings`), as encoders are.
 
         texts: one or several, each as text or as tokens; text gets the model's own first and last tokens.
-        options: `normalize`, whether vectors get length 1 (True); `truncate`, whether a text that is too long is cut
-            (False); `on_text`, which is told of each text, a `TextVectors`, when it has its vectors.
+        normalize: whether vectors get length 1. truncate: whether a text that is too long is cut. on_text: is told of
+            each text when it has its vectors.
 
         Texts share passes, as many as the model was opened for (`sequences`): then the last digits of a vector depend
         on the texts beside it (`numerics.batching`). Opened for one, or with `exact`, each is computed alone, and its
@@ -286,7 +293,7 @@ class Model(ModelTexts):
         def work() -> Embeddings:
             if self._engine.embedder is not None:
                 self._end_running()
-            found = embed(self.path, self._engine, texts, **options)
+            found = embed(self.path, self._engine, texts, normalize, truncate, on_text)
             self._meter.count(sum(found.tokens), 0, Interval())
             return found
 
