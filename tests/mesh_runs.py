@@ -16,7 +16,7 @@ from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.fetch import exchange as piece_exchange
-from edge_run.runtime.generation.batch import Batch
+from edge_run.runtime.generation.batched_answers import BatchedAnswers
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.meter import Meter
 from edge_run.runtime.generation.request import Turn
@@ -44,10 +44,10 @@ def greedy(engine: Engine, tokens: int = 16, at: Callable[[int], None] = lambda 
 
 
 def answers(
-    engine: Engine, prompts: Sequence[list[int]], at: Callable[[int, Batch], None] = lambda i, batch: None
+    engine: Engine, prompts: Sequence[list[int]], at: Callable[[int, BatchedAnswers], None] = lambda i, batch: None
 ) -> list[list[int]]:
     """Return the tokens of greedy answers in shared passes. at: called each time before these advance."""
-    batch = Batch(engine, Meter(engine), 4)
+    batch = BatchedAnswers(engine, Meter(engine), 4)
     batch._widths.observe = lambda *_: None  # type: ignore[method-assign]  # who shares a pass depends on no clock
     found: dict[int, list[int]] = {}
     for prompt in prompts:

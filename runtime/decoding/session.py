@@ -10,10 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_run.base.errors import ContextFull
 from edge_run.base.protocols import BatchToken, Decoder, Logits
 from edge_run.base.results import Speculation
 from edge_run.runtime.decoding.context_shift import ContextShift
+from edge_run.runtime.llama.prompt_text import check_room
 
 
 class Keeper(Protocol):
@@ -61,14 +61,7 @@ class Session:
 
         Raises ContextFull when the prompt and one more token do not fit, and the errors of `Decoder.decode`.
         """
-        room = self._decoder.capabilities.context_tokens
-        if len(prompt) >= room:
-            raise ContextFull(
-                f"prompt of {len(prompt)} tokens: the context holds {room} with at least one to generate; "
-                "shorten it, or give more context with -c",
-                prompt_tokens=len(prompt),
-                context_tokens=room,
-            )
+        check_room(len(prompt), self._decoder.capabilities.context_tokens)
         if self.shifted_tokens:  # what is left in the cells is not what reading it would give
             self.shifted_tokens = self._cut(0)
         self._prompt_tokens = len(prompt)

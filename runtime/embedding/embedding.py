@@ -26,10 +26,9 @@ def embed(
     path: Path,
     engine: Engine,
     texts: Text | Sequence[Text],
-    *,
-    normalize: bool = True,
-    truncate: bool = False,
-    on_text: Callable[[TextVectors], object] = lambda text: None,
+    normalize: bool,
+    truncate: bool,
+    on_text: Callable[[TextVectors], object] | None,
 ) -> Embeddings:
     """Return the vectors of `texts`; see `Model.embed`."""
     embedder = engine.embedder
@@ -44,7 +43,8 @@ def embed(
         vectors = embedder.embed(together)
         vectors = normalized(vectors) if is_normalized else vectors
         for text, of_text in zip(together, _of_each(together, vectors, embedder.pooling), strict=True):
-            on_text(TextVectors(len(found), of_text, len(text), len(found) in given.truncated))
+            if on_text is not None:
+                on_text(TextVectors(len(found), of_text, len(text), len(found) in given.truncated))
             found.append(of_text)
     numerics = engine.numerics
     if len(passes) < len(given.tokens):

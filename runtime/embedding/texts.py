@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from edge_run.base.errors import ConfigError, ContextFull
+from edge_run.base.options import is_list, is_whole_number, whole_numbers
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.inspection.embedding_shape import can_be_cut
 from edge_run.runtime.llama._ggml import L
@@ -37,9 +38,11 @@ def text_tokens(engine: Engine, texts: Text | Sequence[Text], *, truncate: bool 
 
     Raises ConfigError for what is no text, and ContextFull for one that is too long and is not to be truncated.
     """
-    if not texts and not isinstance(texts, str):
+    if not isinstance(texts, str) and not is_list(texts):
+        raise ConfigError(f"texts {texts!r:.60}: must be text or tokens, or a list of those")
+    if not len(texts) and not isinstance(texts, str):
         raise ConfigError("texts: there are none; give at least one")
-    is_one = isinstance(texts, str) or isinstance(texts[0], int)
+    is_one = isinstance(texts, str) or is_whole_number(texts[0])
     several = cast("Sequence[Text]", [texts] if is_one else texts)
     most, rows, truncated = most_tokens(engine), list[list[int]](), list[int]()
     for number, text in enumerate(several):
@@ -61,7 +64,9 @@ def _tokens(engine: Engine, what: str, text: Text, most: int, *, truncate: bool)
             refuse_what_is_too_long(model, text, most, CLEARLY)
             tokens = model.tokenize(text, add_special=True, parse_special=False)
     else:
-        tokens = list(text)
+        if not is_list(text):
+            raise ConfigError(f"{what}: {text!r:.60} is neither text nor tokens")
+        tokens = whole_numbers(what, text)
         if outside := [token for token in tokens if not 0 <= token < model.vocabulary]:
             raise ConfigError(f"{what}: token {outside[0]} is outside the vocabulary of {model.vocabulary}")
     if not tokens:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import anyio
 
 from edge_run.base.config import ModelConfig, ModelOptions
-from edge_run.base.errors import Cancelled
+from edge_run.base.errors import Cancelled, ConfigError
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Forecast, Generation, Numerics, Piece, Plan, Progress, Stats
 from edge_run.base.sampling_config import AnswerOptions, ChatOptions
-from edge_run.runtime.embedding.results import Embeddings
+from edge_run.runtime.embedding.results import Embeddings, TextVectors
 from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.generation.model import Model
-from edge_run.runtime.generation.request import Message, Prompt, Turn, make_request
+from edge_run.runtime.generation.request import Message, Request, Turn, chat_request, text_request
 from edge_run.runtime.generation.shared_passes import SharedPasses
 from edge_run.runtime.generation.stream import Stream
 from edge_run.runtime.processes.async_owner import AsyncOwner
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edge_run.runtime.mesh.engine import MeshOptions
+
+_LOOKS, _LOOK_S = 20, 0.01  # at who has the turn
+_SOONEST_S = 1e-9  # the deadline of an answer that is late when its turn comes
 
 
 class OpeningOptions(ModelOptions, total=False):
@@ -40,13 +45,19 @@ class OpeningOptions(ModelOptions, total=False):
     interrupt: Interrupt | None
 
 
-class TurnOptions(ChatOptions, total=False):
-    """The keywords of `AsyncModel.stream_chat`."""
-
+class _Turns(TypedDict, total=False):
     priority: int
     key: str
     deadline_s: float | None
     salt: str
+
+
+class CompletionOptions(AnswerOptions, _Turns, total=False):
+    """The keywords of `AsyncModel.generate`."""
+
+
+class TurnOptions(ChatOptions, _Turns, total=False):
+    """The keywords of `AsyncModel.stream_chat`."""
 
 
 class AsyncModel(AsyncOwner[Model]):
@@ -59,17 +70,32 @@ class AsyncModel(AsyncOwner[Model]):
 
     def __init__(self, path: str | Path, **options: Unpack[OpeningOptions]) -> None:
         """Take the arguments of `Model`; the file is opened by `async with`."""
-        super().__init__(partial(Model, path, **options), "AsyncModel(path)")
+
+        def open_model(interrupt: Interrupt) -> Model:
+            options["interrupt"] = interrupt
+            return Model(path, **options)
+
+        given = options.get("interrupt") or getattr(options.get("mesh"), "interrupt", None)
+        super().__init__(open_model, "AsyncModel(path)", given)
         # No lock: a generator that was left half way is closed by another task than the one that holds the turn.
         self._turn = anyio.Semaphore(1, max_value=1)
+        self._holder: int | None = None  # the task that was last given a piece by who holds it
         self._passes: SharedPasses | None = None
 
     @classmethod
     def of(cls, model: Model) -> AsyncModel:
         """Return an AsyncModel of a model that is open: `async with` takes it over, and closes it at the end."""
         made = cls(model.path)
-        made._open = lambda: model
+        made._open = lambda interrupt: model
         return made
+
+    @property
+    def model(self) -> Model:
+        """The open model, for what any thread may ask of it: tokens, templates, limits. It must not answer beside this.
+
+        What takes its time there, as long texts do, holds up the event loop unless it is asked in a thread.
+        """
+        return self._opened
 
     @property
     def plan(self) -> Plan:
@@ -119,10 +145,12 @@ class AsyncModel(AsyncOwner[Model]):
     ) -> AsyncGenerator[Piece, None]:
         """Continue `prompt`; iterate over the pieces. Arguments and errors as for `Model.generate`.
 
-        Errors come with the first piece; where answers share passes, ConfigError comes at once.
-        priority, key, deadline_s, salt: as of `Turn`; all but the last matter where answers share passes.
+        What is wrong with the arguments is raised at once, other errors with the first piece: of those, where answers
+        run one after the other, ConfigError for a task that has an answer open, which it would wait for itself to end.
+        priority, key, deadline_s, salt: as of `Turn`; the first two matter where answers share passes.
         """
-        return self._stream(self._opened.generate, prompt, options, Turn(priority, key, deadline_s, salt))
+        turn = Turn(priority, key, deadline_s, salt)
+        return self._stream(text_request(prompt, turn=turn, **options), self._opened.generate, options)
 
     def stream_chat(
         self,
@@ -138,23 +166,31 @@ class AsyncModel(AsyncOwner[Model]):
 
         priority, key, deadline_s, salt: as of `generate`.
         """
-        return self._stream(self._opened.stream_chat, messages, options, Turn(priority, key, deadline_s, salt))
+        turn = Turn(priority, key, deadline_s, salt)
+        return self._stream(chat_request(messages, turn=turn, **options), self._opened.stream_chat, options)
+
+    async def complete(self, prompt: str | Sequence[int], **options: Unpack[CompletionOptions]) -> Generation:
+        """Continue `prompt`; return the finished answer. Arguments and errors as for `generate`."""
+        return await _finished(self.generate(prompt, **options))
 
     async def chat(self, messages: Sequence[Message], **options: Unpack[TurnOptions]) -> Generation:
         """Answer a conversation; return the finished answer."""
-        generation = None
-        async with aclosing(self.stream_chat(messages, **options)) as pieces:
-            async for piece in pieces:
-                generation = piece.generation
-        if generation is None:
-            raise Cancelled("the answer was ended before it was finished")
-        return generation
+        return await _finished(self.stream_chat(messages, **options))
 
-    async def embed(self, texts: Text | Sequence[Text], **options: Any) -> Embeddings:
+    async def embed(
+        self,
+        texts: Text | Sequence[Text],
+        *,
+        normalize: bool = True,
+        truncate: bool = False,
+        on_text: Callable[[TextVectors], object] | None = None,
+    ) -> Embeddings:
         """Return the vectors of texts, when it is the task's turn; arguments and errors as for `Model.embed`."""
         model = self._opened
-        async with self._turn:
-            return await self._thread.run(partial(model.embed, texts, **options), model.cancel)
+        async with self._own_turn():
+            return await self._thread.run(
+                partial(model.embed, texts, normalize=normalize, truncate=truncate, on_text=on_text), model.cancel
+            )
 
     async def __aexit__(self, *_: object) -> None:
         # Not in turn: a generator that was left half way may hold it for ever. The thread is free between passes.
@@ -163,22 +199,57 @@ class AsyncModel(AsyncOwner[Model]):
         await super().__aexit__()
 
     def _stream(
-        self, start: Callable[..., Stream], prompt: Prompt, options: Mapping[str, object], turn: Turn
+        self, request: Request, start: Callable[..., Stream], options: Mapping[str, object]
     ) -> AsyncGenerator[Piece, None]:
-        given = cast("dict[str, Any]", options)
         if self._opened.most_parallel == 1:
-            return self._stream_alone(partial(start, prompt, turn=turn, **given))
+            return self._stream_alone(request, partial(start, request.prompt, **cast("dict[str, Any]", options)))
         self._passes = self._passes or SharedPasses(self._opened, self._thread)
-        return self._passes.stream(make_request(prompt, turn=turn, **given))
+        return self._passes.stream(request)
 
-    async def _stream_alone(self, start: Callable[[], Stream]) -> AsyncGenerator[Piece, None]:
-        """Answer when it is the task's turn."""
-        model = self._opened
+    async def _stream_alone(self, request: Request, start: Callable[..., Stream]) -> AsyncGenerator[Piece, None]:
+        """Answer when it is the task's turn; the wait for that counts towards its deadline."""
+        model, asked_s, deadline_s = self._opened, time.monotonic(), request.turn.deadline_s
         compute = partial(self._thread.run, on_cancel=model.cancel)
-        async with self._turn:
-            stream = await compute(start)
+        async with self._own_turn():
+            turn = request.turn
+            if deadline_s is not None:
+                turn = replace(turn, deadline_s=max(_SOONEST_S, deadline_s - (time.monotonic() - asked_s)))
+            stream = await compute(partial(start, turn=turn))
             try:
                 while (piece := await compute(partial(next, stream, None))) is not None:
                     yield piece
+                    self._holder = anyio.get_current_task().id
             finally:
+                self._holder = None
                 await self._thread.run(stream.close, is_owed=True)
+
+    @asynccontextmanager
+    async def _own_turn(self) -> AsyncGenerator[None, None]:
+        """Wait for the task's turn. Raises ConfigError where this very task has it, and would wait for ever."""
+        task = anyio.get_current_task().id
+        for _ in range(_LOOKS):  # a generator that nobody names any more is closed by the event loop, in a moment
+            if self._holder != task:
+                break
+            await anyio.sleep(_LOOK_S)
+        else:
+            raise ConfigError(
+                "AsyncModel: this task has an answer open already, and answers run one after the other; read it to its "
+                "end, close it with aclose(), or open the model for several (sequences=2)"
+            )
+        async with self._turn:
+            self._holder = task
+            try:
+                yield
+            finally:
+                self._holder = None
+
+
+async def _finished(answer: AsyncGenerator[Piece, None]) -> Generation:
+    """Run an answer to its end; return it with its figures."""
+    generation = None
+    async with aclosing(answer) as pieces:
+        async for piece in pieces:
+            generation = piece.generation
+    if generation is None:
+        raise Cancelled("the answer was ended before it was finished")
+    return generation

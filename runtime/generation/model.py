@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, ModelOptions
 from edge_run.base.errors import ConfigError, NotSupported
@@ -18,21 +18,18 @@ from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Forecast, Generation, Numerics, Plan, Progress, Speculation, Stats
 from edge_run.base.sampling_config import AnswerOptions, ChatOptions, SamplingConfig, SamplingOptions
 from edge_run.runtime.embedding.embedding import embed, embedding_shape
-from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape
+from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape, TextVectors
 from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.batch import Batch
-from edge_run.runtime.generation.chat import (
-    ChatTemplate,
-    leave_out_oldest,
-    template_cell,
-)
+from edge_run.runtime.generation.batched_answers import BatchedAnswers
+from edge_run.runtime.generation.chat import ChatTemplate, template_cell
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.engine_opening import open_engine
 from edge_run.runtime.generation.many import ManyAnswers, ManyStream
 from edge_run.runtime.generation.meter import Interval, Meter
 from edge_run.runtime.generation.model_texts import ModelTexts
-from edge_run.runtime.generation.request import Message, Prompt, Request, make_request
+from edge_run.runtime.generation.request import Message, Prompt, Request, chat_request, make_request, text_request
 from edge_run.runtime.generation.sampling import CandidateTable
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.generation.stream import Answer, Stream
@@ -42,23 +39,27 @@ from edge_run.runtime.inspection.model_kind import check_generates
 from edge_run.runtime.keeping.keeper import ConversationRows
 from edge_run.runtime.keeping.opening import open_keeper
 from edge_run.runtime.llama._ggml import L
+from edge_run.runtime.llama.prompt_text import check_room
 from edge_run.runtime.planning.planner import Planner, packed
 from edge_run.runtime.probing.probe import recall
-from edge_run.runtime.processes.forks import OwnerProcess
+from edge_run.runtime.processes.workplace import Workplace
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     from edge_run.runtime.mesh.engine import MeshOptions
+
+_WAITS_AT_EXIT_S = 10.0  # for a pass of another thread; where it does not end, the system frees what there is
 
 
 class Model(ModelTexts):
     """A model that generates text, inside a memory budget.
 
     A context manager. A model belongs to the process that opened it: in a forked child its methods raise NotSupported,
-    and closing it does nothing. Only `cancel`, `progress`, `mesh_use` and what turns texts into tokens are thread-safe.
-    One generation runs at a time: starting another one while the first is being iterated ends the first. Use
-    `AsyncModel` to share a model between tasks.
+    and closing it does nothing. Only `cancel`, `close`, `progress`, `mesh_use` and what turns texts into tokens are
+    thread-safe; else a thread that comes while another one is at work gets ConfigError. One generation runs at a time:
+    starting another one while the first is being iterated ends the first, which raises Cancelled when it is asked for
+    its next piece. Use `AsyncModel` to share a model between tasks.
 
     The class is over 200 lines because it is the whole interface of an open model, and most of it is one call each.
     """
@@ -88,14 +89,13 @@ class Model(ModelTexts):
         if config is not None and options:
             raise ConfigError("config and single options: give one of the two")
         self.path = Path(path)
-        self._running: weakref.ref[Stream | ManyStream | Batch] | None = None
-        self._batch: Batch | None = None  # the last one, until there is a prompt that is alone
+        self._running: Answer | BatchedAnswers | None = None  # the last, which the next one ends
         self._templates, self._grammars = template_cell(), GrammarRoom(self.path)
         self._engine = open_engine(self.path, config or make_config(ModelConfig, options), mesh, interrupt)
-        self._owner_process = OwnerProcess()
+        self._workplace = Workplace(self.path, self._engine.interrupt, self._engine.close)
         self._notices: list[str] = []
         self._salt = ""  # of what the conversation at hand is for
-        self._finalizer = weakref.finalize(self, self._owner_process.only_here(self._engine.close))
+        weakref.finalize(self, self._workplace.close, _WAITS_AT_EXIT_S)
         try:
             self._engine.tell(self._notices.append)
             self._session = open_session(self._engine)
@@ -115,6 +115,10 @@ class Model(ModelTexts):
             raise
         self._meter = Meter(self._engine)
         self._table = CandidateTable(self._vocab, self._engine.model.vocabulary)
+
+    def __enter__(self) -> Self:
+        self._workplace.check()
+        return self
 
     @property
     def plan(self) -> Plan:
@@ -146,7 +150,7 @@ class Model(ModelTexts):
 
         Before one, its mode and why it is off or limited.
         """
-        return self._batch.speculation if self._batch else self._session.speculation()
+        return self._running.speculation if self._running else self._session.speculation()
 
     @property
     def mesh_use(self) -> MeshUse | None:
@@ -207,9 +211,7 @@ class Model(ModelTexts):
 
     @property
     def _opened(self) -> Engine:
-        self._owner_process.check(self.path)
-        if not self._finalizer.alive:
-            raise ConfigError(f"{self.path}: this model was closed; open it again with Model(...)")
+        self._workplace.check()
         return self._engine
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]) -> Stream:
@@ -218,11 +220,11 @@ class Model(ModelTexts):
         options: `max_tokens`, None is until the model ends or the context is full; `sampling`, a `SamplingConfig`, or
             single fields of one; `marks`, control tokens, by their texts, that are a part of the answer's text.
 
-        Raises ConfigError at once, and ContextFull for a text that is clearly too long; iterating raises ContextFull,
-        TierReadError, ModelFileError, KernelError, NotSupported (no token fits the grammar, or the grammar takes too
+        Raises ConfigError at once, and ContextFull for a text that is too long; iterating raises TierReadError,
+        ModelFileError, KernelError, NotSupported (no token fits the grammar, or the grammar takes too
         much to find one), and on a mesh MeshError.
         """
-        return self._start(make_request(prompt, **options))
+        return self._start(text_request(prompt, **options))
 
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Stream:
         """Answer a conversation, given as `{"role", "content"}` messages; see `generate`.
@@ -233,7 +235,7 @@ class Model(ModelTexts):
 
         Raises NotSupported when the model has no chat template.
         """
-        return self._start(make_request(messages, **options))
+        return self._start(chat_request(messages, **options))
 
     def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation:
         """Answer a conversation and return the finished answer; arguments as for `stream_chat`."""
@@ -262,31 +264,40 @@ class Model(ModelTexts):
         """
         if max_parallel is not None and max_parallel < 1:
             raise ConfigError(f"max parallel {max_parallel}: must be at least 1 answer")
+        if isinstance(prompts, str | bytes | Mapping):
+            raise ConfigError(f"prompts {prompts!r:.60}: is one prompt; give several, such as a list of them")
         usual = make_request("", max_tokens=max_tokens, sampling=sampling, **options)
-        requests = (one if isinstance(one, Request) else replace(usual, prompt=one) for one in prompts)
-        many = ManyAnswers(self.open_batch(), requests, self.begin, max_parallel)
-        stream = ManyStream(self, many, self._owner_process)
-        self._running = weakref.ref(stream)
-        return stream
+        many = ManyAnswers(self._open_answers(), self._workplace, prompts, usual, self.begin, max_parallel)
+        return ManyStream(self, many, self._workplace)
 
-    def embed(self, texts: Text | Sequence[Text], **options: Any) -> Embeddings:
+    def embed(
+        self,
+        texts: Text | Sequence[Text],
+        *,
+        normalize: bool = True,
+        truncate: bool = False,
+        on_text: Callable[[TextVectors], object] | None = None,
+    ) -> Embeddings:
         """Return the vectors of texts; of a model that was opened for that (`embeddings`), as encoders are.
 
         texts: one or several, each as text or as tokens; text gets the model's own first and last tokens.
-        options: `normalize`, whether vectors get length 1 (True); `truncate`, whether a text that is too long is cut
-            (False); `on_text`, which is told of each text, a `TextVectors`, when it has its vectors.
+        normalize: whether vectors get length 1. truncate: whether a text that is too long is cut. on_text: is told of
+            each text when it has its vectors.
 
         Texts share passes, as many as the model was opened for (`sequences`): then the last digits of a vector depend
         on the texts beside it (`numerics.batching`). Opened for one, or with `exact`, each is computed alone, and its
         vector is llama.cpp's to the bit. Raises ContextFull for a text that is too long, NotSupported where the model
         was opened to generate text, Cancelled after `cancel`, and what `generate` raises of the drive.
         """
-        engine = self._opened
-        if engine.embedder is not None:
-            self._end_running()
-        found = embed(self.path, engine, texts, **options)
-        self._meter.count(sum(found.tokens), 0, Interval())
-        return found
+
+        def work() -> Embeddings:
+            if self._engine.embedder is not None:
+                self._end_running()
+            found = embed(self.path, self._engine, texts, normalize, truncate, on_text)
+            self._meter.count(sum(found.tokens), 0, Interval())
+            return found
+
+        return self._workplace.do(work)
 
     def text_tokens(self, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:
         """Return the tokens that `embed` computes of texts; it raises what that raises of them."""
@@ -304,42 +315,52 @@ class Model(ModelTexts):
 
     def open_batch(self) -> Batch:
         """Return an empty batch, for requests that come as they come; any other generation ends it."""
-        engine = self._opened
-        self._end_running()
-        engine.interrupt.reset()
-        self._session.forget()
-        batch = Batch(engine, self._meter, self.most_parallel, keeper=self._keeper)
-        self._batch, self._running = batch, weakref.ref(batch)
-        return batch
+        return Batch(self, self._open_answers(), self._workplace)
+
+    def _open_answers(self) -> BatchedAnswers:
+        def work() -> BatchedAnswers:
+            self._end_running()
+            self._engine.interrupt.reset()
+            self._session.forget()
+            return BatchedAnswers(self._engine, self._meter, self.most_parallel, keeper=self._keeper)
+
+        self._running = made = self._workplace.do(work)
+        return made
 
     def cancel(self) -> None:
         """End the running generation, from any thread: its stream finishes with reason `cancelled`."""
         self._engine.interrupt.cancel()
 
     def close(self) -> None:
-        """Free the model. Idempotent."""
-        self._end_running()
-        self._finalizer()
-        self._templates.close()
-        self._grammars.close()
+        """Free the model, from any thread; what another one computes is cancelled, and ends first. Idempotent."""
+        try:
+            if self._workplace.end() and self._running:
+                self._running.close()
+        finally:
+            self._workplace.close()
+            self._templates.close()
+            self._grammars.close()
 
     def _start(self, request: Request) -> Stream:
+        return self._workplace.do(partial(self._start_here, request))
+
+    def _start_here(self, request: Request) -> Stream:
         continuation = self.begin(request)
         try:
             self._end_running()
             self._engine.interrupt.reset()
-            self._batch = None
+            self._running = None
             if request.turn.salt != self._salt:
                 self._session.forget()
                 self._salt = request.turn.salt
             if self._engine.draft:
                 self._engine.draft.belong(0, request.turn.salt)
-            stream = Stream(self, Answer(self._engine, self._session, self._meter, continuation), self._owner_process)
+            deadline_s = request.turn.deadline_s
+            self._running = answer = Answer(self._engine, self._session, self._meter, continuation, deadline_s)
+            return Stream(self, answer, self._workplace)
         except BaseException:
             continuation.close()
             raise
-        self._running = weakref.ref(stream)
-        return stream
 
     def open_grammar(self, sampling: SamplingConfig) -> RoomedGrammar | None:
         """Open the grammar of an answer, for `begin`, from any thread: it may take seconds. None where it has none."""
@@ -351,20 +372,8 @@ class Model(ModelTexts):
         if self.embedding:
             check_generates(self._opened.gguf)
             raise NotSupported(f"{self.path}: was opened for embeddings, not for text; leave out embeddings")
-        prompt, n_dropped = request.prompt, 0
-        if isinstance(prompt, str):
-            tokens = self.prompt_tokens(prompt)
-        elif prompt and isinstance(prompt[0], Mapping):
-            messages = cast("Sequence[Message]", prompt)
-            if request.drops_oldest:
-                kept = leave_out_oldest(messages, self.context_tokens, self._count_tokens, request.max_tokens)
-                messages, n_dropped = kept, len(messages) - len(kept)
-            tokens = self.prompt_tokens(self.chat_prompt(messages))
-        else:
-            tokens = list(cast("Sequence[int]", prompt))
-        if not tokens:
-            raise ConfigError("prompt: is empty; give at least one token")
-        self._check_tokens("prompt", tokens)
+        tokens, n_dropped = self._tokens_of(request)
+        check_room(len(tokens), self.context_tokens)
         engine = self._opened
         room_tokens = engine.front.capabilities.context_tokens
         has_end = request.max_tokens is not None or not engine.config.context_shift
@@ -382,5 +391,6 @@ class Model(ModelTexts):
         return found if len(found) == 1 else []
 
     def _end_running(self) -> None:
-        if self._running is not None and (stream := self._running()) is not None:
-            stream.close()
+        """End what is being answered, as another answer begins."""
+        if self._running:
+            self._running.give_way()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, ContextFull, NotSupported
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.generation.chat import ChatTemplate, contents, without_oldest
-from edge_run.runtime.generation.request import Message
+from edge_run.runtime.generation.chat import ChatTemplate, contents, leave_out_oldest, without_oldest
+from edge_run.runtime.generation.request import Message, Request
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.prompt_text import CLEARLY_IN_A_CHAT, refuse_what_is_too_long, tokenize_prompt
@@ -92,6 +92,20 @@ class ModelTexts(Closing):
         What the system says stays, and so does the last turn. Raises what `chat_prompt` raises, but for ContextFull.
         """
         return without_oldest(messages, self.context_tokens, self._count_tokens)
+
+    def _tokens_of(self, request: Request) -> tuple[list[int], int]:
+        """Return the tokens of a prompt, and how many messages were left out. Raises what is wrong with it."""
+        prompt, n_dropped = request.prompt, 0
+        if messages := request.messages:
+            if request.drops_oldest:
+                kept = leave_out_oldest(messages, self.context_tokens, self._count_tokens, request.max_tokens)
+                messages, n_dropped = kept, len(messages) - len(kept)
+            prompt = self.chat_prompt(messages)
+        tokens = self.prompt_tokens(prompt) if isinstance(prompt, str) else cast("list[int]", prompt)
+        if not tokens:
+            raise ConfigError("prompt: is empty; give at least one token")
+        self._check_tokens("prompt", tokens)
+        return tokens, n_dropped
 
     def _count_tokens(self, messages: Sequence[Message]) -> int:
         try:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.options import make_config
+from edge_run.base.options import check_types, is_list, make_config, whole_numbers
 from edge_run.base.sampling_config import SamplingConfig, SamplingOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Message: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+_FORM = '[{"role": "user", "content": "..."}]'
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,48 @@ class Request:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     turn: Turn = field(default_factory=Turn)
     drops_oldest: bool = False
-    marks: tuple[str, ...] = ()
+    marks: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.max_tokens is not None and self.max_tokens < 0:
             raise ConfigError(f"max tokens {self.max_tokens}: must be 0 or more")
+        object.__setattr__(self, "marks", tuple(self.marks))
+        if not isinstance(self.prompt, str):
+            object.__setattr__(self, "prompt", _checked(self.prompt))
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The messages, where the prompt is a conversation; none where it is not."""
+        is_chat = not isinstance(self.prompt, str) and bool(self.prompt) and isinstance(self.prompt[0], Mapping)
+        return cast("Sequence[Message]", self.prompt) if is_chat else ()
+
+
+def _checked(prompt: object) -> Sequence[int] | Sequence[Message]:
+    """Return a prompt that is no text as a list. Raises ConfigError."""
+    if not is_list(prompt):
+        raise ConfigError(f"prompt {prompt!r:.60}: must be text, a list of tokens or a list of messages")
+    found = list(cast("Sequence[Any]", prompt))
+    if not any(isinstance(one, Mapping) for one in found):
+        return whole_numbers("prompt", found)
+    if strange := [one for one in found if not isinstance(one, Mapping)]:
+        raise ConfigError(f"chat message {strange[0]!r:.60}: must have a role and a content: {_FORM}")
+    return found
+
+
+def text_request(prompt: str | Sequence[int], **options: Any) -> Request:
+    """Return a request to continue a text, or tokens; `options` as of `make_request`. Raises ConfigError."""
+    request = make_request(prompt, **options)
+    if request.messages:
+        raise ConfigError("prompt: is a conversation; give it to chat or stream_chat")
+    return request
+
+
+def chat_request(messages: Sequence[Message], **options: Any) -> Request:
+    """Return a request to answer a conversation; `options` as of `make_request`. Raises ConfigError."""
+    if not is_list(messages) or (len(messages) and not isinstance(messages[0], Mapping)):
+        raise ConfigError(f"chat {messages!r:.60}: must be a list of messages: {_FORM}; generate continues plain text")
+    return make_request(messages, **options)
 
 
 def make_request(
@@ -70,7 +108,7 @@ def make_request(
     sampling: SamplingConfig | None = None,
     turn: Turn | None = None,
     drops_oldest: bool = False,
-    marks: tuple[str, ...] = (),
+    marks: Sequence[str] = (),
     **options: Unpack[SamplingOptions],
 ) -> Request:
     """Return a request; `options` are the fields of `SamplingConfig`. Raises ConfigError."""

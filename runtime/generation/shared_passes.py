@@ -11,7 +11,8 @@ import anyio.to_thread
 
 from edge_run.base.errors import Cancelled, EdgeRunError
 from edge_run.base.results import Piece
-from edge_run.runtime.generation.batch import Batch, Event
+from edge_run.runtime.generation.batch import Batch
+from edge_run.runtime.generation.batched_answers import Event
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.request import Request
 from edge_run.runtime.grammars.grammar import grammar_text
@@ -20,9 +21,14 @@ from edge_run.runtime.processes.model_thread import ModelThread
 
 
 class _Inbox:
-    """What came for one request. is_waiting: its task waits for that, or for its turn to compute."""
+    """What came for one request.
+
+    is_waiting: its task waits for that, or for its turn to compute. batch, number: where the request was taken on.
+    """
 
     def __init__(self) -> None:
+        self.batch: Batch | None = None
+        self.number = 0
         self.items: deque[Event | EdgeRunError] = deque()
         self.is_waiting = False
         self._woken = anyio.Event()
@@ -59,13 +65,13 @@ class SharedPasses:
     async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Answer a request; iterate over the pieces. Closing it, or cancelling the task, ends the answer."""
         inbox = _Inbox()
-        number = await self._submit(request, inbox)
+        await self._submit(request, inbox)
         self._tasks[inbox] = None
         is_over = False
         try:
             while not is_over:
                 while not inbox.items:
-                    await (inbox.wait() if self._is_computing else self._compute(number, inbox))
+                    await (inbox.wait() if self._is_computing else self._compute(inbox))
                 found = inbox.items.popleft()
                 if isinstance(found, EdgeRunError):
                     is_over = True
@@ -79,11 +85,11 @@ class SharedPasses:
             del self._tasks[inbox]
             self._hand_over()
             if not is_over:
-                await self._drop(number)
+                await self._drop(inbox)
 
-    async def _submit(self, request: Request, inbox: _Inbox) -> int:
+    async def _submit(self, request: Request, inbox: _Inbox) -> None:
         """Take a request on, between two passes. Its grammar is opened before, beside the passes of others."""
-        grammars, numbers, is_gone = list[RoomedGrammar](), list[int](), threading.Event()
+        grammars, is_gone = list[RoomedGrammar](), threading.Event()
 
         def open_grammar() -> None:
             if grammar := self._model.open_grammar(request.sampling):
@@ -92,9 +98,12 @@ class SharedPasses:
                     grammar.close()
 
         def submit() -> None:
-            self._batch = self._batch or self._model.open_batch()
-            numbers.append(self._batch.submit(self._model.begin(request, *grammars), request.turn))
-            self._inboxes[numbers[0]] = inbox
+            batch = self._batch
+            if batch is None or batch.is_closed:  # by another answer that its owner began on the model
+                self._end_all(Cancelled("the answer was ended before it was finished"))
+                batch = self._batch = self._model.open_batch()
+            inbox.number = batch.submit(self._model.begin(request, *grammars), request.turn)
+            inbox.batch, self._inboxes[inbox.number] = batch, inbox
 
         try:
             if grammar_text(request.sampling)[0]:
@@ -103,13 +112,12 @@ class SharedPasses:
             await self._thread.run(submit)
         except BaseException:
             is_gone.set()
-            for number in numbers:
-                await self._drop(number)
-            for grammar in grammars if not numbers else ():
+            if inbox.batch is not None:
+                await self._drop(inbox)
+            for grammar in grammars if inbox.batch is None else ():
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(grammar.close)
             raise
-        return numbers[0]
 
     def _hand_over(self) -> None:
         """Where nobody computes, wake a task that can."""
@@ -118,13 +126,13 @@ class SharedPasses:
             if (first := next(waiting, None)) is not None:
                 first.wake()
 
-    async def _compute(self, number: int, own: _Inbox) -> None:
+    async def _compute(self, own: _Inbox) -> None:
         """Compute a pass for all, and tell all of what came. Where the task is cancelled, end its request, if alone."""
-        batch = self._batch
+        batch = own.batch
         assert batch is not None
         self._is_computing = True
         try:
-            await self._thread.run(self._advance, on_cancel=lambda: batch.cancel(number))
+            await self._thread.run(self._advance, on_cancel=lambda: batch.cancel(own.number))
         finally:
             self._is_computing = False
             for inbox in self._tasks:
@@ -155,15 +163,16 @@ class SharedPasses:
             inbox.items.append(error)
         self._inboxes.clear()
 
-    async def _drop(self, number: int) -> None:
+    async def _drop(self, inbox: _Inbox) -> None:
         """End a request that nobody waits for any more."""
-        batch = self._batch
+        batch = inbox.batch
         assert batch is not None
 
         def drop() -> None:
-            self._inboxes.pop(number, None)
-            batch.drop(number)
+            if self._inboxes.get(inbox.number) is inbox:
+                del self._inboxes[inbox.number]
+            batch.drop(inbox.number)
 
         if self._is_computing:
-            batch.cancel(number)
+            batch.cancel(inbox.number)
         await self._thread.run(drop, is_owed=True)

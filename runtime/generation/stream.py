@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import math
+import time
 import weakref
 from collections.abc import Generator, Iterator
+from functools import partial
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 
 from edge_run.base.errors import Cancelled
-from edge_run.base.results import Generation, Piece
+from edge_run.base.results import Generation, Piece, Speculation
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.meter import Meter
 from edge_run.runtime.generation.report import Course, report
-from edge_run.runtime.processes.forks import OwnerProcess
+from edge_run.runtime.processes.workplace import Workplace
+
+GAVE_WAY = "another answer was begun on this model, which ended what was being answered"
 
 
 class Stream:
     """An iterator of `Piece`s; the last one carries the `Generation`. Not thread-safe. `close` ends it early.
 
-    It keeps the model open that it comes from, so `Model(path).generate(...)` needs no name for the model.
+    Where another answer is begun on the model before the last piece, asking for the next one raises Cancelled. It keeps
+    the model open that it comes from, so `Model(path).generate(...)` needs no name for the model.
     """
 
-    def __init__(self, owner: object, answer: Answer, owner_process: OwnerProcess) -> None:
-        self._owner, self._answer, self._owner_process = owner, answer, owner_process
+    def __init__(self, owner: object, answer: Answer, workplace: Workplace) -> None:
+        self._owner, self._answer, self._workplace = owner, answer, workplace
         self._pieces = answer.run()
-        weakref.finalize(self, answer.close)
+        weakref.finalize(self, answer.close).atexit = False  # a daemon may be computing it still
 
     @property
     def generation(self) -> Generation | None:
@@ -35,33 +42,65 @@ class Stream:
         return self
 
     def __next__(self) -> Piece:
-        self._owner_process.check("this answer")
-        return next(self._pieces)
+        if self._answer.is_closed or getgeneratorstate(self._pieces) == GEN_CLOSED:
+            raise StopIteration
+        if self._answer.gave_way:
+            raise Cancelled(GAVE_WAY)
+        return self._workplace.do(partial(next, self._pieces))
 
     def result(self) -> Generation:
         """Run to the end and return the finished answer with its figures."""
         for _ in self:
             pass
         if self.generation is None:
-            raise Cancelled("the generation was ended before it finished")
+            raise Cancelled(GAVE_WAY if self._answer.gave_way else "the generation was ended before it finished")
         return self.generation
 
     def close(self) -> None:
         """End the answer here; what it has said stays in the conversation. Idempotent."""
+        if getgeneratorstate(self._pieces) == GEN_RUNNING:
+            raise self._workplace.refusal()
         self._pieces.close()
         self._answer.close()
 
 
 class Answer:
-    """An answer in the making: what a `Stream` iterates over, without a reference to it."""
+    """An answer in the making: what a `Stream` iterates over, without a reference to it.
 
-    def __init__(self, engine: Engine, session: Session, meter: Meter, continuation: Continuation) -> None:
-        """Prepare to compute `continuation`; nothing is computed before `run`."""
+    gave_way: another answer was begun on the model before it was finished.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        session: Session,
+        meter: Meter,
+        continuation: Continuation,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Prepare to compute `continuation`; nothing is computed before `run`.
+
+        deadline_s: the seconds from now after which it ends as it is; None for never.
+        """
+        self._until_s = math.inf if deadline_s is None else time.monotonic() + deadline_s
         self._engine, self._session, self._meter, self._continuation = engine, session, meter, continuation
         self.generation: Generation | None = None
+        self.is_closed = self.gave_way = False
+
+    @property
+    def speculation(self) -> Speculation:
+        """The figures of speculation so far."""
+        return self._session.speculation()
+
+    def give_way(self) -> None:
+        """End it, as another answer is begun on the model: who asks for its next piece is told."""
+        if not self.is_closed and self.generation is None:
+            self.gave_way = True
+            self._continuation.close()
 
     def close(self) -> None:
-        """Free the sampler. Idempotent."""
+        """End it, and free the sampler. Idempotent."""
+        self.is_closed = True
         self._continuation.close()
 
     def run(self) -> Generator[Piece, None, None]:
@@ -70,10 +109,11 @@ class Answer:
         self._meter.lap()
         with self._continuation as continuation:
             try:
-                if self._engine.interrupt.is_set:
+                if self._engine.interrupt.is_set or self._is_late:
                     raise Cancelled("the generation was cancelled before it began")
                 continuation.begin()
-                logits, course.cached_tokens = self._session.feed(continuation.prompt)
+                with self._engine.interrupt.cancelling_at(self._until_s):
+                    logits, course.cached_tokens = self._session.feed(continuation.prompt)
                 course.prefilled(self._meter.lap())
                 while not continuation.wants_none and (piece := continuation.choose(logits)):
                     course.ttft_s = course.ttft_s or course.prefill_s + self._meter.lap().wall_s
@@ -87,7 +127,7 @@ class Answer:
                 else:
                     reason = "length" if continuation.wants_none else "stop"
             except Cancelled:
-                reason = "cancelled"
+                reason = "deadline" if self._is_late else "cancelled"
         self._session.finish()
         rest = continuation.finish()
         if continuation.is_stopped:
@@ -101,4 +141,8 @@ class Answer:
         why = self._continuation.why_stop()
         if why != "stop" and self._engine.interrupt.is_set:
             return "cancelled"
-        return why or ("context" if self._session.is_full else "")
+        return why or ("deadline" if self._is_late else "context" if self._session.is_full else "")
+
+    @property
+    def _is_late(self) -> bool:
+        return time.monotonic() >= self._until_s

@@ -36,3 +36,14 @@ def refuse_what_is_too_long(model: LlamaModel, text: str, room_tokens: int, clea
                 prompt_tokens=found,
                 context_tokens=room_tokens,
             )
+
+
+def check_room(n_tokens: int, room_tokens: int) -> None:
+    """Raise ContextFull where a prompt of so many tokens leaves no room for another one."""
+    if n_tokens >= room_tokens:
+        raise ContextFull(
+            f"prompt of {n_tokens} tokens: the context holds {room_tokens} with at least one to generate; "
+            "shorten it, or give more context with -c",
+            prompt_tokens=n_tokens,
+            context_tokens=room_tokens,
+        )

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError
+from edge_run.base.interrupt import Interrupt
 from edge_run.runtime.processes.forks import OwnerProcess
 from edge_run.runtime.processes.model_thread import ModelThread
 
@@ -17,22 +18,33 @@ _Owner = TypeVar("_Owner", bound="AsyncOwner[Any]")
 class AsyncOwner(Generic[_Model]):
     """The owner of a model that `async with` opens and closes; of the process that opened it, and of no child.
 
-    open_model: opens it, in the model's thread.
+    open_model: opens it, in the model's thread; the interrupt that it gets ends that.
     usage: how this class is used, for who uses it without `async with`.
     """
 
-    def __init__(self, open_model: Callable[[], _Model], usage: str) -> None:
-        self._open, self._usage = open_model, usage
+    def __init__(
+        self, open_model: Callable[[Interrupt], _Model], usage: str, interrupt: Interrupt | None = None
+    ) -> None:
+        """interrupt: the one that `open_model` gets; None is a new one for each opening."""
+        self._open, self._usage, self._interrupt = open_model, usage, interrupt
+        self._is_entered = False
         self._model: _Model | None = None
         self._thread = ModelThread()
         self._owner_process = OwnerProcess()
 
     async def __aenter__(self: _Owner) -> _Owner:
-        def open_model() -> None:
-            self._model = self._open()
+        interrupt = self._interrupt or Interrupt()
 
+        def open_model() -> None:
+            self._model = self._open(interrupt)
+
+        if self._is_entered:
+            raise ConfigError(
+                f"{type(self).__name__}: is open already; use the one that is, in one `async with` around all"
+            )
+        self._is_entered = True
         try:
-            await self._thread.run(open_model)
+            await self._thread.run(open_model, on_cancel=interrupt.cancel)
         except BaseException:
             await self._close(self._model)
             raise
@@ -48,6 +60,7 @@ class AsyncOwner(Generic[_Model]):
                 await self._thread.run(model.close, is_owed=True)
         finally:
             self._thread.close()
+            self._is_entered = False
 
     @property
     def _opened(self) -> _Model:

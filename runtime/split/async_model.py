@@ -23,7 +23,7 @@ class AsyncSplitModel(AsyncOwner[SplitModel]):
 
     def __init__(self, head: str | Path, server: str | None = None, **options: Any) -> None:
         """Take the arguments of `SplitModel`; the files are opened by `async with`."""
-        super().__init__(partial(SplitModel, head, server, **options), "AsyncSplitModel(head, server)")
+        super().__init__(lambda interrupt: SplitModel(head, server, **options), "AsyncSplitModel(head, server)")
 
     @property
     def stats(self) -> SplitStats:

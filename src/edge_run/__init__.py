@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edge_run.base.config import ModelConfig
+    from edge_run.base.config import ModelConfig, ModelOptions
     from edge_run.base.errors import (
         BudgetError,
         Cancelled,
@@ -26,89 +26,181 @@ if TYPE_CHECKING:
         ProtocolError,
         TierReadError,
     )
+    from edge_run.base.interrupt import Interrupt
+    from edge_run.base.mesh_status import MeshUse
     from edge_run.base.profile import DeviceProfile
     from edge_run.base.replay import Recording, Replay
-    from edge_run.base.results import Forecast, Generation, Piece, Plan, Progress, Stats, to_json
-    from edge_run.base.sampling_config import SamplingConfig
+    from edge_run.base.results import (
+        Forecast,
+        Generation,
+        IoUse,
+        MemoryUse,
+        Numerics,
+        Piece,
+        Plan,
+        Progress,
+        Speculation,
+        Stats,
+        to_json,
+    )
+    from edge_run.base.sampling_config import AnswerOptions, ChatOptions, SamplingConfig
+    from edge_run.devices.mesh.opening import MeshConfig, open_mesh
     from edge_run.prefetch.replay import replay
-    from edge_run.runtime.embedding.results import Embeddings
+    from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape, TextVectors
+    from edge_run.runtime.embedding.texts import TextTokens
     from edge_run.runtime.generation.async_model import AsyncModel
+    from edge_run.runtime.generation.batch import Batch
+    from edge_run.runtime.generation.many import ManyStream
     from edge_run.runtime.generation.model import Model
-    from edge_run.runtime.generation.request import Request, Turn
+    from edge_run.runtime.generation.request import Message, Prompt, Request, Turn
+    from edge_run.runtime.generation.stream import Stream
+    from edge_run.runtime.mesh.engine import MeshOptions
     from edge_run.runtime.planning.plan import plan
     from edge_run.runtime.probing.probe import probe
     from edge_run.runtime.split.async_model import AsyncSplitModel
-    from edge_run.runtime.split.model import SplitModel
+    from edge_run.runtime.split.model import Frame, SplitModel
     from edge_run.runtime.tools.inflate import inflate
     from edge_run.runtime.tools.tracing import trace
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Model": "edge_run.runtime.generation.model",
-    "AsyncModel": "edge_run.runtime.generation.async_model",
-    **dict.fromkeys(("Request", "Turn"), "edge_run.runtime.generation.request"),
-    "Embeddings": "edge_run.runtime.embedding.results",
-    "SplitModel": "edge_run.runtime.split.model",
-    "AsyncSplitModel": "edge_run.runtime.split.async_model",
-    "inflate": "edge_run.runtime.tools.inflate",
-    "plan": "edge_run.runtime.planning.plan",
-    "probe": "edge_run.runtime.probing.probe",
-    "DeviceProfile": "edge_run.base.profile",
-    "Recording": "edge_run.base.replay",
-    "Replay": "edge_run.base.replay",
-    "replay": "edge_run.prefetch.replay",
-    "trace": "edge_run.runtime.tools.tracing",
-    "ModelConfig": "edge_run.base.config",
-    "SamplingConfig": "edge_run.base.sampling_config",
-    **dict.fromkeys(
-        ("Forecast", "Generation", "Piece", "Plan", "Progress", "Stats", "to_json"), "edge_run.base.results"
+_NAMES = {
+    "edge_run.base.config": (
+        "ModelConfig",
+        "ModelOptions",
     ),
-    **dict.fromkeys(
-        ("BudgetError", "Cancelled", "ConfigError", "ContextFull", "EdgeRunError", "KernelError", "ModelFileError"),
-        "edge_run.base.errors",
+    "edge_run.base.errors": (
+        "BudgetError",
+        "Cancelled",
+        "ConfigError",
+        "ContextFull",
+        "DeviceLost",
+        "EdgeRunError",
+        "KernelError",
+        "MeshError",
+        "ModelFileError",
+        "NotSupported",
+        "NotTrusted",
+        "PackedFileError",
+        "ProtocolError",
+        "TierReadError",
     ),
-    **dict.fromkeys(
-        ("DeviceLost", "MeshError", "NotSupported", "NotTrusted", "PackedFileError", "ProtocolError", "TierReadError"),
-        "edge_run.base.errors",
+    "edge_run.base.interrupt": ("Interrupt",),
+    "edge_run.base.mesh_status": ("MeshUse",),
+    "edge_run.base.profile": ("DeviceProfile",),
+    "edge_run.base.replay": (
+        "Recording",
+        "Replay",
     ),
+    "edge_run.base.results": (
+        "Forecast",
+        "Generation",
+        "IoUse",
+        "MemoryUse",
+        "Numerics",
+        "Piece",
+        "Plan",
+        "Progress",
+        "Speculation",
+        "Stats",
+        "to_json",
+    ),
+    "edge_run.base.sampling_config": (
+        "AnswerOptions",
+        "ChatOptions",
+        "SamplingConfig",
+    ),
+    "edge_run.devices.mesh.opening": (
+        "MeshConfig",
+        "open_mesh",
+    ),
+    "edge_run.prefetch.replay": ("replay",),
+    "edge_run.runtime.embedding.results": (
+        "EmbeddingShape",
+        "Embeddings",
+        "TextVectors",
+    ),
+    "edge_run.runtime.embedding.texts": ("TextTokens",),
+    "edge_run.runtime.generation.async_model": ("AsyncModel",),
+    "edge_run.runtime.generation.batch": ("Batch",),
+    "edge_run.runtime.generation.many": ("ManyStream",),
+    "edge_run.runtime.generation.model": ("Model",),
+    "edge_run.runtime.generation.request": (
+        "Message",
+        "Prompt",
+        "Request",
+        "Turn",
+    ),
+    "edge_run.runtime.generation.stream": ("Stream",),
+    "edge_run.runtime.mesh.engine": ("MeshOptions",),
+    "edge_run.runtime.planning.plan": ("plan",),
+    "edge_run.runtime.probing.probe": ("probe",),
+    "edge_run.runtime.split.async_model": ("AsyncSplitModel",),
+    "edge_run.runtime.split.model": (
+        "Frame",
+        "SplitModel",
+    ),
+    "edge_run.runtime.tools.inflate": ("inflate",),
+    "edge_run.runtime.tools.tracing": ("trace",),
 }
+_HOME = {name: home for home, names in _NAMES.items() for name in names}
 
 __all__ = [
+    "AnswerOptions",
     "AsyncModel",
     "AsyncSplitModel",
+    "Batch",
     "BudgetError",
     "Cancelled",
+    "ChatOptions",
     "ConfigError",
     "ContextFull",
     "DeviceLost",
     "DeviceProfile",
     "EdgeRunError",
+    "EmbeddingShape",
     "Embeddings",
     "Forecast",
+    "Frame",
     "Generation",
+    "Interrupt",
+    "IoUse",
     "KernelError",
+    "ManyStream",
+    "MemoryUse",
+    "MeshConfig",
     "MeshError",
+    "MeshOptions",
+    "MeshUse",
+    "Message",
     "Model",
     "ModelConfig",
     "ModelFileError",
+    "ModelOptions",
     "NotSupported",
     "NotTrusted",
+    "Numerics",
     "PackedFileError",
     "Piece",
     "Plan",
     "Progress",
+    "Prompt",
     "ProtocolError",
     "Recording",
     "Replay",
     "Request",
     "SamplingConfig",
+    "Speculation",
     "SplitModel",
     "Stats",
+    "Stream",
+    "TextTokens",
+    "TextVectors",
     "TierReadError",
     "Turn",
     "__version__",
     "inflate",
+    "open_mesh",
     "plan",
     "probe",
     "replay",

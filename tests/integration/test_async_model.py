@@ -15,6 +15,7 @@ import anyio.to_thread
 import pytest
 
 from edge_run import AsyncModel, Cancelled, ConfigError, Model, NotSupported, Piece
+from edge_run.base.interrupt import Interrupt
 from edge_run.runtime.grammars.room import GrammarRoom, RoomedGrammar
 from in_child import in_child
 from kit_models import streamed
@@ -137,6 +138,9 @@ async def test_chat(kit: Path) -> None:
     async with AsyncModel(kit, context_tokens=256, threads=1, chat_template=template) as model:
         messages = [{"role": "user", "content": PROMPT}]
         answer = await model.chat(messages, max_tokens=4, temperature=0)
+        assert model.model.has_chat_template
+        assert answer.prompt_tokens == len(model.model.prompt_tokens(model.model.chat_prompt(messages)))
+        assert (await model.complete(PROMPT, max_tokens=4, temperature=0)).text == answer.text
         pieces = [piece async for piece in model.stream_chat(messages, max_tokens=4, temperature=0)]
     assert answer.completion_tokens == 4
     assert "".join(piece.text for piece in pieces) == answer.text
@@ -205,6 +209,81 @@ async def test_vectors_that_a_model_cannot_make_end_no_answer(kit: Path) -> None
         found += [piece async for piece in pieces]
         assert found[-1].generation is not None
         assert found[-1].generation.completion_tokens == 20
+
+
+async def test_a_task_that_would_wait_for_itself_is_told(kit: Path) -> None:
+    async with AsyncModel(kit, context_tokens=256, threads=1) as model:
+        with anyio.fail_after(60):
+            pieces = model.generate(PROMPT, max_tokens=50, temperature=0, ignore_eos=True)
+            await anext(pieces)
+            for ask in (lambda: anext(model.generate("x")), lambda: model.embed("x")):
+                with pytest.raises(ConfigError, match=r"aclose\(\)"):
+                    await ask()
+            found: list[Piece] = []
+
+            async def ask_too() -> None:
+                found.extend([piece async for piece in model.generate(PROMPT, max_tokens=2, temperature=0)])
+
+            async with anyio.create_task_group() as group:  # another task waits for its turn, as ever
+                group.start_soon(ask_too)
+                await anyio.sleep(0.05)
+                assert not found
+                await pieces.aclose()
+            assert found
+            assert [piece async for piece in model.generate(PROMPT, max_tokens=2)]
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+async def test_a_deadline_ends_an_answer_however_it_is_computed(grown: Path, sequences: int) -> None:
+    async with AsyncModel(grown, **{**streamed(), "sequences": sequences}) as model:
+        for prompt, deadline_s in ((PROMPT, 0.3), (PROMPT * 40, 0.05), (PROMPT, 1e-9)):
+            pieces = [p async for p in model.generate(prompt, temperature=0, ignore_eos=True, deadline_s=deadline_s)]
+            assert pieces[-1].generation is not None
+            assert pieces[-1].generation.finish_reason == "deadline"
+        pieces = [piece async for piece in model.generate(PROMPT, max_tokens=3, deadline_s=600)]
+        assert pieces[-1].generation is not None
+        assert pieces[-1].generation.finish_reason in ("length", "stop")
+
+
+async def test_a_model_that_is_open_is_not_entered_again(kit: Path) -> None:
+    model = AsyncModel(kit, context_tokens=256, threads=1)
+    async with model:
+        with pytest.raises(ConfigError, match="is open already"):
+            async with model:
+                pass
+        assert [piece async for piece in model.generate(PROMPT, max_tokens=2)]
+    async with model:
+        assert [piece async for piece in model.generate(PROMPT, max_tokens=2)]
+
+
+async def test_an_opening_that_is_cancelled_ends(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupts = list[Interrupt]()
+
+    def open_slowly(*_: object, interrupt: Interrupt, **__: object) -> None:
+        interrupts.append(interrupt)
+        while not interrupt.is_set:
+            time.sleep(0.01)
+        raise Cancelled("the opening was cancelled")
+
+    monkeypatch.setattr("edge_run.runtime.generation.async_model.Model", open_slowly)
+    model, own = AsyncModel(kit), Interrupt()
+    for each in (model, AsyncModel(kit, interrupt=own)):
+        with anyio.fail_after(30), anyio.move_on_after(0.1):
+            async with each:
+                pytest.fail("it was opened")
+    assert interrupts[1] is own
+    monkeypatch.undo()
+    async with model:  # its next opening has nothing to do with that
+        assert [piece async for piece in model.generate(PROMPT, max_tokens=2)]
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+async def test_what_cannot_be_is_refused_at_once(kit: Path, sequences: int) -> None:
+    async with AsyncModel(kit, context_tokens=256, sequences=sequences) as model:
+        with pytest.raises(ConfigError, match="temperature"):
+            model.generate(PROMPT, temperature=-1)
+        with pytest.raises(ConfigError, match="role"):
+            model.stream_chat("Hi")  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux shows them")

@@ -28,7 +28,8 @@ from edge_run.base.protocols import BatchToken, Decoder, Logits
 from edge_run.base.results import Piece
 from edge_run.runtime.decoding.one_at_a_time import OneAtATime
 from edge_run.runtime.generation import scheduled_passes
-from edge_run.runtime.generation.batch import Batch, Event
+from edge_run.runtime.generation.batch import Batch
+from edge_run.runtime.generation.batched_answers import BatchedAnswers, Event
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.meter import Meter
 from edge_run.runtime.generation.request import Turn
@@ -152,7 +153,7 @@ def test_with_exact_no_bit_depends_on_who_shares_the_passes(
     options = {**OPTIONS, "threads": threads, "exact": True, "repack": "off"}
     engine = open_at(make_model(name, folder, quantisation=quantisation), share, options)
     assert engine.config.sequences == (1 if name == "mamba" else 6)
-    batch = Batch(engine, Meter(engine), engine.config.sequences)
+    batch = BatchedAnswers(engine, Meter(engine), engine.config.sequences)
 
     def submit(prompt: list[int]) -> int:
         greedy = SamplingConfig(temperature=0)
@@ -243,6 +244,7 @@ def test_what_is_wrong_with_one_request_ends_that_one(kit: Path) -> None:
         Request("Once", 6, SamplingConfig(temperature=0, grammar="root ::= nothing")),
         [10**6],
         [],
+        None,
         "word " * 3000,
         Request("A list:", 20, SamplingConfig(temperature=0, json_schema='{"enum": ["red"]}')),
         Request("Once", 6, SamplingConfig(temperature=0, grammar='root ::= "x" root')),
@@ -250,12 +252,14 @@ def test_what_is_wrong_with_one_request_ends_that_one(kit: Path) -> None:
     with Model(kit, context_tokens=512, threads=1, sequences=4) as model:
         found = model.generate_many(requests, max_tokens=6, temperature=0).results()
         assert [type(one) for one in found] == [
-            Generation, ConfigError, ConfigError, ConfigError, ContextFull, Generation, Generation,
+            Generation, ConfigError, ConfigError, ConfigError, ConfigError, ContextFull, Generation, Generation,
         ]  # fmt: skip
-        assert isinstance(found[5], Generation)
-        assert found[5].text.strip() == '"red"'
         assert isinstance(found[6], Generation)
-        assert found[6].text == "xxxxxx"
+        assert found[6].text.strip() == '"red"'
+        assert isinstance(found[7], Generation)
+        assert found[7].text == "xxxxxx"
+        with pytest.raises(ConfigError, match="give several"):
+            model.generate_many("Once")
 
 
 def test_settings_are_each_requests_own(kit: Path) -> None:
@@ -297,14 +301,24 @@ def test_another_generation_ends_many_and_cancelling_ends_all(kit: Path) -> None
         stream = model.generate_many(["One", "Two"], temperature=0)
         next(stream)
         wanted = model.generate("Three", max_tokens=5, temperature=0).result()
-        assert list(stream) == []
-        with pytest.raises(Cancelled):
+        with pytest.raises(Cancelled, match="another answer"):
+            next(stream)
+        with pytest.raises(Cancelled, match="another answer"):
             stream.results()
+        unbegun = model.generate_many(["One", "Two"], temperature=0)
+        model.generate("Three", max_tokens=5, temperature=0).result()
+        with pytest.raises(Cancelled, match="another answer"):
+            unbegun.results()
         stream = model.generate_many(["One", "Two", "Three"], max_tokens=100, temperature=0)
         next(stream)
         model.cancel()
         found = stream.results()
         assert [one.finish_reason for one in found if isinstance(one, Generation)] == ["cancelled"] * 3
+        stream = model.generate_many(["One", "Two", "Three"] * 3, max_parallel=2, max_tokens=100, temperature=0)
+        next(stream)
+        model.cancel()
+        found = stream.results()
+        assert [one.finish_reason for one in found if isinstance(one, Generation)] == ["cancelled"] * 2
         assert model.generate("Three", max_tokens=5, temperature=0).result().text == wanted.text
 
 

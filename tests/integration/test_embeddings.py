@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
@@ -159,9 +160,17 @@ def test_of_a_text_that_is_far_too_long_the_beginning_is_tokenized(
 
 @pytest.mark.parametrize(
     ("texts", "message"),
-    [([], "there are none"), ([[1], []], "text 2: is empty"), ([[N_VOCAB]], "text 1: token 384 is outside")],
+    [
+        *[([], "there are none"), ([[1], []], "text 2: is empty"), ([[N_VOCAB]], "text 1: token 384 is outside")],
+        *[
+            (b"Once", "must be text"),
+            (5, "must be text"),
+            ([[1], b"x"], "text 2: b'x' is neither"),
+            ([["x"]], "no token"),
+        ],
+    ],
 )
-def test_texts_that_cannot_be(opened: Model, texts: list[list[int]], message: str) -> None:
+def test_texts_that_cannot_be(opened: Model, texts: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         opened.embed(texts)
 

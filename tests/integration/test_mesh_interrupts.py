@@ -17,7 +17,7 @@ from edge_run.partition.mesh_pipeline import plan_pipeline
 from edge_run.partition.mesh_ring import Hop
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.generation.batch import Batch
+from edge_run.runtime.generation.batched_answers import BatchedAnswers
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.meter import Meter
 from edge_run.runtime.generation.request import Turn
@@ -60,7 +60,7 @@ def press_ctrl_c(run: Run, moment: str) -> None:
     run.mesh.lead, run.mesh.order, run.hub.on_send = led, ordered, sent  # type: ignore[method-assign]
 
 
-def advance(batch: Batch, n_passes: int) -> None:
+def advance(batch: BatchedAnswers, n_passes: int) -> None:
     for _ in range(n_passes):
         batch.advance()
 
@@ -167,7 +167,7 @@ def test_answers_in_shared_passes_go_on_after_ctrl_c(groups: bool, folder: Path)
     for moment in MOMENTS:
         with running(path, "bcd", options) as run:
             wanted = answers(run.engine, prompts)
-            batch = Batch(run.engine, Meter(run.engine), 4)
+            batch = BatchedAnswers(run.engine, Meter(run.engine), 4)
             batch._widths.observe = lambda *_: None  # type: ignore[method-assign]
             found = []
             for prompt in prompts:

@@ -22,7 +22,7 @@ from edge_run.partition.mesh_pipeline import plan_pipeline
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import Hop
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.generation.batch import Batch
+from edge_run.runtime.generation.batched_answers import BatchedAnswers
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.meter import Meter
 from edge_run.runtime.generation.request import Turn
@@ -159,7 +159,7 @@ def test_answers_that_are_stopped_or_dropped_with_passes_in_flight_leave_nothing
             run.hub.on_send = lambda source, target, header: None
             run.engine.interrupt.reset()
             assert answers(run.engine, PROMPTS) == wanted
-        batch = Batch(run.engine, Meter(run.engine), 4)
+        batch = BatchedAnswers(run.engine, Meter(run.engine), 4)
         for prompt in PROMPTS:
             room = run.engine.context_tokens
             answer = Continuation(run.engine.model, prompt, 12, SamplingConfig(temperature=0), room)
@@ -169,7 +169,7 @@ def test_answers_that_are_stopped_or_dropped_with_passes_in_flight_leave_nothing
         batch.close()  # with passes in flight
         assert answers(run.engine, PROMPTS) == wanted
 
-        def drop(i: int, batch: Batch) -> None:
+        def drop(i: int, batch: BatchedAnswers) -> None:
             if i == 4:
                 batch.drop(1)
 

@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from edge_run import Cancelled, ConfigError, ContextFull, EdgeRunError, Model, NotSupported, to_json
@@ -107,7 +109,7 @@ def test_grammar_and_schema(model: Model) -> None:
 def test_limits(model: Model) -> None:
     assert model.generate(PROMPT, max_tokens=0).result().token_ids == ()
     with pytest.raises(ContextFull, match="256"):
-        model.generate([5] * 256).result()
+        model.generate([5] * 256)
     full = model.generate([5] * 250, temperature=0.8, seed=1).result()
     assert full.finish_reason in ("context", "stop")
     assert full.prompt_tokens + full.completion_tokens <= 257
@@ -120,7 +122,15 @@ def test_limits(model: Model) -> None:
         ([], {}),
         ([-1], {}),
         ([10**6], {}),
+        (b"Once", {}),
+        (None, {}),
+        ({5, 6}, {}),
+        ([5, "x"], {}),
+        ([5, True], {}),
+        ([{"role": "user", "content": "Hi"}], {}),
         ("x", {"max_tokens": -2}),
+        ("x", {"max_tokens": "5"}),
+        ("x", {"marks": 5}),
         ("x", {"temperature": -1}),
         ("x", {"unknown": 1}),
     ],
@@ -141,8 +151,14 @@ def test_a_new_stream_ends_the_one_before(model: Model) -> None:
     first = model.generate(PROMPT, max_tokens=30, temperature=0)
     next(first)
     second = model.generate(PROMPT, max_tokens=5, temperature=0).result()
-    assert list(first) == []
+    for ask in (lambda: next(first), first.result):
+        with pytest.raises(Cancelled, match="another answer"):
+            ask()
     assert second.completion_tokens == 5
+    whole = model.generate(PROMPT, max_tokens=5, temperature=0)
+    assert whole.result() == whole.generation
+    model.generate(PROMPT, max_tokens=5, temperature=0).result()
+    assert list(whole) == []
 
 
 def test_cancel_from_another_thread(model: Model) -> None:
@@ -154,6 +170,19 @@ def test_cancel_from_another_thread(model: Model) -> None:
     assert generation.finish_reason in ("cancelled", "context")
     assert time.monotonic() - started < 20
     assert model.generate(PROMPT, max_tokens=4, temperature=0).result().finish_reason == "length"
+
+
+def test_tokens_may_be_an_array(model: Model) -> None:
+    wanted = model.generate([5, 6, 7], max_tokens=3, temperature=0).result().token_ids
+    found = model.generate(np.array([5, 6, 7]), max_tokens=3, temperature=0)  # type: ignore[arg-type]
+    assert found.result().token_ids == wanted
+
+
+@pytest.mark.parametrize("messages", ["Hi", [1, 2, 3], {"role": "user", "content": "Hi"}, [{"role": "user"}, "Hi"], 5])
+def test_what_is_no_conversation_is_refused(model: Model, messages: Any) -> None:
+    """Text was continued as it is, without the template."""
+    with pytest.raises(ConfigError, match='"role"'):
+        model.chat(messages)
 
 
 def test_chat_needs_a_template(model: Model) -> None:
@@ -206,6 +235,8 @@ def test_closing_twice_and_using_after(kit: Path) -> None:
         model.tokenize(PROMPT)
     with pytest.raises(EdgeRunError, match="closed"):
         model.detokenize([1, 2])
+    with pytest.raises(ConfigError, match="closed"), model:
+        pass
     model.cancel()
     assert model.stats.generations == 0
 

@@ -219,6 +219,8 @@ def test_arguments(name: str) -> None:
 
 def test_public_names() -> None:
     assert set(edge_run.__all__) <= set(_CODE.findall(SECTIONS["Python"]))
+    for kind in (edge_run.Stream, edge_run.ManyStream, edge_run.Batch, edge_run.Interrupt, edge_run.open_mesh):
+        assert kind.__name__ in edge_run.__all__
 
 
 def test_exit_codes() -> None:

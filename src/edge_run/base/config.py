@@ -359,7 +359,7 @@ class ModelOptions(TypedDict, total=False):
     expert_policy: str
     expert_prefetch: str
     packed: Path | str | None
-    cache_folder: Path | None
+    cache_folder: Path | str | None
     prompt_cache: Path | str
     prompt_cache_size: int | str
     prompt_cache_daily: int | str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import signal
 import threading
 import time
@@ -121,6 +122,26 @@ class Interrupt:
         """Raise Cancelled where the work at hand is to end."""
         if self.is_set:
             raise Cancelled("the pass was cancelled")
+
+    @contextlib.contextmanager
+    def cancelling_at(self, until_s: float) -> Iterator[None]:
+        """Cancel what is done in this block where it is still done at `until_s`, as `time.monotonic` counts."""
+        if until_s == math.inf:
+            yield
+            return
+        is_over = threading.Event()
+
+        def cancel() -> None:
+            if not is_over.wait(max(0.0, until_s - time.monotonic())):
+                self.cancel()
+
+        watch = threading.Thread(target=cancel, name="edge-run-deadline", daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            watch.join()
 
     @contextlib.contextmanager
     def hearing_ctrl_c(self) -> Iterator[None]:

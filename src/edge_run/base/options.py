@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
@@ -46,6 +47,28 @@ def _declared(kind: type) -> Mapping[str, tuple[type, ...]]:
     hints = typing.get_type_hints(kind)
     unions = {name: typing.get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in hints.items()}
     return {name: tuple(typing.get_origin(one) or one for one in kinds) for name, kinds in unions.items()}
+
+
+def whole_numbers(what: str, given: Any) -> list[int]:
+    """Return the whole numbers that `given` is, NumPy's too. Raises ConfigError for what is none, called `what`."""
+    found = list(given)
+    if all(type(one) is int for one in found):
+        return found
+    for one in found:
+        if not is_whole_number(one):
+            raise ConfigError(f"{what}: {one!r:.60} is no token, which is a whole number")
+    return [operator.index(one) for one in found]
+
+
+def is_whole_number(given: object) -> bool:
+    """Return whether `given` is a whole number, which True is not."""
+    return isinstance(given, Integral) and not isinstance(given, bool)
+
+
+def is_list(given: object) -> bool:
+    """Return whether `given` has several things, in an order: a list, a tuple, an array; no text, bytes or mapping."""
+    is_bare = isinstance(given, str | bytes | bytearray | memoryview | Mapping)
+    return not is_bare and hasattr(given, "__len__") and hasattr(given, "__getitem__")
 
 
 def require(is_ok: bool, message: str) -> None:

@@ -95,7 +95,7 @@ class AnswerOptions(SamplingOptions, total=False):
 
     max_tokens: int | None
     sampling: SamplingConfig | None
-    marks: tuple[str, ...]
+    marks: Sequence[str]
 
 
 class ChatOptions(AnswerOptions, total=False):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from edge_run.base.errors import Cancelled
 from edge_run.base.results import Piece
 from edge_run.runtime.generation import shared_passes
-from edge_run.runtime.generation.batch import Event
+from edge_run.runtime.generation.batched_answers import Event
 from edge_run.runtime.generation.request import Request
 from edge_run.runtime.generation.shared_passes import SharedPasses
 from edge_run.runtime.processes.model_thread import ModelThread
@@ -27,6 +27,8 @@ from edge_run.runtime.processes.model_thread import ModelThread
 
 class Passes:
     """A model of which each pass brings the oldest two requests a piece; after so many pieces a request has ended."""
+
+    is_closed = False
 
     def __init__(self) -> None:
         self.left: dict[int, int] = {}

@@ -1,0 +1,309 @@
+"""A model serves one thread at a time: another one is refused, and nothing is freed or overwritten under an answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_run import AsyncModel, Cancelled, ConfigError, EdgeRunError, Model, Request, Turn
+from edge_run.runtime.generation.batch import Batch
+from in_child import in_child
+from kit_models import KIT
+from program import fresh_environment
+from tiny_models import make_model
+
+PROMPT = "Once upon a time there was"
+OPTIONS: dict[str, Any] = {"context_tokens": 512, "threads": 1}
+
+
+@pytest.fixture
+def model(kit: Path) -> Iterator[Model]:
+    with Model(kit, **OPTIONS, sequences=2) as model:
+        yield model
+
+
+def busy(model: Model) -> tuple[threading.Thread, list[object]]:
+    """Return a thread that generates until it is ended, in the middle of it, and what it comes to."""
+    found = list[object]()
+
+    def generate() -> None:
+        try:
+            found.append(model.generate(PROMPT, max_tokens=400, temperature=0, ignore_eos=True).result())
+        except EdgeRunError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    while model.stats.completion_tokens == 0 and model.progress is None and thread.is_alive():
+        time.sleep(0.001)
+    return thread, found
+
+
+def test_another_thread_is_refused_and_told_what_to_do(kit: Path) -> None:
+    with Model(kit, **OPTIONS) as model:
+        wanted = model.generate(PROMPT, max_tokens=60, temperature=0).result().text
+        has_begun, may_end, done = threading.Event(), threading.Event(), list[str]()
+
+        def at_work() -> str:
+            has_begun.set()
+            assert may_end.wait(60)
+            return "done"
+
+        thread = threading.Thread(target=lambda: done.append(model._workplace.do(at_work)))
+        thread.start()
+        assert has_begun.wait(60)
+        for action in (
+            lambda: model.generate(PROMPT),
+            model.open_batch,
+            lambda: model.generate_many([PROMPT]),
+            lambda: model.embed(PROMPT),
+        ):
+            with pytest.raises(ConfigError, match=r"at work in another thread.*AsyncModel"):
+                action()
+        may_end.set()
+        thread.join(60)
+        assert done == ["done"]
+        assert model.generate(PROMPT, max_tokens=60, temperature=0).result().text == wanted
+
+
+def test_threads_that_take_no_turns_have_right_texts_or_errors_of_ours(kit: Path) -> None:
+    prompts = ["Once", "One day", "There was"]
+    with Model(kit, **OPTIONS) as model:
+        wanted = {p: model.generate(p, max_tokens=12, temperature=0).result().text for p in prompts}
+        strange, texts = list[BaseException](), list[tuple[str, str]]()
+
+        def work(prompt: str) -> None:
+            for _ in range(12):
+                try:
+                    texts.append((prompt, model.generate(prompt, max_tokens=12, temperature=0).result().text))
+                except (ConfigError, Cancelled):
+                    time.sleep(0.001)
+                except BaseException as error:
+                    strange.append(error)
+
+        threads = [threading.Thread(target=work, args=(p,)) for p in prompts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    assert not strange
+    assert all(text == wanted[prompt] for prompt, text in texts)
+
+
+def test_closing_ends_what_another_thread_computes(kit: Path) -> None:
+    model = Model(kit, **OPTIONS)
+    thread, found = busy(model)
+    model.close()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert getattr(found[0], "finish_reason", "cancelled") == "cancelled"
+    with pytest.raises(ConfigError, match="closed"):
+        model.generate(PROMPT)
+
+
+@in_child
+def test_closing_while_other_threads_embed_or_advance(kit: Path, tmp_path: Path) -> None:
+    """Each of these ended the process."""
+    bert, ended = make_model("bert", tmp_path), list[EdgeRunError]()
+
+    def until_refused(work: Callable[[], object], has_begun: threading.Event) -> None:
+        try:
+            while True:
+                has_begun.set()
+                work()
+        except EdgeRunError as error:
+            ended.append(error)
+
+    for path, options in ((bert, {"embeddings": True, "context_tokens": 64}), (kit, OPTIONS)):
+        for _ in range(5):
+            model = Model(path, **options)
+            batch = None if path == bert else model.open_batch()
+
+            def work(model: Model = model, batch: Batch | None = batch) -> None:
+                if batch is None:
+                    model.embed([[5, 6, 7]] * 64)
+                elif batch.is_idle:
+                    batch.submit(model.begin(Request(PROMPT, 50)), Turn())
+                else:
+                    batch.advance()
+
+            has_begun = threading.Event()
+            thread = threading.Thread(target=until_refused, args=(work, has_begun))
+            thread.start()
+            assert has_begun.wait(60)
+            time.sleep(0.05)
+            model.close()
+            thread.join(60)
+            assert not thread.is_alive()
+    assert len(ended) == 10
+
+
+@in_child
+def test_two_threads_embed(tmp_path: Path) -> None:
+    """It ended the process."""
+    with Model(make_model("bert", tmp_path), embeddings=True, context_tokens=64) as model:
+        strange = list[BaseException]()
+
+        def work() -> None:
+            for _ in range(30):
+                try:
+                    model.embed([[5, 6, 7], [8, 9]] * 4)
+                except ConfigError:
+                    pass
+                except BaseException as error:
+                    strange.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not strange
+
+
+def test_a_model_that_is_asked_from_within_refuses_and_goes_on(tmp_path: Path) -> None:
+    refusals = list[str]()
+
+    def ask_again(_: object) -> None:
+        for action in (lambda: model.embed([[5]]), model.close):
+            with pytest.raises(ConfigError) as caught:
+                action()
+            refusals.append(str(caught.value))
+
+    with Model(make_model("bert", tmp_path), embeddings=True, context_tokens=64) as model, suppress(Cancelled):
+        model.embed([[5, 6, 7]], on_text=ask_again)
+    assert len(refusals) == 2
+    assert all("in the call that this one comes from" in one for one in refusals)
+
+
+def test_a_batch_that_another_answer_ended_touches_nothing(model: Model) -> None:
+    """It wrote over what the next answer takes for its own."""
+    wanted = model.generate(f"{PROMPT} and one day", max_tokens=12, temperature=0).result().text
+    batch = model.open_batch()
+    batch.submit(model.begin(Request("Another one", 20)), Turn())
+    model.generate(PROMPT, max_tokens=8, temperature=0).result()
+    assert batch.is_closed
+    with pytest.raises(Cancelled, match="another answer"):
+        batch.submit(model.begin(Request("Another one", 20)), Turn())
+    with pytest.raises(Cancelled, match="another answer"):
+        batch.advance()
+    batch.drop(0)
+    batch.drop_all()
+    batch.close()
+    again = model.generate(f"{PROMPT} and one day", max_tokens=12, temperature=0).result()
+    assert again.text == wanted
+    assert again.cached_tokens > 0
+    batch = model.open_batch()
+    batch.close()
+    with pytest.raises(ConfigError, match="closed"):
+        batch.advance()
+
+
+def test_a_batch_that_was_left_is_ended_by_the_next_answer(model: Model) -> None:
+    wanted = model.generate(PROMPT, max_tokens=8, temperature=0).result().text
+    batch = model.open_batch()
+    batch.submit(model.begin(Request("Another one", 20)), Turn())
+    batch.advance()
+    del batch
+    assert model.generate(PROMPT, max_tokens=8, temperature=0).result().text == wanted
+
+
+@in_child
+def test_a_batch_keeps_its_model_open_and_knows_when_it_is_closed(kit: Path) -> None:
+    """Each of these ended the process."""
+
+    def make() -> Batch:
+        model = Model(kit, **OPTIONS)
+        batch = model.open_batch()
+        batch.submit(model.begin(Request(PROMPT, 4)), Turn())
+        return batch
+
+    batch = make()
+    events = [event for _ in range(9) for event in ([] if batch.is_idle else batch.advance())]
+    assert events[-1].is_last
+    model = Model(kit, **OPTIONS)
+    batch, answer = model.open_batch(), model.begin(Request(PROMPT, 4))
+    model.close()
+    for action in (lambda: batch.submit(answer, Turn()), batch.advance):
+        with pytest.raises(ConfigError, match="closed"):
+            action()
+    batch.close()
+
+
+@pytest.mark.anyio
+async def test_tasks_go_on_where_the_owner_of_their_model_ended_their_batch(model: Model) -> None:
+    async with AsyncModel.of(model) as shared:
+        pieces = shared.generate(PROMPT, max_tokens=50, temperature=0)
+        await anext(pieces)
+        wanted = model.generate(PROMPT, max_tokens=8, temperature=0).result().text
+        with pytest.raises(Cancelled):
+            async for _ in pieces:
+                pass
+        found = [piece.text async for piece in shared.generate(PROMPT, max_tokens=8, temperature=0)]
+        assert "".join(found) == wanted
+
+
+PROGRAM = """
+import sys, threading, time
+from edge_run import Model
+model = Model(sys.argv[1], context_tokens=512, threads=1)
+has_begun = threading.Event()
+
+def work():
+    try:
+        while True:
+            for piece in model.generate("Once", max_tokens=300, ignore_eos=True):
+                has_begun.set()
+    except BaseException:
+        pass
+
+threading.Thread(target=work, daemon=True).start()
+has_begun.wait(60)
+time.sleep(0.05)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("_attempt", range(3))
+def test_a_program_may_end_while_a_daemon_computes(kit: Path, tmp_path: Path, _attempt: int) -> None:
+    """It was ended by a segmentation fault, and not with its own code."""
+    command = [sys.executable, "-c", PROGRAM, str(kit)]
+    environment = fresh_environment(tmp_path)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (3, "")
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="Ctrl-C is sent by a timer")
+@in_child
+def test_ctrl_c_at_any_moment_leaves_a_model_that_answers() -> None:
+    with Model(KIT, **OPTIONS) as model:
+        wanted = model.generate(PROMPT, max_tokens=6, temperature=0).result().text
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        n_raised = 0
+        for number in range(120):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0003 + number * 0.0002)
+                model.generate(PROMPT, max_tokens=6, temperature=0).result()
+                time.sleep(0.05)
+            except KeyboardInterrupt:
+                n_raised += 1
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert n_raised
+        other = list[str]()
+        thread = threading.Thread(
+            target=lambda: other.append(model.generate(PROMPT, max_tokens=6, temperature=0).result().text)
+        )
+        thread.start()
+        thread.join(60)
+        assert other == [wanted], "no lock is left taken"
