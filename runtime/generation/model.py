@@ -352,6 +352,7 @@ class Model(ModelTexts):
             check_generates(self._opened.gguf)
             raise NotSupported(f"{self.path}: was opened for embeddings, not for text; leave out embeddings")
         prompt, n_dropped = request.prompt, 0
+        tokens: Sequence[int]
         if isinstance(prompt, str):
             tokens = self.prompt_tokens(prompt)
         elif prompt and isinstance(prompt[0], Mapping):
@@ -361,7 +362,7 @@ class Model(ModelTexts):
                 messages, n_dropped = kept, len(messages) - len(kept)
             tokens = self.prompt_tokens(self.chat_prompt(messages))
         else:
-            tokens = list(cast("Sequence[int]", prompt))
+            tokens = cast("Sequence[int]", prompt if isinstance(prompt, tuple) else list(prompt))
         if not tokens:
             raise ConfigError("prompt: is empty; give at least one token")
         self._check_tokens("prompt", tokens)

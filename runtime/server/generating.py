@@ -153,10 +153,11 @@ async def generate(model: AsyncModel, job: Job, take: Take, count: Callable[[int
     does not hold up the others.
     """
     outcomes: dict[int, FinishedAnswer] = {}
+    prompts = [tuple(prompt) for prompt in job.prompts]  # which all answers share
     share = job.key or f"request {next(_numbers)}"
 
     async def answer(number: int) -> None:
-        outcomes[number] = await _answer(model, job, number, share, take, count)
+        outcomes[number] = await _answer(model, job, prompts[number // job.choices], number, share, take, count)
 
     if job.n_answers == 1:
         await answer(0)
@@ -171,7 +172,13 @@ async def generate(model: AsyncModel, job: Job, take: Take, count: Callable[[int
 
 
 async def _answer(
-    model: AsyncModel, job: Job, number: int, share: str, take: Take, count: Callable[[int], None]
+    model: AsyncModel,
+    job: Job,
+    prompt: Sequence[int],
+    number: int,
+    share: str,
+    take: Take,
+    count: Callable[[int], None],
 ) -> FinishedAnswer:
     sampling, choice = job.sampling, number % job.choices
     if sampling.seed is not None and choice:
@@ -187,7 +194,7 @@ async def _answer(
         take(number, told)
 
     stream = model.generate(
-        job.prompts[number // job.choices],
+        prompt,
         max_tokens=job.most_tokens,
         sampling=sampling,
         key=share,
