@@ -89,6 +89,7 @@ def convert(value: Any, kind: type[_Kind], where: str = "") -> _Kind:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `")
+        place = place.rpartition("` in `")[2]  # of a key that is wrong, the object that it is in
         param = (where + place.rstrip("`").removeprefix("$")).removeprefix(".") or None
         if message.startswith("Object missing required field"):
             param = message.split("`")[1] if param is None else f"{param}.{message.split('`')[1]}"

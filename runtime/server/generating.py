@@ -112,14 +112,18 @@ class Job:
 
     def check(self, context_tokens: int) -> None:
         """Raise ContextFull where a prompt leaves no room for a token."""
-        longest = max(map(len, self.prompts))
-        if longest >= context_tokens:
-            raise ContextFull(
-                f"the prompt has {longest:,} tokens, the context holds {context_tokens:,}; shorten it, or "
-                "start the server with more context (-c)",
-                prompt_tokens=longest,
-                context_tokens=context_tokens,
-            )
+        check_prompt_length(max(map(len, self.prompts)), context_tokens)
+
+
+def check_prompt_length(n_tokens: int, context_tokens: int) -> None:
+    """Raise ContextFull where a prompt of so many tokens leaves no room for a token."""
+    if n_tokens >= context_tokens:
+        raise ContextFull(
+            f"the prompt has {n_tokens:,} tokens, the context holds {context_tokens:,}; shorten it, or "
+            "start the server with more context (-c)",
+            prompt_tokens=n_tokens,
+            context_tokens=context_tokens,
+        )
 
 
 @dataclass(slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -93,10 +92,6 @@ class ServedModel:
     async def prompt_tokens(self, text: str) -> list[int]:
         """Return the tokens of a text to be continued. Raises ContextFull, ConfigError."""
         return await self.prepare(self.model.prompt_tokens, text)
-
-    async def inner_tokens(self, text: str) -> list[int]:
-        """Return the tokens of a text within a prompt. Raises ConfigError."""
-        return await self.prepare(partial(self.model.tokenize, text, add_special=False, parse_special=True))
 
     async def chat_prompt(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """Return the text of a conversation to be continued. Raises what `Model.chat_prompt` raises, and Refusal."""
