@@ -145,6 +145,7 @@ class ChatRequest(SamplingFields, kw_only=True):
 async def chat_completions(service: Service, request: Request) -> AnswerResponse:
     """Answer a conversation."""
     asked = await service.read(request, ChatRequest)
+    asked.check()
     entry = service.catalogue.asked(asked.model)
     return AnswerResponse(service, entry, partial(chat_job, asked), ChatForm(entry.name, asked), bool(asked.stream))
 
