@@ -75,7 +75,9 @@ def _chat_with_server(
         body["max_tokens"] = settings.max_tokens
     client = ServerClient(address)
     found = client.get("/v1/models")
-    names = [one.get("id", "") for one in found.get("data", ())] if isinstance(found, dict) else []
+    listed = found.get("data") if isinstance(found, dict) else None
+    named = [one.get("id") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    names = [one for one in named if isinstance(one, str)]
     if name is not None or names:
         body["model"] = str(name or names[0])
     terminal.say(f"{body.get('model', 'a model')} at {address}")
