@@ -1,13 +1,15 @@
 """The access rights at the embedded broker: users, the digests of their passwords, and the topics that each may use.
 
 This module does no I/O. The parent process sends the rights to the broker's process as a JSON document. Topic filters
-are MQTT's: `+` is one level, a last `#` is the rest. `%c` in a filter is the client's id, as in mosquitto's patterns.
+are MQTT's: `+` is one level, a last `#` is the rest. `%c` in a filter is the client's id, as in mosquitto's patterns;
+`%n` is so too where that id is one that a node can have, and else no client's.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,6 +20,7 @@ from edge_run.devices.messages.topics import ROOT
 MEMBER, HOME = "member", "home"
 CONNECTIONS, GUESTS = 256, 16
 _DIGEST_LETTERS = 64
+_NODE = re.compile("[a-z2-7]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +89,12 @@ def digest(password: str) -> str:
     return hashlib.sha256(password.encode()).hexdigest()
 
 
-def member_user(cluster: str, password: str, connections: int = 32) -> BrokerUser:
-    """Return what a member of `cluster` may do; each program on its device is a connection."""
-    return BrokerUser(digest(password), member_topics(cluster), (f"{ROOT}/{cluster}/#",), connections)
+def member_user(cluster: str, password: str, connections: int = 32, *, leads: bool = True) -> BrokerUser:
+    """Return what a member of `cluster` may do; each program on its device is a connection.
+
+    leads: whether its role lets it run models on others.
+    """
+    return BrokerUser(digest(password), member_topics(cluster, leads=leads), (f"{ROOT}/{cluster}/#",), connections)
 
 
 def guest_user(cluster: str, password: str) -> BrokerUser:
@@ -101,18 +107,18 @@ def home_user(cluster: str, password: str) -> BrokerUser:
     return BrokerUser(digest(password), ("homeassistant/status",), ("homeassistant/#", f"{ROOT}/{cluster}/home/+"))
 
 
-def member_topics(cluster: str) -> tuple[str, ...]:
-    """Return the topics to which a member of `cluster` publishes, as the client that its node is."""
+def member_topics(cluster: str, *, leads: bool = True) -> tuple[str, ...]:
+    """Return the topics to which a member of `cluster` publishes, as the client that its node is. leads: as above."""
     base = f"{ROOT}/{cluster}"
+    leaders = (f"{base}/coord/lease", f"{base}/plan/+", f"{base}/node/+/cmd") if leads else ()
     own = tuple(f"{base}/node/%c/{kind}" for kind in ("status", "caps", "load", "rsp"))
     return (
-        f"{base}/coord/lease",
-        f"{base}/plan/+",
+        *leaders,
         f"{base}/members",
-        f"{base}/node/+/cmd",
         *own,
-        f"{base}/home/%c",
-        "homeassistant/+/%c/#",
+        f"{base}/home/%n",
+        "homeassistant/binary_sensor/%n/present/config",
+        "homeassistant/sensor/%n/+/config",
     )
 
 
@@ -121,7 +127,7 @@ def mosquitto_acl(cluster: str, user: str | None) -> str:
 
     A client's id is its node, so that nobody speaks for another.
     """
-    topics = (*member_topics(cluster), f"{ROOT}/{cluster}/join/%c")
+    topics = [one.replace("%n", "%c") for one in (*member_topics(cluster), f"{ROOT}/{cluster}/join/%c")]
     lines = [
         f"# mosquitto: what members of the edge-run cluster {cluster} may do; its configuration names this as acl_file",
         *([f"user {user}"] if user else []),
@@ -138,8 +144,10 @@ def covers(filter_: str, other: str, client: str = "") -> bool:
 
     A wildcard at the beginning matches no topic that begins with `$`, as MQTT 3.1.1 has it (4.7.2).
     """
-    own = [client if level == "%c" else level for level in filter_.split("/")]
+    own = [client if level in ("%c", "%n") else level for level in filter_.split("/")]
     others = other.split("/")
+    if "%n" in filter_ and not _NODE.fullmatch(client):
+        return False
     if other.startswith("$") and own[0] in ("+", "#"):
         return False
     for index, level in enumerate(own):

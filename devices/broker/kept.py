@@ -1,7 +1,7 @@
 """The messages that the broker keeps for clients that subscribe later. The oldest messages go first.
 
 The messages are bounded for each user and in all. A user fills its own share only, so no user can push out the lease
-or the plan of another.
+or the plan of another, nor have it forgotten; only who may publish to a topic can put another message in its place.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ class KeptMessages:
         return sum(one.size for one in self._messages.values())
 
     def put(self, user: str, message: Publish) -> None:
-        """Keep `message` of `user` in place of the one of its topic; an empty one has it forgotten."""
-        self._messages.pop(message.topic, None)
+        """Keep `message` of `user` in place of the one of its topic; an empty one has the user's own forgotten."""
         if not message.payload:
+            if (known := self._messages.get(message.topic)) and known.user == user:
+                del self._messages[message.topic]
             return
+        self._messages.pop(message.topic, None)
         size = EACH_BYTES + len(message.topic) + len(message.payload)
         self._messages[message.topic] = _Kept(user, message, size)
         self._drop_oldest(user)

@@ -203,13 +203,17 @@ def _line(prefix: str, content: list[str]) -> str:
 
 def parse_broker(url: str) -> Broker:
     """Return the broker that `url` names, as mqtt://user:password@host:1883 or mqtts://host. Raises ConfigError."""
-    form = "must be mqtt://HOST[:PORT] or mqtts://HOST[:PORT], with USER:PASSWORD@ before the host where it asks for it"
+    form = (
+        "must be mqtt://HOST[:PORT] or mqtts://HOST[:PORT], with USER:PASSWORD@ before the host where it asks for it, "
+        "and in these %2F for /, %3F for ?, %23 for #, %40 for @ and %3A for :"
+    )
     try:
         parts = urlsplit(url if "://" in url else f"mqtt://{url}")
         port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"broker: {error}; {form}") from None
-    if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or parts.path.strip("/") or parts.query:
+    except ValueError:  # whose words may have a part of the password
+        raise ConfigError(f"broker: {form}") from None
+    has_more = parts.path.strip("/") or parts.query or parts.fragment
+    if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or has_more:
         raise ConfigError(f"broker: {form}")
     user, password = (None if part is None else unquote(part) for part in (parts.username, parts.password))
     is_tls = parts.scheme == "mqtts"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from functools import partial
 
 from edge_run.base.errors import MeshError, NotTrusted
 from edge_run.devices.broker.access import CONNECTIONS, HOME, MEMBER, BrokerAccess, guest_user, home_user, member_user
@@ -47,8 +48,11 @@ def access_of(cluster: Cluster, device: DeviceKey) -> BrokerAccess:
     users = {HOME: home_user(name, home_password(cluster, device))}
     if listed is None:
         return BrokerAccess(users | {MEMBER: member_user(name, cluster.derive(BROKER_PASSWORD), CONNECTIONS)})
+    computing = partial(member_user, leads=False)
     keys = [(one.node, one.seal_key, guest_user) for one in listed.roll.invitations]
-    keys += [(one.node, one.seal_key, member_user) for one in listed.roll.members]
+    keys += [
+        (one.node, one.seal_key, computing if one.role == "compute" else member_user) for one in listed.roll.members
+    ]
     for node, seal_key, user in keys:
         with contextlib.suppress(NotTrusted):  # whose key is none has no password, and stays outside
             users[node] = user(name, broker_password(device, name, seal_key))

@@ -33,6 +33,7 @@ _UNSIGNED_BYTES = 1 + 2 * KEY_BYTES + SIGNATURE_BYTES + PROOF_BYTES
 _HEAD_BYTES = _UNSIGNED_BYTES + SIGNATURE_BYTES
 _FIELDS = {"incarnation", "count", "epoch", "time_ms", "list", "body"}
 _LEADERS_KINDS = ("lease", "plan", "cmd")
+MOST_OF_DEVICE = 64  # nodes that one device certified, as each of its programs is one: no device takes all places
 GRACE_S = 30.0  # how long the secret before the last one is still one: not everybody hears of the change at once
 
 
@@ -166,7 +167,7 @@ class Gate:
         sender = self._senders.get(node)
         if sender is None or envelope.incarnation > sender.incarnation:
             if sender is None:
-                self._make_room(node)
+                self._make_room(node, device)
             sender = _Sender(envelope.incarnation, device)
         elif envelope.incarnation < sender.incarnation:
             raise NotTrusted("a message of an incarnation that ended", node=node)
@@ -250,14 +251,17 @@ class Gate:
             epoch=envelope.epoch,
         )
 
-    def _make_room(self, node: str) -> None:
+    def _make_room(self, node: str, device: bytes) -> None:
         """Forget who has been silent for so long that the clock refuses all that he ever said."""
-        if len(self._senders) < MOST_MEMBERS:
+        n_own = sum(sender.device == device for sender in self._senders.values())
+        if len(self._senders) < MOST_MEMBERS and n_own < MOST_OF_DEVICE:
             return
         limit_s = self._wall_clock() - 2 * CLOCK_TOLERANCE_S
         self._senders = {one: sender for one, sender in self._senders.items() if sender.heard_s > limit_s}
         if len(self._senders) >= MOST_MEMBERS:
             raise ProtocolError(f"is one too many, a cluster has at most {MOST_MEMBERS}", node=node)
+        if sum(sender.device == device for sender in self._senders.values()) >= MOST_OF_DEVICE:
+            raise ProtocolError(f"is one too many of its device, which has at most {MOST_OF_DEVICE}", node=node)
 
     def _accept_will(self, sender: _Sender, envelope: Envelope) -> Envelope:
         """Let a will in once, of the connection that its sender has now; it was written when that began."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import ipaddress
 import json
 import ssl
 from collections.abc import Generator, Iterator, Mapping
@@ -12,12 +13,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edge_run.base.errors import ConfigError, EdgeRunError, ProtocolError
+from edge_run.base.units import format_size
 from edge_run.runtime.client.answer_event import AnswerEvent, answer_event
 
 LOOPBACK = "127.0.0.1"
 CONNECT_S = 10.0
 SILENCE_S = 600.0  # of a server that reads a long prompt: ours says something every 5 s
 MOST_LINE_BYTES = 1 << 24  # of an event, and of a document: what is longer is none that a server of ours sends
+MOST_ANSWER_BYTES = 1 << 28  # of all events: some hundred thousand tokens
 MOST_ERROR_BYTES = 1 << 16
 
 
@@ -49,8 +52,19 @@ def server_address(text: str, key: str = "") -> ServerAddress:
     if not host or found.scheme not in ("http", "https") or found.query or found.fragment or found.username:
         raise ConfigError(advice)
     is_tls = found.scheme == "https"
+    if key and "://" not in text and not _is_loopback(host):
+        raise ConfigError(
+            f"--server {text[:200]}: the key would go there in clear text; write https:// before it, or http:// where "
+            "you trust the network"
+        )
     path = found.path.rstrip("/").removesuffix("/v1")
     return ServerAddress(host, port or (443 if is_tls else 80), path, is_tls, key)
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 class ServerClient:
@@ -69,8 +83,12 @@ class ServerClient:
 
         Raises ConfigError where the server cannot be reached or refuses, ProtocolError where the stream breaks off.
         """
+        n_bytes = 0
         with self._answer("POST", path, {**body, "stream": True}) as response:
             while line := response.readline(MOST_LINE_BYTES):
+                n_bytes += len(line)
+                if n_bytes > MOST_ANSWER_BYTES:
+                    raise ProtocolError(f"{self.address}: the answer has more than {format_size(MOST_ANSWER_BYTES)}")
                 text = line.decode("utf-8", "replace").strip()
                 if text == "data: [DONE]":
                     return
@@ -119,7 +137,7 @@ def _refusal(address: ServerAddress, response: http.client.HTTPResponse) -> Edge
     """Return why a server did not answer, in its words."""
     try:
         said = _message(json.loads(response.read(MOST_ERROR_BYTES)))
-    except ValueError:
+    except (ValueError, RecursionError):
         said = f"status {response.status}"
     if response.status == 401:
         return ConfigError(f"{address}: {said}; give a key with --api-key-file or EDGE_RUN_API_KEY")
@@ -147,7 +165,7 @@ def _unreachable(address: ServerAddress, error: Exception) -> EdgeRunError:
 def _document(address: ServerAddress, text: str | bytes) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _foreign(address, "JSON") from None
 
 

@@ -65,7 +65,8 @@ class AsyncModel(AsyncOwner[Model]):
 
     Answers share passes where the model was opened for several (`sequences`); else they run one after the other, first
     come first served. Cancelling a task, or leaving the loop over its pieces, ends its answer: at the next node of the
-    pass where it is alone, else after the pass, which goes on for the others.
+    pass where it is alone, else after the pass, which goes on for the others. Of answers with a grammar or schema a few
+    more are begun than share passes, and the next one when one of them has ended: iterate over each in its own task.
     """
 
     def __init__(self, path: str | Path, **options: Unpack[OpeningOptions]) -> None:

@@ -46,7 +46,16 @@ class Continuation(Closing):
         self.dropped_messages = 0
         self._vocab = model.vocab
         self._max_tokens = context_tokens if max_tokens is None else max_tokens
-        self._sampler = Sampler(model.vocab, sampling, model.vocabulary, context_tokens, room, table, grammar)
+        self._sampler = Sampler(
+            model.vocab,
+            sampling,
+            model.vocabulary,
+            context_tokens,
+            room,
+            table,
+            grammar,
+            text_tokens=len(prompt) + self._max_tokens,
+        )
         self._text = TextStream(sampling.stop)
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []

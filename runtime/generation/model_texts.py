@@ -93,7 +93,7 @@ class ModelTexts(Closing):
         """
         return without_oldest(messages, self.context_tokens, self._count_tokens)
 
-    def _tokens_of(self, request: Request) -> tuple[list[int], int]:
+    def _tokens_of(self, request: Request) -> tuple[Sequence[int], int]:
         """Return the tokens of a prompt, and how many messages were left out. Raises what is wrong with it."""
         prompt, n_dropped = request.prompt, 0
         if messages := request.messages:
@@ -101,7 +101,7 @@ class ModelTexts(Closing):
                 kept = leave_out_oldest(messages, self.context_tokens, self._count_tokens, request.max_tokens)
                 messages, n_dropped = kept, len(messages) - len(kept)
             prompt = self.chat_prompt(messages)
-        tokens = self.prompt_tokens(prompt) if isinstance(prompt, str) else cast("list[int]", prompt)
+        tokens = self.prompt_tokens(prompt) if isinstance(prompt, str) else cast("Sequence[int]", prompt)
         if not tokens:
             raise ConfigError("prompt: is empty; give at least one token")
         self._check_tokens("prompt", tokens)

@@ -75,7 +75,12 @@ class Request:
 
 
 def _checked(prompt: object) -> Sequence[int] | Sequence[Message]:
-    """Return a prompt that is no text as a list. Raises ConfigError."""
+    """Return a prompt that is no text as a list; a tuple of tokens, which many requests may share, as it is.
+
+    Raises ConfigError.
+    """
+    if isinstance(prompt, tuple) and all(type(one) is int for one in prompt):
+        return prompt
     if not is_list(prompt):
         raise ConfigError(f"prompt {prompt!r:.60}: must be text, a list of tokens or a list of messages")
     found = list(cast("Sequence[Any]", prompt))

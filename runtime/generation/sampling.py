@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.closing import Closing
+from edge_run.base.config import MOST_CONTEXT_TOKENS
 from edge_run.base.errors import ConfigError, KernelError, NotSupported
 from edge_run.base.protocols import Logits
 from edge_run.base.results import TokenLogprobs
@@ -81,6 +82,7 @@ class Sampler(Closing):
     room: where a grammar runs; without one it runs here, and must be one that is trusted.
     grammar: that of `config`, where it is open already; it is closed with the sampler.
     table: shared with other samplers of the vocabulary; None makes one.
+    text_tokens: as long as prompt and answer get at most.
     seed: the seed in use, drawn when the configuration has none.
 
     Raises ConfigError for a grammar or JSON schema that llama.cpp cannot use. Not thread-safe: one answer at a time.
@@ -95,9 +97,10 @@ class Sampler(Closing):
         room: GrammarRoom | None = None,
         table: CandidateTable | None = None,
         grammar: RoomedGrammar | None = None,
+        text_tokens: int = MOST_CONTEXT_TOKENS,
     ) -> None:
         self.seed = secrets.randbelow(_ANY_SEED) if config.seed is None else config.seed
-        self._last_n_tokens = _last_n_tokens(config, context_tokens)
+        self._last_n_tokens = min(_last_n_tokens(config, context_tokens), text_tokens)
         self._table = table or CandidateTable(vocab, n_vocab)
         self._n_top = config.top_logprobs
         if outside := [token for token in config.logit_bias if not 0 <= token < n_vocab]:
@@ -108,8 +111,18 @@ class Sampler(Closing):
         has_effects = self._last_n_tokens or biases or grammar_text(config)[0]
         self._takes_best = config.temperature == 0 and not has_effects
         self._grammar = grammar or _open_grammar(vocab, config, n_vocab, room)
-        self._chain = _open_chain(config, n_vocab, self._last_n_tokens, self.seed)
+        self._config, self._opened_chain = (
+            config,
+            None,
+        )  # opened when it is used: answers that wait take no memory for it
         self._is_closed = False
+
+    @property
+    def _chain(self) -> Any:
+        """llama.cpp's samplers."""
+        if self._opened_chain is None:
+            self._opened_chain = _open_chain(self._config, self._table.n_vocab, self._last_n_tokens, self.seed)
+        return self._opened_chain
 
     def choose(self, logits: Logits) -> int:
         """Return the next token for `logits`, `(n_vocab,)` float32, which stay as they are.
@@ -170,7 +183,8 @@ class Sampler(Closing):
         if self._is_closed:
             return
         self._is_closed = True
-        ggml.L.llama_sampler_free(self._chain)
+        if self._opened_chain is not None:
+            ggml.L.llama_sampler_free(self._opened_chain)
         if self._grammar is not None:
             self._grammar.close()
 

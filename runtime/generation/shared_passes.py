@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
 
 import anyio
 import anyio.to_thread
@@ -17,7 +20,10 @@ from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.request import Request
 from edge_run.runtime.grammars.grammar import grammar_text
 from edge_run.runtime.grammars.room import RoomedGrammar
+from edge_run.runtime.processes.fair_room import FairRoom
 from edge_run.runtime.processes.model_thread import ModelThread
+
+GRAMMARS_AHEAD = 2  # that are open for answers which are next
 
 
 class _Inbox:
@@ -60,10 +66,26 @@ class SharedPasses:
         self._is_computing = False
         self._batch: Batch | None = None
         self._opening: anyio.CapacityLimiter | None = None  # of grammars: one at a time, and who waits can be cancelled
+        self._grammars: FairRoom | None = None  # in which so many are open at a time
         self._inboxes: dict[int, _Inbox] = {}  # of the requests that have not ended
 
-    async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
+    def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Answer a request; iterate over the pieces. Closing it, or cancelling the task, ends the answer."""
+        return self._roomed(request) if grammar_text(request.sampling)[0] else self._stream(request)
+
+    async def _roomed(self, request: Request) -> AsyncGenerator[Piece, None]:
+        """Answer a request with a grammar, once one more may be open: those of all that wait would fill the memory."""
+        self._grammars = self._grammars or FairRoom(self._model.most_parallel + GRAMMARS_AHEAD)
+        turn, began_s = request.turn, time.monotonic()
+        async with self._grammars.held(turn.key, priority=turn.priority, patience_s=turn.deadline_s):
+            if turn.deadline_s is not None:
+                left_s = turn.deadline_s - (time.monotonic() - began_s)
+                request = replace(request, turn=replace(turn, deadline_s=max(left_s, 1e-6)))
+            async with aclosing(self._stream(request)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def _stream(self, request: Request) -> AsyncGenerator[Piece, None]:
         inbox = _Inbox()
         await self._submit(request, inbox)
         self._tasks[inbox] = None

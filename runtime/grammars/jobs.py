@@ -5,13 +5,14 @@ The model file's vocabulary is loaded once; grammars that are open have numbers.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
 
 from edge_run.base.errors import KernelError
 from edge_run.base.units import GIB, MIB
-from edge_run.runtime.processes.cell_child import allow_memory, is_cell
+from edge_run.runtime.processes.cell_child import allow_memory, held_bytes, is_cell
 from edge_run.runtime.processes.child_process import skip_package_code
 
 if is_cell():
@@ -24,7 +25,7 @@ from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 
 VOCABULARY_BYTES = 2 * GIB  # as for every opening of a file: 150,000 tokens take 80 MB
-GRAMMAR_BYTES = 64 * MIB
+GRAMMAR_BYTES, ALL_GRAMMARS_BYTES = 32 * MIB, 64 * MIB  # of one, and of all that are open; and besides:
 GRAMMAR_BYTES_OF_A_TOKEN = 2048  # inside a string, where all tokens are candidates, llama.cpp takes 550 to 700 for each
 
 _PLAIN = "root ::= [^\\x00]*"
@@ -32,6 +33,7 @@ _PLAIN_TOKENS, _PLAIN_STEPS = 4096, 5  # that are measured: all tokens of a larg
 
 _models: dict[str, tuple[object, float]] = {}  # and how long a step of a plain grammar takes, in seconds
 _open: dict[int, LocalGrammar] = {}
+_before: list[int] = []  # what the process held before the first grammar, in bytes
 
 
 def load_vocabulary(path: str) -> bytes:
@@ -56,6 +58,8 @@ def load_vocabulary(path: str) -> bytes:
     _models.clear()
     plain_step_s = _measure_plain_step(L.llama_model_get_vocab(model))
     _models[path] = model, plain_step_s
+    with contextlib.suppress(OSError, ValueError):
+        _before[:] = [held_bytes()]
     return str(plain_step_s).encode()
 
 
@@ -78,7 +82,9 @@ def open_grammar(number: int, n_vocab: int, name: str, text: str) -> bytes:
     vocab = L.llama_model_get_vocab(model)
     if (found := L.llama_vocab_n_tokens(vocab)) != n_vocab:
         raise KernelError(f"grammar: the model file has {found} tokens by now, and had {n_vocab}; open it again")
-    allow_memory(GRAMMAR_BYTES + GRAMMAR_BYTES_OF_A_TOKEN * n_vocab)
+    step_bytes = GRAMMAR_BYTES_OF_A_TOKEN * n_vocab
+    most_bytes = _before[0] + ALL_GRAMMARS_BYTES + step_bytes if _before else None
+    allow_memory(GRAMMAR_BYTES + step_bytes, most_bytes)
     _open[number] = LocalGrammar(vocab, n_vocab, text, name)
     return b""
 

@@ -67,15 +67,27 @@ def is_cell() -> bool:
     return bool(_allowed)
 
 
-def allow_memory(more_bytes: int) -> None:
-    """Let this process grow by so many bytes from here on; without effect where it is not a cell, or not Linux."""
+def allow_memory(more_bytes: int, most_bytes: int | None = None) -> None:
+    """Let this process grow by so many bytes from here on; without effect where it is not a cell, or not Linux.
+
+    most_bytes: what it may hold then in all, as `held_bytes` counts.
+    """
     if not _allowed:
         return
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            held_kib = next(int(line.split()[1]) for line in file if line.startswith("VmData:"))
+    with contextlib.suppress(OSError, ValueError):
+        held = held_bytes()
+        most_bytes = held + more_bytes if most_bytes is None else min(held + more_bytes, most_bytes)
         _allowed[:] = [more_bytes]
-        limit(DATA=(held_kib << 10) + more_bytes)
+        limit(DATA=most_bytes)
+
+
+def held_bytes() -> int:
+    """Return what this process holds of what `allow_memory` bounds. Raises OSError, ValueError."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("VmData:"):
+                return int(line.split()[1]) << 10
+    raise ValueError("the system does not say how much memory a process holds")
 
 
 def _answer(module: ModuleType, request: bytes) -> tuple[int, bytes]:

@@ -88,7 +88,7 @@ class PassRules:
 class _Request:
     """A request that has not ended.
 
-    tokens: of the prompt and the answer so far.
+    tokens: of the prompt and the answer so far; those that were given, until it is admitted.
     n_prompt: the tokens of the prompt.
     priority: higher ones come first.
     key: whose it is.
@@ -101,7 +101,7 @@ class _Request:
     """
 
     number: int
-    tokens: list[int]
+    tokens: Sequence[int]
     n_prompt: int
     priority: int
     key: str
@@ -170,10 +170,10 @@ class Scheduler:
         return self._rules.most_tokens
 
     def submit(self, tokens: Sequence[int], priority: int = 0, key: str = "", salt: str = "") -> int:
-        """Take a request on; return its number. Its tokens must be fewer than `room_tokens`."""
+        """Take a request on; return its number. Its tokens must be fewer than `room_tokens`, and stay as they are."""
         number = next(self._numbers)
         self._shares.enter(key, (request.key for request in self._requests.values()))
-        self._requests[number] = _Request(number, list(tokens), len(tokens), priority, key, self._clock(), salt)
+        self._requests[number] = _Request(number, tokens, len(tokens), priority, key, self._clock(), salt)
         return number
 
     def admit(self) -> Beginning | None:
@@ -188,6 +188,8 @@ class Scheduler:
             return None
         self._pool.begin(request.number, placed, request.salt)
         request.sequence = placed.sequence
+        if len(request.tokens) == request.n_prompt:
+            request.tokens = list(request.tokens)  # no sooner: many answers to one prompt may wait
         request.turn = next(self._turns)
         self._shares.admit(request.key, request.priority, request.turn, now_s)
         request.n_held = placed.n_tokens
@@ -257,6 +259,7 @@ class Scheduler:
     def append(self, number: int, token: int, *, is_computed: bool = False) -> None:
         """`token` comes next in the answer of a request. is_computed: as a guess, in the pass before."""
         request = self._requests[number]
+        assert isinstance(request.tokens, list)
         request.tokens.append(token)
         if is_computed:
             assert request.sequence is not None

@@ -19,6 +19,7 @@ from edge_run.base.errors import EdgeRunError
 from edge_run.base.results import Progress
 from edge_run.runtime.server.access import whose
 from edge_run.runtime.server.admission import Place
+from edge_run.runtime.server.bodies import BODY
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, generate
@@ -124,10 +125,11 @@ class AnswerResponse:
         self._service, self._entry, self._make_job = service, entry, make_job
         self._form, self._is_stream = form, is_stream
         self._served: ServedModel | None = None
+        self._body: contextlib.ExitStack | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises Refusal, or an error of ours, where nothing was sent yet."""
-        key = whose(scope)
+        key, self._body = whose(scope), scope.get(BODY)
         with self._service.admission.place(self._entry.name, key) as place:
             sender, receiver = anyio.create_memory_object_stream[_Item](MOST_FRAMES)
             is_over = False
@@ -170,7 +172,7 @@ class AnswerResponse:
         with sender, contextlib.suppress(anyio.BrokenResourceError):  # who would write it has left, as the client has
             try:
                 with place.scope:
-                    async with self._service.hold(self._entry) as served:
+                    async with self._service.hold(self._entry, key) as served:
                         await self._answer(served, key, place, sender)
                     reason = ""
                 if place.scope.cancelled_caught:
@@ -202,6 +204,8 @@ class AnswerResponse:
             raise _no_text(served.name)
         job = dataclasses.replace(await self._make_job(served), key=key)
         del self._make_job  # and with it what was asked, which takes more than the tokens that came of it
+        if self._body:
+            self._body.close()
         job.check(served.model.context_tokens)
         opening = self._form.begin(served, job)  # before any piece: some forms number what they write
         self._served = served

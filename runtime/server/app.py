@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import traceback
@@ -22,6 +23,8 @@ from edge_run.runtime.server.apis.models import models, one_model
 from edge_run.runtime.server.apis.openai_chat import chat_completions, count_chat
 from edge_run.runtime.server.apis.openai_completions import completions
 from edge_run.runtime.server.apis.responses import count_response, responses
+from edge_run.runtime.server.bodies import BODY
+from edge_run.runtime.server.connections import PIECE_BYTES, UnreadRoom
 from edge_run.runtime.server.page_files import page_handlers
 from edge_run.runtime.server.refusals import Refusal, refusal_of
 from edge_run.runtime.server.service import Service
@@ -40,6 +43,10 @@ HEADERS: Mapping[str, str] = {
 }
 
 logger = logging.getLogger(__name__)
+
+
+class _Dropped(Exception):
+    """A client that does not read is left, in the middle of its answer."""
 
 
 def make_app(service: Service, access: Access, has_metrics: bool = False) -> Guard:
@@ -103,7 +110,7 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app, self.access = app, access
+        self._app, self.access, self._unread = app, access, UnreadRoom()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. No header or body of it is logged."""
@@ -123,15 +130,21 @@ class Guard:
                     *message["headers"],
                     *((name, value) for name, value in more if name not in own),
                 ]
-            await send(message)
+            if len(message.get("body", b"")) <= PIECE_BYTES:
+                await send(message)
+            elif not await self._unread.write(send, message, whose):
+                raise _Dropped
 
+        whose, body = "", contextlib.ExitStack()
         try:
             self.access.check(method, path, headers, scope["scheme"])
             if method == "OPTIONS":
                 await _preflight(headers)(scope, receive, send_guarded)
             else:
                 whose = digest(given_key(headers)).hex() if self.access.keys else ""
-                await self._app({**scope, "app": self, WHOSE: whose}, receive, send_guarded)
+                await self._app({**scope, "app": self, WHOSE: whose, BODY: body}, receive, send_guarded)
+        except _Dropped:
+            logger.info("a client is dropped that reads too slowly")
         except Exception as error:
             refusal = _refusal(error)
             if status:
@@ -139,6 +152,7 @@ class Guard:
             response = json_response(refusal.document(path), refusal.status, refusal.headers())
             await response(scope, receive, send_guarded)
         finally:
+            body.close()
             logger.info("%s %s: %d in %.2f s", method, path, status, time.monotonic() - began_s)
 
     def _headers_for(self, headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

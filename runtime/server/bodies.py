@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, TypeVar
 
@@ -15,11 +17,14 @@ from starlette.requests import ClientDisconnect, Request
 
 from edge_run.base import strict_json
 from edge_run.base.units import MIB, format_size
+from edge_run.runtime.processes.fair_room import FairRoom
 from edge_run.runtime.server.access import whose
 from edge_run.runtime.server.refusals import Refusal
 
 MOST_BODY_BYTES = 8 * MIB
 MOST_ROOM_BYTES = 64 * MIB
+BODY = "edge_run.body"  # of an ASGI scope: an ExitStack, closed when what the body said is needed no more
+BYTES_OF_A_VALUE = 64  # that most of them take once they are read, at least
 SMALL_BYTES = 1 << 16  # of each body, which the bound of connections bounds; parsed in less than a few milliseconds
 
 _Kind = TypeVar("_Kind")
@@ -27,7 +32,10 @@ _type_info: Callable[[Any], inspect.Type] = functools.cache(inspect.type_info)  
 
 
 class BodyRoom:
-    """What all bodies that are being read may take together, so that many large ones cannot fill the memory.
+    """What all bodies may take together until a request is understood, so that many large ones cannot fill the memory.
+
+    Room is held until the stack at BODY of the request's scope is closed: what a body says may wait for its model, and
+    for its turn to be prepared. Without such a stack, until it is read.
 
     The first SMALL_BYTES of a body are not counted, so that large ones that come slowly hold up large ones only; and
     where there are keys, those of one key may take a half.
@@ -36,35 +44,52 @@ class BodyRoom:
     def __init__(self, room_bytes: int = MOST_ROOM_BYTES) -> None:
         self._room_bytes = room_bytes
         self._held_bytes = Counter[str]()  # by key
-        self._thread = anyio.CapacityLimiter(1)
+        self._turn = FairRoom(1)
 
     async def read(self, request: Request, kind: type[_Kind]) -> _Kind:
         """Return the body of a request as a `kind`. Raises Refusal."""
         _check_encoding(request.headers)
-        body, key, held_bytes = bytearray(), whose(request.scope), 0
-        try:
-            async for piece in request.stream():
-                if len(body) + len(piece) > MOST_BODY_BYTES:
-                    raise _too_large()
-                more_bytes = max(0, len(body) + len(piece) - SMALL_BYTES) - held_bytes
-                if more_bytes > self._free_bytes(key):
-                    raise Refusal(503, "too many large requests at once", retry_after_s=5, closes=True)
-                held_bytes += more_bytes
-                self._held_bytes[key] += more_bytes
-                body += piece
+        body, key = bytearray(), whose(request.scope)
+        with contextlib.ExitStack() as reading:
+            held = _Held()
+            (request.scope.get(BODY) or reading).callback(self._give_back, held, key)
+            try:
+                async for piece in request.stream():
+                    if len(body) + len(piece) > MOST_BODY_BYTES:
+                        raise _too_large()
+                    self._hold(held, len(body) + len(piece) - SMALL_BYTES, key)
+                    body += piece
+            except ClientDisconnect:
+                raise Refusal(400, "the client went away before it had sent the request", closes=True) from None
             if len(body) <= SMALL_BYTES:
                 return decode(body, kind)
-            return await anyio.to_thread.run_sync(decode, body, kind, limiter=self._thread)
-        except ClientDisconnect:
-            raise Refusal(400, "the client went away before it had sent the request", closes=True) from None
-        finally:
-            self._held_bytes[key] -= held_bytes
-            if not self._held_bytes[key]:
-                del self._held_bytes[key]
+            self._hold(held, min(BYTES_OF_A_VALUE * body.count(b","), self._room_bytes // 2), key)
+            async with self._turn.held(key):
+                return await anyio.to_thread.run_sync(decode, body, kind)
+
+    def _hold(self, held: _Held, n_bytes: int, key: str) -> None:
+        """Hold so many bytes, if fewer were held so far. Raises Refusal where there is no room."""
+        more_bytes = max(0, n_bytes - held.n_bytes)
+        if more_bytes > self._free_bytes(key):
+            raise Refusal(503, "too many large requests at once", retry_after_s=5, closes=True)
+        held.n_bytes += more_bytes
+        self._held_bytes[key] += more_bytes
+
+    def _give_back(self, held: _Held, key: str) -> None:
+        self._held_bytes[key] -= held.n_bytes
+        if not self._held_bytes[key]:
+            del self._held_bytes[key]
 
     def _free_bytes(self, key: str) -> int:
         free_bytes = self._room_bytes - self._held_bytes.total()
         return min(free_bytes, self._room_bytes // 2 - self._held_bytes[key]) if key else free_bytes
+
+
+@dataclass(slots=True)
+class _Held:
+    """The room that a request holds."""
+
+    n_bytes: int = 0
 
 
 def decode(body: bytes | bytearray, kind: type[_Kind]) -> _Kind:
@@ -89,6 +114,7 @@ def convert(value: Any, kind: type[_Kind], where: str = "") -> _Kind:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `")
+        place = place.rpartition("` in `")[2]  # of a key that is wrong, the object that it is in
         param = (where + place.rstrip("`").removeprefix("$")).removeprefix(".") or None
         if message.startswith("Object missing required field"):
             param = message.split("`")[1] if param is None else f"{param}.{message.split('`')[1]}"

@@ -38,10 +38,6 @@ class ChatTask:
         text, _ = await self._prompt(served, format_of(served.model.chat_template))
         return text
 
-    async def count(self, served: ServedModel) -> int:
-        """Return how many tokens that text has. Raises what `prompt` raises, and ContextFull."""
-        return len(await served.prompt_tokens(await self.prompt(served)))
-
     async def job(self, served: ServedModel, sampling: SamplingConfig, max_tokens: int | None, choices: int = 1) -> Job:
         """Return what is to be generated. Raises Refusal, and what `Model.chat_prompt` raises."""
         toolbox, known = self.toolbox, format_of(served.model.chat_template)
@@ -127,6 +123,12 @@ class ChatTask:
             return PlainOutput
         most = 1_000 if self.toolbox.is_parallel else 1
         return lambda: form.parser(begins, has_thoughts, tools, most)
+
+
+async def count(served: ServedModel, make_task: Callable[[], ChatTask]) -> int:
+    """Return how many tokens a conversation's prompt has. Raises what `ChatTask.prompt` raises, and ContextFull."""
+    task = await served.prepare(make_task)
+    return len(await served.prompt_tokens(await task.prompt(served)))
 
 
 def _after_thought(prompt: str) -> str:

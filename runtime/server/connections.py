@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from typing import Any
 from weakref import WeakSet
 
+import anyio
 import h11
+from starlette.types import Message, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from edge_run.base.units import MIB
 
 HEAD_S = 20.0
 BODY_S = 60.0
 WRITE_S = 60.0
 MOST_CONNECTIONS = 4096
+MOST_UNREAD_BYTES = 256 * MIB
+PIECE_BYTES = 1 << 16
 
 
 class BoundedListener(socket.socket):
@@ -38,6 +45,46 @@ class BoundedListener(socket.socket):
             raise ConnectionAbortedError("there are too many connections")
         self._taken.add(connection)
         return connection, address
+
+
+class UnreadRoom:
+    """What answers hold that their clients have not read yet.
+
+    Where all together hold more than `most_bytes`, of the key that holds most the client is dropped that has read
+    nothing for longest.
+    """
+
+    def __init__(self, most_bytes: int = MOST_UNREAD_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._held = dict[anyio.CancelScope, tuple[str, int]]()  # key and bytes, who read last at the end
+
+    async def write(self, send: Send, message: Message, key: str) -> bool:
+        """Send the body of an answer in pieces, each when the client has read most of those before it.
+
+        Returns whether all was sent.
+        """
+        body, has_more = message["body"], message.get("more_body", False)
+        with anyio.CancelScope() as scope:
+            try:
+                for start in range(0, len(body), PIECE_BYTES):
+                    self._held.pop(scope, None)
+                    self._held[scope] = key, len(body)
+                    self._make_room()
+                    end = start + PIECE_BYTES
+                    await send({**message, "body": body[start:end], "more_body": has_more or end < len(body)})
+            finally:
+                self._held.pop(scope, None)
+        return not scope.cancelled_caught
+
+    def _make_room(self) -> None:
+        of_keys = Counter[str]()
+        for key, n_bytes in self._held.values():
+            of_keys[key] += n_bytes
+        while of_keys.total() > self._most_bytes and len(self._held) > 1:
+            ((most, _),) = of_keys.most_common(1)
+            slowest = next(scope for scope, (key, _) in self._held.items() if key == most)
+            of_keys[most] -= self._held.pop(slowest)[1]
+            slowest.cancel()
 
 
 class BoundedProtocol(H11Protocol):

@@ -112,14 +112,18 @@ class Job:
 
     def check(self, context_tokens: int) -> None:
         """Raise ContextFull where a prompt leaves no room for a token."""
-        longest = max(map(len, self.prompts))
-        if longest >= context_tokens:
-            raise ContextFull(
-                f"the prompt has {longest:,} tokens, the context holds {context_tokens:,}; shorten it, or "
-                "start the server with more context (-c)",
-                prompt_tokens=longest,
-                context_tokens=context_tokens,
-            )
+        check_prompt_length(max(map(len, self.prompts)), context_tokens)
+
+
+def check_prompt_length(n_tokens: int, context_tokens: int) -> None:
+    """Raise ContextFull where a prompt of so many tokens leaves no room for a token."""
+    if n_tokens >= context_tokens:
+        raise ContextFull(
+            f"the prompt has {n_tokens:,} tokens, the context holds {context_tokens:,}; shorten it, or "
+            "start the server with more context (-c)",
+            prompt_tokens=n_tokens,
+            context_tokens=context_tokens,
+        )
 
 
 @dataclass(slots=True)
@@ -153,10 +157,11 @@ async def generate(model: AsyncModel, job: Job, take: Take, count: Callable[[int
     does not hold up the others.
     """
     outcomes: dict[int, FinishedAnswer] = {}
+    prompts = [tuple(prompt) for prompt in job.prompts]  # which all answers share
     share = job.key or f"request {next(_numbers)}"
 
     async def answer(number: int) -> None:
-        outcomes[number] = await _answer(model, job, number, share, take, count)
+        outcomes[number] = await _answer(model, job, prompts[number // job.choices], number, share, take, count)
 
     if job.n_answers == 1:
         await answer(0)
@@ -171,7 +176,13 @@ async def generate(model: AsyncModel, job: Job, take: Take, count: Callable[[int
 
 
 async def _answer(
-    model: AsyncModel, job: Job, number: int, share: str, take: Take, count: Callable[[int], None]
+    model: AsyncModel,
+    job: Job,
+    prompt: Sequence[int],
+    number: int,
+    share: str,
+    take: Take,
+    count: Callable[[int], None],
 ) -> FinishedAnswer:
     sampling, choice = job.sampling, number % job.choices
     if sampling.seed is not None and choice:
@@ -187,7 +198,7 @@ async def _answer(
         take(number, told)
 
     stream = model.generate(
-        job.prompts[number // job.choices],
+        prompt,
         max_tokens=job.most_tokens,
         sampling=sampling,
         key=share,

@@ -152,10 +152,21 @@ def sampling_of(
 
 def schema_text(schema: dict[str, Any], param: str, most_letters: int = MOST_SCHEMA_LETTERS) -> str:
     """Return a JSON schema as text. Raises Refusal for a long one."""
-    text = json.dumps(schema)
-    if len(text) > most_letters:
-        raise Refusal(400, f"{param}: a schema of {len(text):,} letters, {most_letters:,} are the most", param=param)
+    text = "" if _is_longer(schema, most_letters) else json.dumps(schema)
+    if not 0 < len(text) <= most_letters:
+        raise Refusal(400, f"{param}: a schema of more than {most_letters:,} letters", param=param)
     return text
+
+
+def _is_longer(value: Any, most_letters: int) -> bool:
+    """Return whether a value has more letters as JSON than that for certain: writing it all could take a second."""
+    rest, n_letters = [value], 0
+    while rest and n_letters <= most_letters:
+        one = rest.pop()
+        n_letters += len(one) if isinstance(one, str | list | dict) else 1
+        if isinstance(one, list | dict):
+            rest += one if isinstance(one, list) else [*one, *one.values()]
+    return n_letters > most_letters
 
 
 def refuse_set(fields: msgspec.Struct, *names: str) -> None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 import anyio
 from starlette.requests import Request
 
+from edge_run.runtime.processes.fair_room import FairRoom
 from edge_run.runtime.server.access import whose
 from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.bodies import BodyRoom
@@ -23,6 +24,8 @@ from edge_run.runtime.server.refusals import Refusal, shutting_down
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
 
+MOST_NUMBERS = 1 << 22  # of the vectors of one answer: as text, some 20 bytes each
+FEW_NUMBERS = 1 << 16
 _Kind = TypeVar("_Kind")
 
 
@@ -41,16 +44,25 @@ class Service:
         self._counts: dict[str, Counts] = {}
         self._room = BodyRoom()
         self._preparing = Preparing()
+        self._few_numbers, self._many_numbers = FairRoom(MOST_NUMBERS), FairRoom(2 * MOST_NUMBERS)
 
     async def read(self, request: Request, kind: type[_Kind]) -> _Kind:
         """Return the body of a request as a `kind`. Raises Refusal."""
         return await self._room.read(request, kind)
 
+    def numbers(self, n_numbers: int, key: str) -> contextlib.AbstractAsyncContextManager[None]:
+        """Return a block that waits for room for so many numbers of an answer, and holds it.
+
+        Those that are few have room of their own, so that they need not wait for answers of very many.
+        """
+        room = self._few_numbers if n_numbers <= FEW_NUMBERS else self._many_numbers
+        return room.held(key, n_numbers)
+
     @contextlib.asynccontextmanager
-    async def hold(self, entry: ModelEntry) -> AsyncIterator[ServedModel]:
-        """Have a model open in this block, once it is its turn. Raises Refusal, and what `Model` raises."""
+    async def hold(self, entry: ModelEntry, key: str = "") -> AsyncIterator[ServedModel]:
+        """Have a model open for a key in this block, once it is its turn. Raises Refusal, and what `Model` raises."""
         async with self.catalogue.hold(entry) as found:
-            yield self._served(found)
+            yield self._served(found, key)
 
     @contextlib.asynccontextmanager
     async def visit(self, entry: ModelEntry, request: Request) -> AsyncIterator[ServedModel]:
@@ -58,13 +70,14 @@ class Service:
 
         Where it is not at hand, that waits in the queue, as answers do: so many may, and not past the server's end.
         """
+        key = whose(request.scope)
         if self.catalogue.is_at_hand(entry):
-            async with _until_client_leaves(request), self.hold(entry) as served:
+            async with _until_client_leaves(request), self.hold(entry, key) as served:
                 yield served
             return
-        with self.admission.place(entry.name, whose(request.scope)) as place:
+        with self.admission.place(entry.name, key) as place:
             with place.scope:
-                async with _until_client_leaves(request), self.hold(entry) as served:
+                async with _until_client_leaves(request), self.hold(entry, key) as served:
                     yield served
             if place.scope.cancelled_caught:
                 raise shutting_down()
@@ -87,10 +100,12 @@ class Service:
         """What all requests came to."""
         return Counts.together(self._counts.values())
 
-    def _served(self, found: OpenModel) -> ServedModel:
+    def _served(self, found: OpenModel, key: str = "") -> ServedModel:
         name = found.entry.name
         counts = self.counts_of(name)
-        return ServedModel(name, found.model, found.answering, self.defaults, self._preparing, counts, found.forecast)
+        return ServedModel(
+            name, found.model, found.answering, self.defaults, self._preparing, counts, found.forecast, key
+        )
 
 
 @contextlib.asynccontextmanager

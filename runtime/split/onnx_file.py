@@ -5,20 +5,21 @@ A network is cut before onnxruntime optimises it, so each half keeps the nodes o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.random import default_rng
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported
 from edge_run.base.extras import TRAIN, need
 from edge_run.partition.cuts import Network, Operation, multiply_adds, operations_between, peak_bytes
-from edge_run.runtime.split.onnx_session import first_line, open_session, run_session
+from edge_run.runtime.split.onnx_session import arbitrary, first_line, traced
 
+MOST_INPUT_VALUES = 1 << 24  # as of an image of a bundle
 MOST_MODEL_BYTES = 2**31 - 1  # what protobuf can hold in one piece
 
 
@@ -64,7 +65,7 @@ class OnnxModel:
 
     def sample(self, seed: int = 0) -> NDArray[Any]:
         """Return an arbitrary input with a batch of one, the same for the same seed."""
-        return _arbitrary(self.shapes[self.input_name], self.types[self.input_name], seed)
+        return arbitrary(self.shapes[self.input_name], self.types[self.input_name], seed)
 
 
 def read_onnx(path: Path) -> OnnxModel:
@@ -102,12 +103,12 @@ def describe(proto: Any, path: Path) -> OnnxModel:
     outputs = tuple(one.name for one in graph.output)
     bare = [Operation(one.op_type, _reads(one), tuple(one.output)) for one in graph.node]
     network = Network((inputs[0].name,), outputs, tuple(bare))
-    values = _trace(proto, _arbitrary(shape, dtype, 0), path)
+    values = {**traced(_traced(proto), shape, dtype, str(path)), inputs[0].name: (shape, dtype)}
     moving = {inputs[0].name} | {name for index in network.moving() for name in bare[index].outputs}
-    shapes = {name: one.shape for name, one in values.items() if name in moving}
-    types = {name: one.dtype for name, one in values.items() if name in moving}
+    shapes = {name: size for name, (size, _) in values.items() if name in moving}
+    types = {name: kind for name, (_, kind) in values.items() if name in moving}
     constants = {one.name: tuple(one.dims) for one in graph.initializer}
-    constants.update((name, one.shape) for name, one in values.items() if name not in moving)
+    constants.update((name, size) for name, (size, _) in values.items() if name not in moving)
     counted = tuple(
         Operation(one.kind, one.inputs, one.outputs, _multiply_adds(one, {**constants, **shapes})) for one in bare
     )
@@ -161,30 +162,24 @@ def _input_shape(value: Any, path: Path) -> tuple[tuple[int, ...], bool]:
             f"{path}: input {value.name} has open dimensions ({written}); only the first, the batch, may be open: "
             "export the model with a fixed size"
         )
+    if (n_values := math.prod(sizes[1:])) > MOST_INPUT_VALUES:
+        raise NotSupported(
+            f"{path}: input {value.name} has {n_values:,} values, {MOST_INPUT_VALUES:,} are the most that can be cut"
+        )
     if sizes[0] > 1:
         raise NotSupported(f"{path}: input {value.name} has a batch of {sizes[0]}; export it with 1 or an open one")
     return (1, *sizes[1:]), sizes[0] <= 0
 
 
-def _trace(proto: Any, sample: NDArray[Any], path: Path) -> dict[str, NDArray[Any]]:
-    """Run the model with what every node makes as an output; return these arrays and the input, by name."""
+def _traced(proto: Any) -> bytes:
+    """Return the model with what every node makes as an output."""
     onnx = need("onnx", TRAIN)
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    del made.graph.output[:]
     names = [name for node in proto.graph.node for name in node.output if name]
-    traced = onnx.ModelProto()
-    traced.CopyFrom(proto)
-    del traced.graph.output[:]
-    traced.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    session = open_session(traced.SerializeToString(), str(path), is_optimised=False)
-    values = dict(zip(names, run_session(session, sample), strict=True))
-    values[session.get_inputs()[0].name] = sample
-    return {name: one for name, one in values.items() if isinstance(one, np.ndarray)}
-
-
-def _arbitrary(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> NDArray[Any]:
-    generator = default_rng(seed)
-    if np.issubdtype(dtype, np.floating):
-        return generator.random(shape, dtype=np.float32).astype(dtype)
-    return generator.integers(0, 2, shape).astype(dtype)
+    made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return bytes(made.SerializeToString())
 
 
 def _reads(node: Any) -> tuple[str, ...]:

@@ -1,22 +1,35 @@
-"""Opens, runs and times onnxruntime sessions, and turns errors of onnxruntime into those of edge-run."""
+"""Opens, runs and times onnxruntime sessions, and turns errors of onnxruntime into those of edge-run.
+
+A network is a stranger's program: one of a few hundred bytes can make tensors that take all memory, or compute without
+end. So the pass that finds the shapes of its tensors (`traced`) is run in a `Cell`, of which this module is the job.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.random import default_rng
 from numpy.typing import NDArray
 
 from edge_run.base.config import check_threads
 from edge_run.base.errors import KernelError, ModelFileError, NotSupported
 from edge_run.base.extras import SPLIT, need
 from edge_run.devices.host.machine import compute_threads
+from edge_run.devices.host.memory import available_bytes
+from edge_run.runtime.processes.cell import Cell, Overrun
+from edge_run.runtime.processes.cell_child import allow_memory
 
 TIMED_RUNS = 7
 TIMED_S = 0.5
+LONGEST_S = 600.0  # of a pass that finds the shapes of tensors
+_JOB = "edge_run.runtime.split.onnx_session"
 
 
 def open_session(model: bytes | str, name: str, threads: int | None = None, is_optimised: bool = True) -> Any:
@@ -48,6 +61,43 @@ def run_session(session: Any, value: NDArray[Any]) -> list[Any]:
         raise KernelError(
             f"onnxruntime: a pass over a tensor of shape {value.shape} failed ({first_line(error)})"
         ) from error
+
+
+def traced(
+    proto: bytes, shape: Sequence[int], dtype: np.dtype[Any], name: str
+) -> Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Return the shape and type of each output of a network that has one input, by name.
+
+    proto: the network. shape, dtype: of its input. name: what messages call it. Raises ModelFileError, KernelError, and
+    NotSupported where it takes more memory than there is, or too long.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".onnx") as file, contextlib.closing(Cell(_JOB)) as cell:
+        file.write(proto)
+        file.flush()
+        asked: dict[str, Any] = {"path": file.name, "shape": list(shape), "dtype": dtype.str, "name": name}
+        try:
+            found = cell.ask("trace", LONGEST_S, most_bytes=available_bytes(), **asked)
+        except Overrun as overrun:
+            raise NotSupported(f"{name}: a pass over it {overrun}") from None
+    return {one: (tuple(size), np.dtype(kind)) for one, (size, kind) in json.loads(found).items()}
+
+
+def trace(path: str, shape: list[int], dtype: str, name: str, most_bytes: int) -> bytes:
+    """Return what `traced` does, as JSON: in the cell, within `most_bytes` of memory."""
+    allow_memory(most_bytes)
+    session = open_session(path, name, is_optimised=False)
+    names = [one.name for one in session.get_outputs()]
+    found = dict(zip(names, run_session(session, arbitrary(tuple(shape), np.dtype(dtype), 0)), strict=True))
+    tensors = {one: value for one, value in found.items() if isinstance(value, np.ndarray)}
+    return json.dumps({one: (value.shape, value.dtype.str) for one, value in tensors.items()}).encode()
+
+
+def arbitrary(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> NDArray[Any]:
+    """Return arbitrary numbers, the same for the same seed."""
+    generator = default_rng(seed)
+    if np.issubdtype(dtype, np.floating):
+        return generator.random(shape, dtype=np.float32).astype(dtype)
+    return generator.integers(0, 2, shape).astype(dtype)
 
 
 def median_s(work: Callable[[], object]) -> float:

@@ -242,13 +242,14 @@ def test_other_clients_of_mqtt_are_served(place: Place) -> None:
     """As Home Assistant would: a user of its own, who sees what is kept for it, and nothing of the cluster."""
     if not shutil.which("mosquitto_sub"):
         pytest.skip("mosquitto-clients is not installed")
-    with place.member("node") as node:
-        node.socket.sendall(publish_packet("homeassistant/sensor/node/x/config", b"device", is_kept=True, number=1))
+    own = "homeassistant/sensor/abcdefghijklmnop/x/config"
+    with place.member("abcdefghijklmnop") as node:
+        node.socket.sendall(publish_packet(own, b"device", is_kept=True, number=1))
         node.socket.sendall(publish_packet(f"{place.root}/coord/lease", b"lease", is_kept=True))
     login = ["-p", str(place.port), "-u", HOME, "-P", place.cluster.derive(HOME_PASSWORD)]
     command = ["mosquitto_sub", *login, "-v", "-t", "homeassistant/#", "-t", "edge/v1/#", "-W", "1", "-q", "2"]
     heard = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
-    assert heard == "homeassistant/sensor/node/x/config device\n"
+    assert heard == f"{own} device\n"
     wrong = [*login[:-1], "wrong", "-t", "homeassistant/status", "-m", "online"]
     assert subprocess.run(["mosquitto_pub", *wrong], capture_output=True, timeout=10, check=False).returncode
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edge_run.base.errors import ConfigError, ModelFileError, NotSupported
+from edge_run.base.errors import ConfigError, KernelError, ModelFileError, NotSupported
 from edge_run.partition.cuts import find_cuts
+from edge_run.runtime.split import onnx_session
 from edge_run.runtime.split.inspection import inspect_cuts
 from edge_run.runtime.split.onnx_file import extract, find_tensor, read_onnx
 from edge_run.runtime.split.onnx_session import is_identical, open_session, run_session
@@ -55,6 +57,32 @@ def test_halves_compute_what_the_whole_computes_for_any_input(tmp_path: Path, bu
             sample = (model.sample(seed) - 0.5) * 4
             middle = run_session(halves[0], sample)
             assert is_identical(run_session(halves[1], middle[0]), run_session(whole, sample)), cut
+
+
+def hostile(folder: Path, *nodes: onnx.NodeProto, side: int = 4) -> Path:
+    shape = [1, 1, side, side]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("input", "out")]
+    graph = helper.make_graph([helper.make_node("Relu", ["input"], ["out"]), *nodes], "hostile", ends[:1], ends[1:])
+    path = folder / "hostile.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_a_file_of_a_stranger_takes_neither_memory_nor_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotSupported, match="values"):
+        read_onnx(hostile(tmp_path, side=40_000))
+    size = helper.make_tensor("", TensorProto.INT64, [1], [1 << 33])  # 32 GiB
+    many = [
+        helper.make_node("Constant", [], ["size"], value=size),
+        helper.make_node("ConstantOfShape", ["size"], ["many"]),
+    ]
+    monkeypatch.setattr(onnx_session, "available_bytes", lambda: 1 << 30)
+    with pytest.raises((KernelError, NotSupported)):
+        read_onnx(hostile(tmp_path, *many))
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2 << 20
+    monkeypatch.setattr(onnx_session, "LONGEST_S", 0.01)
+    with pytest.raises(NotSupported, match="takes longer than"):
+        read_onnx(hostile(tmp_path))
 
 
 def test_weights_listed_as_inputs_are_none(tmp_path: Path) -> None:

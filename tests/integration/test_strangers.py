@@ -24,9 +24,10 @@ from edge_run.base.sampling_config import SamplingConfig
 from edge_run.base.units import MIB
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.generation.chat import ChatTemplate
+from edge_run.runtime.generation.request import Request
 from edge_run.runtime.generation.sampling import Sampler
 from edge_run.runtime.grammars.grammar import LocalGrammar
-from edge_run.runtime.grammars.room import GrammarRoom
+from edge_run.runtime.grammars.room import GrammarRoom, RoomedGrammar
 from edge_run.runtime.processes import cell
 from program import ending, next_line
 
@@ -149,6 +150,7 @@ def test_a_cell_that_was_ended_from_outside_is_started_anew() -> None:
 RENDERS = """
 import sys
 from edge_run.runtime.generation.chat import ChatTemplate
+from edge_run.runtime.generation.request import Request
 template = ChatTemplate(sys.argv[1], "", "")
 print("ready", flush=True)
 template.render([{"role": "user", "content": "x"}])
@@ -256,6 +258,38 @@ def test_a_grammar_that_explodes_while_tokens_are_chosen(model: Model) -> None:
         pytest.raises(NotSupported, match=r"grammar: the next token of the answer (takes|ends)"),
     ):
         accept_all(sampler, [a] * 60)
+
+
+def test_grammars_that_are_open_at_once_have_one_bound(model: Model) -> None:
+    """One that finds no room ends the process, and fails alone; those that are open go on in the next."""
+    letters = "".join(chr(0x4E00 + 2 * number) for number in range(400))
+    large, n_vocab = f'root ::= "a"* [{letters}]{{2000}} "x"', model._opened.model.vocabulary
+    (a,) = model.tokenize("a", add_special=False)
+    with growing_less_than(300 << 20), GrammarRoom(MODEL) as room:
+        small = room.open("grammar", FREE, n_vocab)
+        opened = list[RoomedGrammar]()
+        with contextlib.suppress(ConfigError):
+            opened.extend(room.open("grammar", large, n_vocab) for _ in range(40))
+        assert 4 <= len(opened) < 15
+        assert small.fits(a)
+        assert opened[0].fits(a)
+
+
+def test_an_answer_that_waits_has_no_window_for_penalties(model: Model) -> None:
+    config = SamplingConfig(repeat_last_n=2**18, repeat_penalty=1.1)
+    before = process_memory().resident_bytes
+    samplers = [Sampler(model._vocab, config, model._opened.model.vocabulary, table=model._table) for _ in range(100)]
+    assert process_memory().resident_bytes - before < 20 * MIB
+    for sampler in samplers:
+        sampler.close()
+    (tokens,) = [tuple(model.tokenize("One day"))]
+    answers = [model.begin(Request(tokens, 9, config)) for _ in range(100)]
+    for answer in answers:
+        answer.begin()
+    assert process_memory().resident_bytes - before < 20 * MIB, "none looks further back than its text is long"
+    assert all(answer.prompt is tokens for answer in answers)
+    for answer in answers:
+        answer.close()
 
 
 @pytest.mark.parametrize("many", [2**28, 2**32 + 1, 2**62])

@@ -17,7 +17,7 @@ from edge_run.devices.members.keeping import ListEditor, ask, found
 from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.members.member_list import Invitation
 from edge_run.devices.members.roster import LEARN_S, MOST_WAITING, SAY_WITHIN_S, Roster
-from edge_run.devices.messages.envelope import Gate, Writer
+from edge_run.devices.messages.envelope import MOST_OF_DEVICE, Gate, Writer
 from edge_run.devices.messages.topics import Topic
 from mesh_lists import let_in
 
@@ -204,6 +204,22 @@ def test_who_asks_is_bounded_and_let_in_by_one() -> None:
     assert len(roster.cluster.listed.roll.members) == 5  # type: ignore[union-attr]
     for one in (watching, user):
         assert one.pass_time() == (False, []), "only the founder's own node, or a leading one, lets in"
+
+
+def test_one_device_has_so_many_nodes_and_others_have_places_left() -> None:
+    _, founder, other, cluster = rosters()
+    gate = Gate(cluster, lambda: START_S)
+
+    def speak(device: Identity) -> None:
+        node = make_identity(lambda: START_S, device.device)
+        topic = Topic(cluster.id, "load", node.node)
+        gate.open(topic, Writer(node, cluster, lambda: START_S).seal(topic, 0, {})[0])
+
+    for _ in range(MOST_OF_DEVICE):
+        speak(other)
+    with pytest.raises(ProtocolError, match="of its device"):
+        speak(other)
+    speak(founder)
 
 
 def test_a_secret_that_was_changed_is_good_for_a_moment_longer() -> None:

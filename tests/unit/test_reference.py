@@ -20,7 +20,7 @@ from edge_run.cli.shared.chat import HELP
 from edge_run.cli.shared.chat_loop import EXITS
 from edge_run.cli.shared.config_file import read_config_file
 from edge_run.cli.shared.options import SETTINGS
-from edge_run.cli.shared.setting import ENVIRONMENT_PREFIX, KEY_VARIABLE, TEST_MODELS_VARIABLE, Setting
+from edge_run.cli.shared.setting import BROKER_VARIABLE, ENVIRONMENT_PREFIX, KEY_VARIABLE, TEST_MODELS_VARIABLE, Setting
 from edge_run.cli.shared.settings_command import CommandGroup
 from edge_run.devices.host import findings
 from edge_run.runtime.embedding import results as embedding
@@ -164,7 +164,7 @@ def test_folders_of_the_cache_are_listed() -> None:
 
 
 def test_variables_that_are_named_exist() -> None:
-    known = {*(setting.envvar for setting in SETTINGS), KEY_VARIABLE, TEST_MODELS_VARIABLE}
+    known = {*(setting.envvar for setting in SETTINGS), BROKER_VARIABLE, KEY_VARIABLE, TEST_MODELS_VARIABLE}
     pages = {page: page.read_text(encoding="utf-8") for page in DOCS.glob("*.md")}
     named = {name for text in pages.values() for name in re.findall(r"EDGE_RUN_[A-Z_]*[A-Z]", text)}
     assert named

@@ -18,7 +18,7 @@ from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event,
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, joined
 from edge_run.runtime.server.bodies import convert
 from edge_run.runtime.server.catalogue.served_model import ServedModel
-from edge_run.runtime.server.chat_task import ChatTask
+from edge_run.runtime.server.chat_task import ChatTask, count
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
 from edge_run.runtime.server.refusals import Refusal, anthropic_error
 from edge_run.runtime.server.sampling_fields import (
@@ -154,7 +154,8 @@ async def messages(service: Service, request: Request) -> AnswerResponse:
     entry = service.catalogue.asked(asked.model)
 
     async def make_job(served: ServedModel) -> Job:
-        return await asked.task().job(served, asked.sampling(served.sampling), asked.max_tokens)
+        task = await served.prepare(asked.task)
+        return await task.job(served, asked.sampling(served.sampling), asked.max_tokens)
 
     return AnswerResponse(service, entry, make_job, MessageForm(entry.name), asked.stream)
 
@@ -163,7 +164,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     """Return how many tokens a conversation has."""
     asked = await service.read(request, CountRequest)
     async with service.visit(service.catalogue.asked(asked.model), request) as served:
-        return json_response({"input_tokens": await asked.task().count(served)})
+        return json_response({"input_tokens": await count(served, asked.task)})
 
 
 def _template_messages(message: AnthropicMessage, where: str) -> list[dict[str, Any]]:

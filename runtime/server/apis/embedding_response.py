@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from edge_run.base.errors import Cancelled, ContextFull
-from edge_run.runtime.embedding.results import EmbeddingShape, Vector
+from edge_run.runtime.embedding.results import EmbeddingShape, Vector, Vectors
 from edge_run.runtime.embedding.texts import Text, TextTokens
 from edge_run.runtime.server.access import whose
 from edge_run.runtime.server.admission import Place
@@ -20,12 +22,10 @@ from edge_run.runtime.server.answers import json_response
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.refusals import Refusal, shutting_down
-from edge_run.runtime.server.service import Service
+from edge_run.runtime.server.service import MOST_NUMBERS, Service
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
-
-MOST_NUMBERS = 1 << 22  # of one answer: they are in memory as text, some 20 bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,9 @@ class EmbeddingResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises Refusal, or an error of ours."""
         counts, reason, found = self._service.counts_of(self._entry.name), "abort", None
-        has_left = False
-        with self._service.admission.place(self._entry.name, whose(scope)) as place:
+        has_left, key = False, whose(scope)
+        async with contextlib.AsyncExitStack() as holding:
+            place = holding.enter_context(self._service.admission.place(self._entry.name, key))
             try:
                 async with anyio.create_task_group() as group:
 
@@ -88,8 +89,8 @@ class EmbeddingResponse:
 
                     group.start_soon(watch, name="edge-run-watch-client")
                     with place.scope:
-                        async with self._service.hold(self._entry) as served:
-                            found = await self._compute(served, place)
+                        async with self._service.hold(self._entry, key) as served:
+                            found = await self._compute(served, place, key, holding)
                     group.cancel_scope.cancel()
             except BaseExceptionGroup as failures:
                 if not has_left:  # else it is the end of a pass that nobody waits for
@@ -104,7 +105,10 @@ class EmbeddingResponse:
             elif not has_left:
                 raise shutting_down()
 
-    async def _compute(self, served: ServedModel, place: Place) -> Computed:
+    async def _compute(
+        self, served: ServedModel, place: Place, key: str, holding: contextlib.AsyncExitStack
+    ) -> Computed:
+        """Compute the vectors. Room for them is held from before the first one until the answer is written."""
         if (shape := served.model.embedding) is None:
             raise no_embeddings(served.name)
         wanted = self._wanted
@@ -115,17 +119,25 @@ class EmbeddingResponse:
         if n_numbers > MOST_NUMBERS:
             raise Refusal(400, f"{n_numbers:,} numbers are wanted, {MOST_NUMBERS:,} are the most: ask for fewer texts")
         normalize = wanted.is_normalized and not (wanted.keeps_token_lengths and is_of_tokens)
-        of_texts, together = list[list[msgspec.Raw]](), served.model.most_parallel
+        await holding.enter_async_context(self._service.numbers(n_numbers, key))
+        found, together = list[Vectors](), served.model.most_parallel
         for first in range(0, len(texts.tokens), together):
             group = texts.tokens[first : first + together]
             embedded = await served.answering.embed(group, normalize=normalize)
-            for number in range(len(group)):
-                vectors = embedded.of(number)
-                of_texts.append([msgspec.Raw(msgspec.json.encode(wanted.encode(vector))) for vector in vectors])
+            found += [embedded.of(number) for number in range(len(group))]
             if not place.has_begun:
                 place.begin()
                 served.counts.first_token_s.add(place.age_s)
+        of_texts = await anyio.to_thread.run_sync(self._encoded, found)
         return Computed(of_texts, sum(map(len, texts.tokens)), place.age_s)
+
+    def _encoded(self, found: list[Vectors]) -> list[list[msgspec.Raw]]:
+        """Return the vectors of each text as JSON, which takes five times as much; `found` is empty then."""
+        encode, of_texts = self._wanted.encode, list[list[msgspec.Raw]]()
+        for number, vectors in enumerate(found):
+            of_texts.append([msgspec.Raw(msgspec.json.encode(encode(vector))) for vector in vectors])
+            found[number] = vectors[:0].copy()
+        return of_texts
 
 
 async def text_tokens(served: ServedModel, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:

@@ -17,7 +17,7 @@ from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event,
 from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.apis.openai_completions import MOST_ANSWERS, Token
 from edge_run.runtime.server.catalogue.served_model import ServedModel
-from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
+from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, check_prompt_length
 from edge_run.runtime.server.logprobs import Spell, native_probabilities
 from edge_run.runtime.server.refusals import Refusal, openai_error
 from edge_run.runtime.server.sampling_fields import Count, Name, SamplingFields, refuse_set, schema_text
@@ -61,10 +61,10 @@ class NativeCompletionRequest(SamplingFields, kw_only=True):
         """Return the tokens of each prompt. Raises Refusal, and what `ServedModel.prompt_tokens` raises."""
         given = self.prompt
         if not isinstance(given, list) or any(isinstance(part, int) for part in given):
-            return [await _prompt_tokens(served, given)]
+            return [await served.prepare(_prompt_tokens, served.model, given)]
         if not 0 < len(given) <= MOST_ANSWERS:
             raise Refusal(400, f"prompt: {len(given)} prompts, must be 1 to {MOST_ANSWERS}", param="prompt")
-        return [await _prompt_tokens(served, part) for part in given if not isinstance(part, int)]
+        return [await served.prepare(_prompt_tokens, served.model, part) for part in given if not isinstance(part, int)]
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -101,21 +101,29 @@ async def completion(service: Service, request: Request) -> AnswerResponse:
     return AnswerResponse(service, entry, make_job, form, asked.stream)
 
 
-async def _prompt_tokens(served: ServedModel, prompt: str | PromptObject | Sequence[Any]) -> list[int]:
-    """Return the tokens of one prompt; of texts among tokens, the first begins as a prompt does."""
+def _prompt_tokens(model: Model, prompt: str | PromptObject | Sequence[Any]) -> list[int]:
+    """Return the tokens of one prompt; of texts among tokens, the first begins as a prompt does. Takes its time."""
     if isinstance(prompt, PromptObject):
         refuse_set(prompt, "multimodal_data")
         prompt = prompt.prompt_string
     if isinstance(prompt, str):
-        return await served.prompt_tokens(prompt)
+        return model.prompt_tokens(prompt)
+    n_letters = sum(len(part) for part in prompt if isinstance(part, str))
+    if n_letters > MOST_LETTERS:
+        message = f"prompt: {n_letters:,} letters among tokens, {MOST_LETTERS:,} are the most"
+        raise Refusal(400, message, param="prompt")
     tokens: list[int] = []
     for index, part in enumerate(prompt):
         if isinstance(part, int):
             tokens.append(part)
-        elif isinstance(part, str):
-            tokens += await served.prompt_tokens(part) if index == 0 else await served.inner_tokens(part)
-        else:
+        elif not isinstance(part, str):
             raise Refusal(400, f"prompt[{index}]: must be a text or a token, among tokens", param=f"prompt[{index}]")
+        elif index == 0:
+            tokens += model.prompt_tokens(part)
+        elif part:
+            tokens += model.tokenize(part, add_special=False, parse_special=True)
+        if isinstance(part, str):
+            check_prompt_length(len(tokens), model.context_tokens)  # before more texts are turned into tokens
     if not tokens:
         raise Refusal(400, "prompt: has no tokens", param="prompt")
     return tokens
@@ -150,7 +158,8 @@ async def apply_template(service: Service, request: Request) -> Response:
     """Return the text that a conversation becomes."""
     asked = await service.read(request, ChatRequest)
     async with service.visit(service.catalogue.asked(asked.model), request) as served:
-        return json_response({"prompt": await asked.task().prompt(served)})
+        task = await served.prepare(asked.task)
+        return json_response({"prompt": await task.prompt(served)})
 
 
 async def props(service: Service, request: Request) -> Response:

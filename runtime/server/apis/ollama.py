@@ -164,7 +164,8 @@ async def ollama_chat(service: Service, request: Request) -> ASGIApp:
 
     async def make_job(served: ServedModel) -> Job:
         service.catalogue.keep_open(keep_s)
-        return await asked.task().job(served, asked.sampling(served.sampling), asked.said.num_predict)
+        task = await served.prepare(asked.task)
+        return await task.job(served, asked.sampling(served.sampling), asked.said.num_predict)
 
     return AnswerResponse(service, entry, make_job, OllamaForm(entry.name, is_chat=True), asked.is_stream)
 

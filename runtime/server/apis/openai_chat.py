@@ -18,7 +18,7 @@ from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_messages import Messages, template_messages
 from edge_run.runtime.server.catalogue.served_model import ServedModel
-from edge_run.runtime.server.chat_task import ChatTask
+from edge_run.runtime.server.chat_task import ChatTask, count
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
 from edge_run.runtime.server.logprobs import Spell, chat_logprobs
 from edge_run.runtime.server.refusals import Refusal, openai_error
@@ -137,7 +137,7 @@ class ChatRequest(SamplingFields, kw_only=True):
         return Toolbox(tools, choice or AUTO, self.parallel_tool_calls is not False)
 
     def task(self) -> ChatTask:
-        """Return what is to be answered. Raises Refusal."""
+        """Return what is to be answered. Raises Refusal. May take its time."""
         has_thoughts = self.reasoning_format != "none"
         return ChatTask(template_messages(self.messages), self.toolbox(), self.variables(), has_thoughts)
 
@@ -145,6 +145,7 @@ class ChatRequest(SamplingFields, kw_only=True):
 async def chat_completions(service: Service, request: Request) -> AnswerResponse:
     """Answer a conversation."""
     asked = await service.read(request, ChatRequest)
+    asked.check()
     entry = service.catalogue.asked(asked.model)
     return AnswerResponse(service, entry, partial(chat_job, asked), ChatForm(entry.name, asked), bool(asked.stream))
 
@@ -153,7 +154,7 @@ async def count_chat(service: Service, request: Request) -> Response:
     """Return how many tokens a conversation has."""
     asked = await service.read(request, ChatRequest)
     async with service.visit(service.catalogue.asked(asked.model), request) as served:
-        return json_response({"object": "response.input_tokens", "input_tokens": await asked.task().count(served)})
+        return json_response({"object": "response.input_tokens", "input_tokens": await count(served, asked.task)})
 
 
 async def chat_job(asked: ChatRequest, served: ServedModel) -> Job:
@@ -162,7 +163,8 @@ async def chat_job(asked: ChatRequest, served: ServedModel) -> Job:
     schema = asked.schema()
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     sampling = asked.sampling(served.sampling, schema, (asked.top_logprobs or 0) if asked.logprobs else None)
-    job = await asked.task().job(served, sampling, most, asked.n or 1)
+    task = await served.prepare(asked.task)
+    job = await task.job(served, sampling, most, asked.n or 1)
     return dataclasses.replace(job, salt=served.salt(asked.cache_salt))
 
 

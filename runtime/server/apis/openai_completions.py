@@ -75,6 +75,7 @@ async def prompt_of(served: ServedModel, prompt: str | Sequence[str | int | list
 async def completions(service: Service, request: Request) -> AnswerResponse:
     """Continue a text."""
     asked = await service.read(request, CompletionRequest)
+    asked.check()
     entry = service.catalogue.asked(asked.model)
     form = CompletionForm(entry.name, asked)
     return AnswerResponse(service, entry, partial(completion_job, asked), form, bool(asked.stream))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -55,7 +55,10 @@ Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MOST_MESSA
 
 
 def template_messages(messages: Sequence[ChatMessage], param: str = "messages") -> list[dict[str, Any]]:
-    """Return the messages as templates know them. Raises Refusal that names what is wrong."""
+    """Return the messages as templates know them. Raises Refusal that names what is wrong. May take its time."""
+    check_arguments(
+        (call.function.arguments for message in messages for call in message.tool_calls or ()), f"{param}.tool_calls"
+    )
     return [_template_message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
 
 
@@ -98,6 +101,17 @@ def _call(call: MadeCall, where: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise Refusal(400, f"{place}: must be an object", param=place)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def check_arguments(texts: Iterable[str], param: str) -> None:
+    """Raise Refusal where the arguments of a conversation's calls have more lists and objects than one document may.
+
+    They are texts of the request's document, in which nobody has counted them.
+    """
+    n_containers = sum(map(strict_json.containers, texts))
+    if n_containers > strict_json.MOST_CONTAINERS:
+        message = f"{n_containers:,} lists and objects in arguments, {strict_json.MOST_CONTAINERS:,} are the most"
+        raise Refusal(400, f"{param}: {message}", param=param)
 
 
 def joined(texts: Sequence[str]) -> str:

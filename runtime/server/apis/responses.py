@@ -11,10 +11,16 @@ from starlette.responses import Response
 
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.answers import AnswerResponse, json_response
-from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, ChatMessage, ContentPart, template_messages
+from edge_run.runtime.server.apis.openai_messages import (
+    MOST_MESSAGES,
+    ChatMessage,
+    ContentPart,
+    check_arguments,
+    template_messages,
+)
 from edge_run.runtime.server.apis.responses_form import ResponseForm
 from edge_run.runtime.server.catalogue.served_model import ServedModel
-from edge_run.runtime.server.chat_task import ChatTask
+from edge_run.runtime.server.chat_task import ChatTask, count
 from edge_run.runtime.server.generating import Job
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import (
@@ -31,6 +37,10 @@ from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.tools import AUTO, FunctionTool, Toolbox, ToolName
 
 _LEFT_OUT = ("reasoning",)
+
+Metadata = Annotated[  # as OpenAI bounds it
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
 
 
 class Item(msgspec.Struct):
@@ -61,10 +71,20 @@ class FlatChoice(msgspec.Struct):
     name: ToolName
 
 
-class TextOptions(msgspec.Struct):
-    """What form the text has."""
+class TextFormat(msgspec.Struct, omit_defaults=True):
+    """What form the text has, as `ResponseFormat`; the rest is given back."""
 
-    format: dict[str, Any] | None = None
+    type: Name
+    schema: dict[str, Any] | None = None
+    name: Name | None = None
+    description: Annotated[str, Meta(max_length=1024)] | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct):
+    """What the text is like."""
+
+    format: TextFormat | None = None
 
 
 class ReasoningOptions(msgspec.Struct):
@@ -88,7 +108,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
@@ -101,12 +121,13 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         refuse_set(self, "previous_response_id", "conversation", "background", "prompt", "top_logprobs")
 
     def task(self) -> ChatTask:
-        """Return what is to be answered. Raises Refusal."""
+        """Return what is to be answered. Raises Refusal. May take its time."""
         said = [ChatMessage("system", self.instructions)] if self.instructions else []
         messages = template_messages(said)
         if isinstance(self.input, str):
             messages.append({"role": "user", "content": self.input})
         else:
+            check_arguments((item.arguments for item in self.input), "input")
             for index, item in enumerate(self.input):
                 _add(messages, item, f"input[{index}]")
         if not messages:
@@ -117,11 +138,14 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
     def sampling(self, defaults: SamplingConfig) -> SamplingConfig:
         """Return how tokens are chosen. Raises Refusal."""
-        form = (self.text.format if self.text else None) or {"type": "text"}
-        given = ResponseFormat(str(form.get("type")), schema=form.get("schema"))
-        if not isinstance(given.schema, dict | None):
-            raise Refusal(400, "text.format.schema: must be an object", param="text.format.schema")
+        given = ResponseFormat(self.form.type, schema=self.form.schema)
         return sampling_of(defaults, temperature=self.temperature, top_p=self.top_p, json_schema=given.text())
+
+    @property
+    def form(self) -> TextFormat:
+        """What form the text has."""
+        given = self.text.format if self.text else None
+        return given if given and given.type != "text" else TextFormat("text")
 
     def _toolbox(self) -> Toolbox:
         for index, tool in enumerate(self.tools or ()):
@@ -146,12 +170,13 @@ async def responses(service: Service, request: Request) -> AnswerResponse:
         "top_p": sampling.top_p,
         "tool_choice": asked.tool_choice or AUTO,
         "tools": asked.tools or [],
-        "text": asked.text or {"format": {"type": "text"}},
+        "text": {"format": asked.form},
         "truncation": asked.truncation or "disabled",
     }
 
     async def make_job(served: ServedModel) -> Job:
-        return await asked.task().job(served, sampling, asked.max_output_tokens)
+        task = await served.prepare(asked.task)
+        return await task.job(served, sampling, asked.max_output_tokens)
 
     return AnswerResponse(service, entry, make_job, ResponseForm(entry.name, told), bool(asked.stream))
 
@@ -161,7 +186,7 @@ async def count_response(service: Service, request: Request) -> Response:
     asked = await service.read(request, ResponsesRequest)
     asked.check()
     async with service.visit(service.catalogue.asked(asked.model), request) as served:
-        return json_response({"object": "response.input_tokens", "input_tokens": await asked.task().count(served)})
+        return json_response({"object": "response.input_tokens", "input_tokens": await count(served, asked.task)})
 
 
 def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
@@ -172,8 +197,7 @@ def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
         call = {"function": {"name": item.name, "arguments": item.arguments}, "id": item.call_id}
         (made,) = template_messages([msgspec.convert({"role": "assistant", "tool_calls": [call]}, ChatMessage)], where)
         if messages and messages[-1]["role"] == "assistant":
-            calls = [*messages[-1].get("tool_calls", ()), *made["tool_calls"]]
-            messages[-1] = {**messages[-1], "tool_calls": calls}
+            messages[-1].setdefault("tool_calls", []).extend(made["tool_calls"])
         else:
             messages.append(made)
     elif item.type == "function_call_output":

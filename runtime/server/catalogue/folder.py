@@ -7,12 +7,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_run.base.errors import ConfigError, EdgeRunError
+from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError
+from edge_run.runtime.generation.chat import MOST_TEMPLATE_BYTES
 from edge_run.runtime.inspection.embedding_shape import makes_embeddings
 from edge_run.runtime.inspection.model_kind import check_kind
 from edge_run.tiers.gguf import read_gguf
 
 MOST_FILES = 10_000
+MOST_LABEL_LETTERS = 256
 _LATER_SHARD = re.compile(r"-(?!00001)\d{5}(-of-\d{5}\.gguf)$")
 _FIRST_SHARD = re.compile(r"-00001-of-\d{5}$")
 
@@ -97,16 +99,20 @@ def read_entry(path: Path) -> ModelEntry:
     """Return what the header of a model file says. Raises ModelFileError, NotSupported, TierReadError, OSError."""
     gguf = read_gguf(path)
     check_kind(gguf)
-    trained = gguf.value("context_length")
+    trained, template = gguf.value("context_length"), _text(gguf.metadata.get("tokenizer.chat_template"))
+    if len(template) > MOST_TEMPLATE_BYTES:  # it could not be opened, and is not kept meanwhile
+        raise ModelFileError(
+            f"{path}: its chat template has {len(template):,} characters, {MOST_TEMPLATE_BYTES:,} are the most"
+        )
     return ModelEntry(
         model_name(path),
         path,
         gguf.data_bytes,
         max(shard.path.stat().st_mtime_ns for shard in gguf.shards),
         gguf.architecture,
-        _text(gguf.metadata.get("general.size_label")),
+        _text(gguf.metadata.get("general.size_label"))[:MOST_LABEL_LETTERS],
         trained if isinstance(trained, int) else 0,
-        _text(gguf.metadata.get("tokenizer.chat_template")),
+        template,
         makes_embeddings(gguf),
     )
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
-import anyio
 import anyio.to_thread
 
 from edge_run.base.results import Forecast
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
+from edge_run.runtime.processes.fair_room import FairRoom
 from edge_run.runtime.server.counts import Counts
 from edge_run.runtime.server.refusals import Refusal
 
@@ -38,17 +37,23 @@ class AnswerDefaults:
 
 
 class Preparing:
-    """Threads for what takes its time but does not compute, such as templates. Belongs to one event loop."""
+    """Threads for what takes its time but does not compute, such as templates. Belongs to one event loop.
+
+    Keys take turns. Where MOST_UNPREPARED wait, a key may still have its share of them, until twice as many do.
+    """
 
     def __init__(self) -> None:
-        self._limiter = anyio.CapacityLimiter(_PREPARING)
+        self._room = FairRoom(_PREPARING)
 
-    async def run(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Return what a function returns, called in a thread. Raises Refusal where too many wait for that."""
-        if self._limiter.statistics().tasks_waiting >= MOST_UNPREPARED:
+    async def run(self, key: str, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Return what a function returns, called in a thread for a key. Raises Refusal where too many wait for that."""
+        share = MOST_UNPREPARED / len(self._room.waiting_keys | {key})
+        n_waiting = self._room.n_waiting()
+        if n_waiting >= MOST_UNPREPARED and (self._room.n_waiting(key) >= share or n_waiting >= 2 * MOST_UNPREPARED):
             message = "too many requests are being prepared already; try again in a second"
             raise Refusal(429, message, code="queue_full", retry_after_s=1)
-        return await anyio.to_thread.run_sync(function, *arguments, limiter=self._limiter)
+        async with self._room.held(key):
+            return await anyio.to_thread.run_sync(function, *arguments)
 
 
 class ServedModel:
@@ -56,7 +61,7 @@ class ServedModel:
 
     name: what it is called. model: for what any thread may ask of it. answering: the same model, which tasks share.
     defaults: what counts where a request says nothing. counts: what requests for it came to, before too.
-    forecast: how fast it is expected to be; None where the device was not measured.
+    forecast: how fast it is expected to be; None where the device was not measured. key: whose request it is open for.
     """
 
     def __init__(
@@ -68,9 +73,10 @@ class ServedModel:
         preparing: Preparing,
         counts: Counts,
         forecast: Forecast | None = None,
+        key: str = "",
     ) -> None:
         self.name, self.model, self.answering, self.forecast = name, model, answering, forecast
-        self.defaults, self.counts, self._preparing = defaults, counts, preparing
+        self.defaults, self.counts, self._preparing, self._key = defaults, counts, preparing, key
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -88,15 +94,11 @@ class ServedModel:
 
     async def prepare(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
         """Run in a thread what takes its time but does not compute. Raises Refusal where too many wait for that."""
-        return await self._preparing.run(function, *arguments)
+        return await self._preparing.run(self._key, function, *arguments)
 
     async def prompt_tokens(self, text: str) -> list[int]:
         """Return the tokens of a text to be continued. Raises ContextFull, ConfigError."""
         return await self.prepare(self.model.prompt_tokens, text)
-
-    async def inner_tokens(self, text: str) -> list[int]:
-        """Return the tokens of a text within a prompt. Raises ConfigError."""
-        return await self.prepare(partial(self.model.tokenize, text, add_special=False, parse_special=True))
 
     async def chat_prompt(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """Return the text of a conversation to be continued. Raises what `Model.chat_prompt` raises, and Refusal."""

@@ -28,7 +28,7 @@ def parse(text: bytes | str) -> Any:
     """Return the value that `text`, in UTF-8, is the JSON of. Raises ValueError, whatever `text` is."""
     try:
         words = text if isinstance(text, str) else text.decode("utf-8")
-        n_containers = words.count("[") + words.count("{")  # or fewer, where a text has brackets in it
+        n_containers = containers(words)
         if n_containers > MOST_CONTAINERS:
             raise ValueError(f"{n_containers} lists and objects, at most {MOST_CONTAINERS} make sense")
         value = json.loads(words, **_HOOKS)
@@ -39,6 +39,11 @@ def parse(text: bytes | str) -> Any:
     if "\\u" in words:
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is no text: UnicodeEncodeError
     return value
+
+
+def containers(text: str) -> int:
+    """Return how many lists and objects `text` has as JSON, or more, where texts in it have brackets."""
+    return text.count("[") + text.count("{")
 
 
 def decode(kind: Callable[..., _T], value: object) -> _T:

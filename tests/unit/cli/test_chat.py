@@ -16,6 +16,7 @@ import pytest
 
 from edge_run.base.errors import Cancelled, ConfigError, ContextFull, EdgeRunError, ProtocolError
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.cli.commands.chat import _model_names
 from edge_run.cli.shared.chat import Chat
 from edge_run.cli.shared.chat_loop import ChatLoop
 from edge_run.cli.shared.conversation_book import ConversationBook
@@ -244,3 +245,11 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_read_from(
     assert "cannot be kept (Permission denied); choose another folder with --prompt-cache" in told
     chat.command("/save", "wolf")
     assert "/save: " in said[-1]
+
+
+@pytest.mark.parametrize(
+    "odd", [None, [], "text", {}, {"data": None}, {"data": "text"}, {"data": ["text", None]}, {"data": [{"id": 5}]}]
+)
+def test_a_list_of_models_that_is_none_names_none(odd: object) -> None:
+    assert _model_names(odd) == []
+    assert _model_names({"data": [{"id": "a"}, odd, {"id": "b"}]}) == ["a", "b"]

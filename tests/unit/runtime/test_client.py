@@ -18,7 +18,7 @@ from edge_run.base.errors import ConfigError, ProtocolError
 from edge_run.cli.reports.load_table import describe
 from edge_run.runtime.client import load
 from edge_run.runtime.client.answer_event import AnswerEvent
-from edge_run.runtime.client.connection import ServerAddress, ServerClient, server_address
+from edge_run.runtime.client.connection import ServerAddress, ServerClient, _document, server_address
 from edge_run.runtime.client.load import LoadTask, Tally, run_load, spread_of, summed
 
 
@@ -87,8 +87,9 @@ def address() -> Iterator[ServerAddress]:
     ("text", "wanted"),
     [
         ("8080", "http://127.0.0.1:8080"),
-        ("box:81", "http://box:81"),
-        ("box", "http://box:80"),
+        ("localhost:81", "http://localhost:81"),
+        ("[::1]", "http://[::1]:80"),
+        ("http://box:81", "http://box:81"),
         ("https://box/v1/", "https://box:443"),
         ("https://box/models", "https://box:443/models"),
         ("http://[::1]:9", "http://[::1]:9"),
@@ -99,10 +100,28 @@ def test_addresses(text: str, wanted: str) -> None:
     assert "secret" not in repr(server_address(text, "secret"))
 
 
+def test_a_key_goes_in_clear_text_where_that_was_written_only() -> None:
+    assert str(server_address("box:81")) == "http://box:81"
+    with pytest.raises(ConfigError, match="clear text"):
+        server_address("box:81", "secret")
+
+
 @pytest.mark.parametrize("text", ["", "ftp://box", "http://", "http://box:no", "http://me:word@box", "http://[", "a?b"])
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ConfigError, match="--server"):
         server_address(text)
+
+
+@pytest.mark.parametrize("nonsense", ["[" * 100_000, '{"choices": ' + "[" * 5000])
+def test_documents_without_end_are_a_servers_fault(address: ServerAddress, nonsense: str) -> None:
+    with pytest.raises(ProtocolError, match="not JSON"):
+        _document(address, nonsense)
+
+
+def test_an_answer_has_an_end(address: ServerAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_run.runtime.client.connection.MOST_ANSWER_BYTES", 40)
+    with pytest.raises(ProtocolError, match="more than"):
+        list(ServerClient(address).stream("/good", {}))
 
 
 def test_a_stream_and_another_one(address: ServerAddress) -> None:

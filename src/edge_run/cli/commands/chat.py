@@ -75,11 +75,18 @@ def _chat_with_server(
         body["max_tokens"] = settings.max_tokens
     client = ServerClient(address)
     found = client.get("/v1/models")
-    names = [one.get("id", "") for one in found.get("data", ())] if isinstance(found, dict) else []
+    names = _model_names(found)
     if name is not None or names:
         body["model"] = str(name or names[0])
     terminal.say(f"{body.get('model', 'a model')} at {address}")
     ServerChat(client, body, settings.system_prompt or "", terminal).run(settings.prompt)
+
+
+def _model_names(document: Any) -> list[str]:
+    """Return the names of models in a server's list of them, whatever else it is."""
+    listed = document.get("data") if isinstance(document, dict) else None
+    names = [one.get("id") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    return [name for name in names if isinstance(name, str)]
 
 
 def prompt_folder(context: click.Context, values: dict[str, Any]) -> Path:

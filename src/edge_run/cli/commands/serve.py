@@ -18,7 +18,7 @@ from edge_run.base.files import read_text_file
 from edge_run.cli.shared.answer import open_file, opened
 from edge_run.cli.shared.generating import mesh_options
 from edge_run.cli.shared.options import SERVED_SETTINGS, SETTINGS
-from edge_run.cli.shared.server_options import MOST_KEY_FILE_BYTES
+from edge_run.cli.shared.server_options import MOST_KEY_FILE_BYTES, tell_if_open
 from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings import RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand
@@ -140,6 +140,9 @@ def serve(context: click.Context, /, host: str, port: int, **given: Any) -> None
 
         def read_access() -> Access:
             keys: list[str] = []
+            for secret in (given["api_key_file"], given["tls_key"]):
+                if secret is not None:
+                    tell_if_open(secret, terminal.say)
             if (file := given["api_key_file"]) is not None:
                 where = f"--api-key-file {file}"
                 keys = read_keys(read_text_file(file, where, MOST_KEY_FILE_BYTES), where)

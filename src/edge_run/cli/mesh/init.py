@@ -19,6 +19,7 @@ from edge_run.cli.mesh.options import (
     DEVICE_OPTIONS,
     INVITATION_OPTIONS,
     REPLACE,
+    broker_option,
     check_free,
     checked_authority,
 )
@@ -31,11 +32,7 @@ from edge_run.cli.shared.terminal import Terminal
 @click.command(
     cls=SettingsCommand,
     params=[
-        click.Option(
-            ["--broker"],
-            metavar="URL",
-            help="An MQTT broker that is there: mqtt://[USER:PASSWORD@]HOST[:PORT], mqtts:// for TLS.",
-        ),
+        broker_option("An MQTT broker that is there: mqtt://[USER:PASSWORD@]HOST[:PORT], mqtts:// for TLS."),
         AUTHORITY,
         click.Option(
             ["--acl"], type=PATH, metavar="FILE", help="With --broker: write the access list of a mosquitto to FILE."

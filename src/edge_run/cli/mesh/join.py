@@ -15,7 +15,7 @@ import click
 from edge_run.base.errors import ConfigError, MeshError
 from edge_run.base.files import mesh_folder
 from edge_run.base.mesh import Joined, Lost, MeshEvent
-from edge_run.cli.mesh.options import AUTHORITY, DEVICE_OPTIONS, REPLACE, check_free, checked_authority
+from edge_run.cli.mesh.options import AUTHORITY, DEVICE_OPTIONS, REPLACE, broker_option, check_free, checked_authority
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.process import cleaned_up
 from edge_run.cli.shared.setting import PATH, size_option
@@ -44,9 +44,7 @@ MOST_LETTERS = 1 << 16
             "[default: none]",
         ),
         *DEVICE_OPTIONS,
-        click.Option(
-            ["--broker"], metavar="URL", help="Another address of the broker than the join line's; is remembered."
-        ),
+        broker_option("Another address of the broker than the join line's; is remembered."),
         AUTHORITY,
         click.Option(["--home-assistant"], is_flag=True, help="Show it to Home Assistant, by the same broker."),
         REPLACE,

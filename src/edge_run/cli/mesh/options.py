@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.cli.shared.setting import PATH
+from edge_run.cli.shared.setting import BROKER_VARIABLE, PATH
 
 MOST_DAYS, MOST_DIGITS = 365, 9
 
@@ -28,7 +28,19 @@ def duration_option(context: click.Context, parameter: click.Parameter, text: st
 
 
 ROLES = click.Choice(["compute", "use", "lead"])
-OTHER_BROKER = click.Option(["--broker"], metavar="URL", help="Another address of the broker than the join line's.")
+
+
+def broker_option(help_text: str) -> click.Option:
+    """Return the option of a broker's address, whose password is for a variable: others see flags."""
+    return click.Option(
+        ["--broker"],
+        metavar="URL",
+        envvar=BROKER_VARIABLE,
+        help=f"{help_text}  With a password, set {BROKER_VARIABLE} instead.",
+    )
+
+
+OTHER_BROKER = broker_option("Another address of the broker than the join line's.")
 DEVICE_OPTIONS = (
     click.Option(["--name"], metavar="TEXT", help="What people call this device.  [default: its host name]"),
     click.Option(

@@ -15,7 +15,13 @@ from typing import Any
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.files import config_folder
-from edge_run.cli.shared.setting import ENVIRONMENT_PREFIX, KEY_VARIABLE, TEST_MODELS_VARIABLE, Setting
+from edge_run.cli.shared.setting import (
+    BROKER_VARIABLE,
+    ENVIRONMENT_PREFIX,
+    KEY_VARIABLE,
+    TEST_MODELS_VARIABLE,
+    Setting,
+)
 
 
 def config_path() -> Path:
@@ -28,7 +34,8 @@ def refuse_unknown_variables(settings: Iterable[Setting]) -> None:
 
     What is misspelled would be ignored: a run without the budget that was meant for it.
     """
-    known = [*(str(setting.name).upper() for setting in settings), KEY_VARIABLE.removeprefix(ENVIRONMENT_PREFIX)]
+    others = (one.removeprefix(ENVIRONMENT_PREFIX) for one in (KEY_VARIABLE, BROKER_VARIABLE))
+    known = [*(str(setting.name).upper() for setting in settings), *others]
     ours = (name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX) and name != TEST_MODELS_VARIABLE)
     unknown = sorted(name for name in ours if name.removeprefix(ENVIRONMENT_PREFIX) not in known)
     if unknown:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+import stat
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +61,19 @@ def asked_server(context: click.Context, given: dict[str, Any]) -> ServerAddress
 
     key = os.environ.get(KEY_VARIABLE, "")
     if file is not None:
+        tell_if_open(file, context.obj.say)
         lines = read_text_file(file, f"--api-key-file {file}", MOST_KEY_FILE_BYTES).splitlines()
         key = next((line.strip() for line in lines if line.strip() and not line.startswith("#")), "")
     if not (key.isascii() and key.isprintable()):
         raise ConfigError("the key for --server: must be letters, digits and signs of ASCII")
     return server_address(given["server"], key)
+
+
+def tell_if_open(file: Path, say: Callable[[str], object]) -> None:
+    """Say where everybody on this machine may read a file with a secret; its group may, as systemd has it."""
+    with contextlib.suppress(OSError):
+        if sys.platform != "win32" and stat.S_IMODE(file.stat().st_mode) & 0o007:
+            say(f"{file}: everybody on this machine may read it; chmod o= {file}")
 
 
 def _given_flags(context: click.Context) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from edge_run.base.units import parse_size
 
 ENVIRONMENT_PREFIX = "EDGE_RUN_"
 KEY_VARIABLE = f"{ENVIRONMENT_PREFIX}API_KEY"  # for a server; no setting, as no flag may hold it, which others see
+BROKER_VARIABLE = f"{ENVIRONMENT_PREFIX}BROKER"  # of a mesh, whose password others would see in a flag
 TEST_MODELS_VARIABLE = f"{ENVIRONMENT_PREFIX}REAL_MODELS"  # read by the tests and benchmarks alone: CONTRIBUTING.md
 
 _MOST_NUMBER = 2.0**63

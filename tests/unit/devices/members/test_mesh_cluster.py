@@ -61,6 +61,15 @@ def test_brokers() -> None:
             parse_broker(wrong)
 
 
+def test_an_error_has_no_part_of_a_password() -> None:
+    for password in ("secret/word", "secret#word", "secret?word", "[secret"):
+        with pytest.raises(ConfigError) as caught:
+            parse_broker(f"mqtt://me:{password}@host")
+        assert "secret" not in f"{caught.value} {caught.value.__cause__}"
+    with pytest.raises(ConfigError):
+        parse_broker("mqtt://me:12#34@host")
+
+
 def test_files_are_private(tmp_path: Path) -> None:
     cluster = new_cluster("mqtt://host")
     write_cluster(tmp_path / "mesh", cluster)

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from contextlib import aclosing
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import anyio.lowlevel
@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from edge_run.base.errors import Cancelled
 from edge_run.base.results import Piece
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation import shared_passes
 from edge_run.runtime.generation.batched_answers import Event
-from edge_run.runtime.generation.request import Request
+from edge_run.runtime.generation.request import Request, Turn
 from edge_run.runtime.generation.shared_passes import SharedPasses
 from edge_run.runtime.processes.model_thread import ModelThread
 
@@ -109,6 +110,57 @@ def test_tasks_that_are_cancelled_while_they_wait_leave_the_turn_to_others() -> 
         assert found["finished"] == 3
 
     anyio.run(main)
+
+
+def test_no_more_grammars_are_open_than_answers_that_run_or_are_next() -> None:
+    """And none of a key is opened while another key, which has fewer, waits for one."""
+
+    class Grammared(Passes):
+        most_parallel = 2
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.grammars, self.most, self.keys = set[int](), 0, list[str]()
+
+        def open_grammar(self, sampling: SamplingConfig) -> Any:
+            grammar = SimpleNamespace(close=lambda: self.grammars.discard(id(grammar)))
+            self.grammars.add(id(grammar))
+            self.most = max(self.most, len(self.grammars))
+            return grammar
+
+        def begin(self, request: Request, *grammars: Any) -> Any:
+            self.keys.append(request.turn.key)
+            self.closing[self.n_requests + 1] = grammars[0].close
+            return super().begin(request)
+
+        def advance(self) -> list[Event]:
+            events = super().advance()
+            for event in events:
+                if event.is_last:
+                    self.closing[event.request]()
+            return events
+
+        closing: ClassVar[dict[int, Any]] = {}
+
+    async def answer(passes: SharedPasses, key: str, deadline_s: float | None = None) -> None:
+        request = Request([1], 3, SamplingConfig(grammar="root ::= x"), Turn(key=key, deadline_s=deadline_s))
+        async with aclosing(passes.stream(request)) as pieces:
+            async for _ in pieces:
+                pass
+
+    async def main() -> None:
+        passes = SharedPasses(model, ModelThread())  # type: ignore[arg-type]
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                for key in ("many",) * 20 + ("few",) * 2:
+                    group.start_soon(answer, passes, key)
+
+    model = Grammared()
+    anyio.run(main)
+    assert model.most == model.most_parallel + shared_passes.GRAMMARS_AHEAD
+    assert len(model.keys) == 22
+    assert model.keys.index("few") < 8
+    assert not model.grammars
 
 
 def test_a_pass_wakes_those_that_it_brought_something_and_one_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import anyio
@@ -11,7 +12,7 @@ from starlette.types import Message
 
 from edge_run.base.units import MIB
 from edge_run.runtime.server.access import WHOSE
-from edge_run.runtime.server.bodies import SMALL_BYTES, BodyRoom
+from edge_run.runtime.server.bodies import BODY, SMALL_BYTES, BodyRoom
 from edge_run.runtime.server.refusals import Refusal
 
 pytestmark = pytest.mark.anyio
@@ -64,3 +65,22 @@ async def test_large_bodies_that_come_slowly_hold_up_no_small_ones_nor_those_of_
             upload.may_end.set()
     assert await status(room, Upload(2 * SMALL_BYTES, key)) == 200
     assert not room._held_bytes
+
+
+async def test_room_is_held_until_what_was_asked_is_needed_no_more() -> None:
+    room, upload = BodyRoom(8 * MIB), Upload(5 * MIB)
+    stack = upload.request.scope[BODY] = contextlib.ExitStack()
+    assert await status(room, upload) == 200
+    assert await status(room, Upload(5 * MIB)) == 503
+    stack.close()
+    assert await status(room, Upload(5 * MIB)) == 200
+    assert not room._held_bytes
+
+
+async def test_a_body_of_many_values_takes_the_room_that_they_take() -> None:
+    room, upload = BodyRoom(8 * MIB), Upload(0)
+    upload._pieces = [b'{"a": [' + b"1," * 100_000 + b"1]}"]
+    stack = upload.request.scope[BODY] = contextlib.ExitStack()
+    assert await status(room, upload) == 200
+    assert room._held_bytes.total() == 4 * MIB
+    stack.close()

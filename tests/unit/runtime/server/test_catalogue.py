@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import shutil
 import sys
@@ -19,9 +20,10 @@ from starlette.types import Message
 from edge_run.base.errors import BudgetError, ConfigError, ModelFileError, TierReadError
 from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.catalogue.catalogue import Catalogue, spare_collections
-from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, read_folder
+from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, read_entry, read_folder
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.service import Service
+from edge_run.tiers.gguf import read_gguf
 from kit_models import KIT
 
 pytestmark = pytest.mark.anyio
@@ -307,3 +309,18 @@ def test_the_files_of_a_folder(tmp_path: Path) -> None:
     assert all(file.reason and str(tmp_path) not in file.reason for file in found.left_out)
     with pytest.raises(ConfigError, match="--models"):
         read_folder(tmp_path / "nowhere")
+
+
+def test_a_template_that_no_model_could_have_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a size label of megabytes, which each list of the models would have."""
+    found = read_gguf(KIT)
+
+    def read(template: int, label: int) -> ModelEntry:
+        words = {"tokenizer.chat_template": "x" * template, "general.size_label": "y" * label}
+        changed = dataclasses.replace(found, metadata={**found.metadata, **words})
+        monkeypatch.setattr("edge_run.runtime.server.catalogue.folder.read_gguf", lambda path: changed)
+        return read_entry(KIT)
+
+    assert len(read(1 << 20, 1 << 20).size_label) == 256
+    with pytest.raises(ModelFileError, match="chat template"):
+        read((1 << 20) + 1, 1)

@@ -119,6 +119,23 @@ async def test_so_many_numbers_are_the_most() -> None:
     assert isinstance(caught.value.exceptions[0], Refusal)
 
 
+async def test_answers_of_very_many_numbers_wait_for_each_other_and_none_of_few_for_them() -> None:
+    """What they hold together has a bound; who waits for room is among those that wait for their first token."""
+    model, clients, one = FakeModel(), [Client() for _ in range(4)], Client()
+    model.embedding = EmbeddingShape("mean", MOST_NUMBERS // 2, 8)
+    service = service_of(model)
+    async with responding(service, *((client, [[1], [2]]) for client in clients)):
+        assert len(model.turns) == 1
+        assert service._many_numbers.n_waiting() == 2
+        assert service.admission.n_waiting == 4
+        model.embedding = EmbeddingShape("mean", 1, 8)
+        async with responding(service, (one, [[9]])):
+            model.goes_on.set()
+        assert model.turns[2] == [[9]]
+    assert all(client.body for client in clients)
+    assert not service._many_numbers.n_waiting()
+
+
 async def test_a_client_that_leaves_ends_its_work() -> None:
     model, client = FakeModel(), Client()
     service = service_of(model)

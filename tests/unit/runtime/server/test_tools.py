@@ -100,7 +100,7 @@ def test_a_call_that_may_be_made_beside_a_schema_needs_no_grammar_of_its_argumen
 
 def test_a_call_that_must_be_made_has_a_schema_of_bounded_length() -> None:
     long = toolbox(tools=[tool("a", parameters={"x": "y" * 70_000})], tool_choice="required")
-    with pytest.raises(Refusal, match="65,536 are the most"):
+    with pytest.raises(Refusal, match="65,536 letters"):
         long.forced_schema(HERMES)
 
 
