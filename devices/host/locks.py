@@ -2,7 +2,9 @@
 
 The locks are those of flock(2). Such a lock belongs to an open file, and so also to copies of that file in forked
 children; this module closes the copies in every child that Python forks. A lock that is still held after its process
-is gone belongs to a child, and counts for nothing. Where there is no flock, as on Windows, there is no ledger.
+is gone belongs to a child, and counts for nothing; whether a process is gone can be told of this machine's only, and of
+another machine's, where they share the folder, the lock says all. Where there is no flock, as on Windows, there is no
+ledger.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ fcntl: Any = _fcntl
 HAS_LOCKS = fcntl is not None
 LONGEST_WAIT_S = 5.0
 _WAIT_S = 0.002
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MOST_BYTES = 1 << 16
 _held: set[int] = set()  # descriptors with locks of ours
 
@@ -74,11 +77,22 @@ def pid_namespace() -> int:
         return 0
 
 
+def _scope() -> str:
+    """Return where a process id of ours stands for one process: in this container, on this machine, until it restarts.
+
+    The number of the first namespace is the same on all machines.
+    """
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = _BOOT.read_text("ascii").strip().replace("-", "")
+    return f"{pid_namespace()}.{boot}"
+
+
 class LivingFile:
     """A file of this process in `folder`, locked until it is removed or the process ends. Raises OSError."""
 
     def __init__(self, folder: Path, prefix: str, content: bytes) -> None:
-        self._descriptor, name = tempfile.mkstemp(prefix=f"{prefix}{os.getpid()}-{pid_namespace()}-", dir=folder)
+        self._descriptor, name = tempfile.mkstemp(prefix=f"{prefix}{os.getpid()}-{_scope()}-", dir=folder)
         self._path, self._pid = Path(name), os.getpid()
         _held.add(self._descriptor)
         try:
@@ -156,8 +170,7 @@ def _is_free(descriptor: int) -> bool:
 def _may_live(name: str) -> bool:
     """Return whether the process that a file is named after is there, as far as can be told."""
     pid, _, rest = name.partition("-")
-    namespace = rest.partition("-")[0]
-    if namespace != str(pid_namespace()) or not pid.isdecimal():
+    if rest.partition("-")[0] != _scope() or not pid.isdecimal():
         return True
     try:
         os.kill(int(pid), 0)
