@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from edge_run.base.files import process_scope
+
 try:
     import fcntl as _fcntl
 except ImportError:  # not a POSIX system
@@ -30,7 +32,6 @@ fcntl: Any = _fcntl
 HAS_LOCKS = fcntl is not None
 LONGEST_WAIT_S = 5.0
 _WAIT_S = 0.002
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MOST_BYTES = 1 << 16
 _held: set[int] = set()  # descriptors with locks of ours
 
@@ -69,30 +70,11 @@ def own_folders(folders: Iterable[Path]) -> list[Path]:
     return list(own.values())
 
 
-def pid_namespace() -> int:
-    """Return within what a process id of ours stands for one process; in another container it is another's."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
-
-
-def _scope() -> str:
-    """Return where a process id of ours stands for one process: in this container, on this machine, until it restarts.
-
-    The number of the first namespace is the same on all machines.
-    """
-    boot = ""
-    with contextlib.suppress(OSError):
-        boot = _BOOT.read_text("ascii").strip().replace("-", "")
-    return f"{pid_namespace()}.{boot}"
-
-
 class LivingFile:
     """A file of this process in `folder`, locked until it is removed or the process ends. Raises OSError."""
 
     def __init__(self, folder: Path, prefix: str, content: bytes) -> None:
-        self._descriptor, name = tempfile.mkstemp(prefix=f"{prefix}{os.getpid()}-{_scope()}-", dir=folder)
+        self._descriptor, name = tempfile.mkstemp(prefix=f"{prefix}{os.getpid()}-{process_scope()}-", dir=folder)
         self._path, self._pid = Path(name), os.getpid()
         _held.add(self._descriptor)
         try:
@@ -170,7 +152,7 @@ def _is_free(descriptor: int) -> bool:
 def _may_live(name: str) -> bool:
     """Return whether the process that a file is named after is there, as far as can be told."""
     pid, _, rest = name.partition("-")
-    if rest.partition("-")[0] != _scope() or not pid.isdecimal():
+    if rest.partition("-")[0] != process_scope() or not pid.isdecimal():
         return True
     try:
         os.kill(int(pid), 0)

@@ -118,7 +118,7 @@ def test_what_was_left_of_one_that_was_being_saved_is_erased_too(tmp_path: Path)
     kept = Conversations(tmp_path)
     for name in "ab":
         kept.save(Conversation(name, "model.gguf", (("user", "a secret"),)))
-    (tmp_path / "conversations" / ".a.json.1-01234567.part").write_text("a secret")
+    (tmp_path / "conversations" / ".a.json.1-0123abcd-01234567.part").write_text("a secret")
     (tmp_path / "conversations" / "no name!.json").write_text("a secret")
     assert kept.erase() == 3
     assert list((tmp_path / "conversations").iterdir()) == []
