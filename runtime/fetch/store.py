@@ -111,11 +111,15 @@ class FetchedModels:
 
     def _folders(self, but: Path) -> list[Path]:
         """Return the folders of models that nobody uses."""
-        found = [path for path in self._folder.iterdir() if path.is_dir() and path != but]
+        found = [path for path in self._folder.iterdir() if os.path.isdir(path) and path != but]
         return [path for path in found if not any(read_living(path, _USER))]
 
     def _used_bytes(self) -> int:
-        return sum(_disk_bytes(path) for path in self._folder.rglob("*"))
+        return sum(
+            _disk_bytes(Path(parent, name))
+            for parent, folders, files in os.walk(self._folder)
+            for name in (*folders, *files)
+        )
 
     def _remove(self, folder: Path) -> None:
         (folder / JOURNAL).unlink(missing_ok=True)  # first: it says what is there

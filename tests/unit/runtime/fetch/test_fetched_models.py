@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,4 +99,23 @@ def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     fetched = open_model(models, 1)
     with pytest.raises(TierReadError, match="its disk has room for 0 B, 512 KiB are to be fetched"):
         models.make_room(fetched, range(2))
+    fetched.close()
+
+
+def test_folders_that_go_or_cannot_be_read_meanwhile_count_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those that another worker removes, which makes room at the same time."""
+    models = FetchedModels(tmp_path, 1 << 30)
+    fetched = open_model(models, 1)
+    gone, scandir = tmp_path / "gone", os.scandir
+    gone.mkdir()
+
+    def refuse(path: Any = ".") -> Any:
+        if Path(path) == gone:
+            raise FileNotFoundError(2, "No such file or directory", str(gone))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    models.make_room(fetched, range(COUNT))
     fetched.close()
