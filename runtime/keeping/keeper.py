@@ -61,7 +61,8 @@ class PromptKeeper(RowWatcher):
         self._writer = BlockWriter(store, layout, self._states)
         self._snapshots: set[int] = set()  # positions at which one is taken
         self._turns: list[Path] = []  # those after the latest answers of the conversation
-        self._is_placing = self._has_told = self._is_off = False
+        self._is_placing = self._is_off = False
+        self._told_bytes = -1  # what was written when a failure was told last: it is told again after something was
         self._expected: ConversationRows | None = None
         self.keeps_answers = False
         self.restored_tokens = 0
@@ -110,8 +111,8 @@ class PromptKeeper(RowWatcher):
     def finish(self) -> None:
         """An answer is complete: keep what a conversation needs to go on."""
         if self.keeps_answers and self._layout.needs_snapshots and self._record.tokens:
-            path = self._snapshot()
-            self._turns = [one for one in self._turns if one != path] + [path]
+            if path := self._snapshot():
+                self._turns = [one for one in self._turns if one != path] + [path]
             # The one before stays: what tells of the conversation is written after its rows.
             for old in self._turns[:-2]:
                 remove(old)
@@ -214,7 +215,7 @@ class PromptKeeper(RowWatcher):
     def _save_blocks(self) -> None:
         """Give the writer the complete blocks that are worth keeping and that it was not given before."""
         record = self._record
-        if not self._layout.row_bytes(1) or self._writer.failure:
+        if not self._layout.row_bytes(1) or not self._writer.may_write():
             return
         n_blocks = (len(record.tokens) if self.keeps_answers else self._read_in_one_go()) // BLOCK_ROWS
         with self._writer.lock:
@@ -239,8 +240,8 @@ class PromptKeeper(RowWatcher):
             whole += width
         return whole
 
-    def _snapshot(self) -> Path:
-        """Write, here and now, what the next pass changes; return where."""
+    def _snapshot(self) -> Path | None:
+        """Write, here and now, what the next pass changes; return where, or None where it could not be written."""
         record = self._record
         start = len(record.tokens) // BLOCK_ROWS * BLOCK_ROWS
         rest = len(record.tokens) - start
@@ -248,10 +249,10 @@ class PromptKeeper(RowWatcher):
         paths = self._search.block_paths(record.tokens, record.passes)
         paths.append(self._search.snapshot_path(record.tokens, record.passes))
         parts = self._layout.snapshot_parts(start, start + rest)
-        self._writer.write(paths, head, (copy_part(part) for part in parts))
-        return paths[-1]
+        return paths[-1] if self._writer.write(paths, head, (copy_part(part) for part in parts)) else None
 
     def _tell_failure(self) -> None:
-        if self._writer.failure and not self._has_told:
-            self._has_told = True
-            self._say(f"prompt cache: {self._writer.failure}: nothing more is kept in {self._store.folder}")
+        failure, written_bytes = self._writer.failure, self._writer.written_bytes
+        if failure and self._told_bytes != written_bytes:
+            self._told_bytes = written_bytes
+            self._say(f"prompt cache: {failure}: nothing more is kept in {self._store.folder} for now")
