@@ -10,6 +10,7 @@ ledger.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import stat
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 fcntl: Any = _fcntl
 HAS_LOCKS = fcntl is not None
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # how file systems say that they have none
 LONGEST_WAIT_S = 5.0
 _WAIT_S = 0.002
 _MOST_BYTES = 1 << 16

@@ -7,7 +7,6 @@ whatever happens. What its rows are not kept for is computed again from the text
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from typing import Any
 from edge_run.base.errors import ConfigError, TierReadError
 from edge_run.base.files import read_text_file, whole_file
 from edge_run.base.units import MIB
-from edge_run.devices.host.locks import HAS_LOCKS, LivingFile, locked, read_living
+from edge_run.devices.host.locks import HAS_LOCKS, NO_LOCKS, LivingFile, locked, read_living
 from edge_run.runtime.keeping.keeper import ConversationRows
 from edge_run.tiers.kv.record import RowPass
 
@@ -28,7 +27,6 @@ MOST_BYTES = 64 * MIB
 _NAME = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 _ENDING = ".json"
 _HELD, _LOCK = ".held-", ".lock"
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # how file systems say that they have none
 _MOST = 2**31
 
 
@@ -71,7 +69,7 @@ class Conversations:
                     raise ConfigError(f"{name}: another chat goes on with it; give another name, or end that chat")
                 return LivingFile(self._folder, _HELD, name.encode()) if HAS_LOCKS else None
         except OSError as error:
-            if error.errno in _NO_LOCKS:
+            if error.errno in NO_LOCKS:
                 return None
             raise TierReadError(
                 f"{self._folder}: conversations cannot be kept ({error.strerror or error})", errno=error.errno
