@@ -190,7 +190,7 @@ class Catalogue:
         """Find out anew what there is; a model whose file is another one now is closed. Raises ConfigError."""
         if self._read_entries is None:
             return
-        self.known = KnownModels(await anyio.to_thread.run_sync(self._read_entries))
+        self.known = KnownModels(await anyio.to_thread.run_sync(self._read_entries, abandon_on_cancel=True))
         if self.open is not None and self.open.entry not in self.known.entries:
             self._turns.close_when_idle()
         for turn in [turn for turn in self._turns.waiting if self.known.named(turn.name) is None]:
