@@ -134,13 +134,14 @@ class Conversations:
     def erase(self) -> int:
         """Remove all conversations, and what was left where one was being saved; return how many there were.
 
+        The file of the lock stays: who waits for it would have the lock of a file that is not there any more.
+
         Raises TierReadError.
         """
         for draft in self._folder.glob(".*.part"):
             _remove(draft)
         with locked(self._folder / _LOCK):
             list(read_living(self._folder, _HELD))  # which removes those of processes that are gone
-            _remove(self._folder / _LOCK)
         return sum(_remove(path) for path in list(self._folder.glob(f"*{_ENDING}")))
 
     def _path(self, name: str) -> Path:
