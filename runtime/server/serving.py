@@ -18,6 +18,7 @@ import uvicorn
 from anyio.abc import TaskGroup
 
 from edge_run.base.errors import ConfigError, EdgeRunError
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.devices.host.service_manager import ServiceManager
 from edge_run.runtime.generation.async_model import AsyncModel
@@ -112,14 +113,15 @@ async def serve_model(model: Model, bound: socket.socket, options: ServeOptions,
 
 async def serve_folder(
     folder: Path,
-    open_file: Callable[[Path], Model],
+    open_file: Callable[[Path, Interrupt], Model],
     bound: socket.socket,
     options: ServeOptions,
     say: Callable[[str], None],
 ) -> None:
     """Serve the models of a folder on a bound socket, one open at a time, until SIGINT or SIGTERM; close all.
 
-    open_file: opens one of them, in a thread. say: as for `serve_model`, and what files are left out.
+    open_file: opens one of them, in a thread, until the interrupt ends that. say: as for `serve_model`, and what files
+    are left out.
     Raises ConfigError where there is none.
     """
     found = read_folder(folder)
