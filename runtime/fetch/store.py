@@ -15,7 +15,7 @@ from pathlib import Path
 
 from edge_run.base.errors import EdgeRunError, MeshError, TierReadError
 from edge_run.base.units import MIB, format_size
-from edge_run.devices.host.locks import LivingFile, locked, read_living
+from edge_run.devices.host.locks import NO_LOCKS, LivingFile, locked, read_living
 from edge_run.tiers.partial import JOURNAL, PartialModel
 from edge_run.tiers.pieces import Pieces, model_hash
 
@@ -73,7 +73,8 @@ class FetchedModels:
             except EdgeRunError:  # some of which are errors of the system, too
                 raise
             except OSError as error:
-                raise MeshError(f"{folder}: cannot keep fetched weights there ({error.strerror})") from error
+                advice = "; name one of a drive of this device with --cache-dir" if error.errno in NO_LOCKS else ""
+                raise MeshError(f"{folder}: cannot keep fetched weights there ({error.strerror}){advice}") from error
             undo.pop_all()
             return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 from typing import Any
@@ -119,3 +121,14 @@ def test_folders_that_go_or_cannot_be_read_meanwhile_count_nothing(
     monkeypatch.setattr(os, "scandir", refuse)
     models.make_room(fetched, range(COUNT))
     fetched.close()
+
+
+def test_a_folder_without_locks_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two devices that write to one model would read what the other has given up."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(MeshError, match=r"No locks available\); name one .* with --cache-dir"):
+        open_model(FetchedModels(tmp_path, 1 << 30), 1)
