@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_run.base.protocols import BatchToken
-from edge_run.runtime.keeping import writer
+from edge_run.runtime.keeping import keeper, search, writer
 from edge_run.runtime.keeping.identity import KeptIdentity
 from edge_run.runtime.keeping.keeper import PromptKeeper
 from edge_run.runtime.keeping.store import PromptStore
@@ -72,3 +73,33 @@ def test_a_failure_is_told_once_until_something_was_written_again(
                 one.later(writer.REST_S)
         assert len(one.said) == n_told
     assert one.said[0] == f"prompt cache: No space left on device: nothing more is kept in {tmp_path} for now"
+
+
+def test_a_drive_that_hangs_at_a_lookup_is_gone_on_without_until_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network drive that is gone: the weights need not lie there, and passes go on."""
+    one, answers, n_asked = Conversation(tmp_path), threading.Event(), 0
+    one.answer()
+    monkeypatch.setattr(keeper, "PATIENCE_S", 0.1)
+
+    def hang(path: Path) -> bool:
+        nonlocal n_asked
+        n_asked += 1
+        assert answers.wait(20)
+        return False
+
+    monkeypatch.setattr(search, "is_there", hang)
+    try:
+        for _ in range(2):
+            assert one.keeper.resume(range(9), 1) is None
+        assert n_asked == 1
+        assert len(one.answer(2)) == 1, "nothing is written there meanwhile"
+        assert one.said == [f"prompt cache: {tmp_path}: the drive does not answer; gone on without until it does"]
+    finally:
+        answers.set()
+    assert one.keeper._drive._thread is not None
+    assert one.keeper._drive._thread.has_ended.wait(20)
+    assert one.keeper.resume(range(9), 1) is None
+    assert n_asked > 1
+    assert len(one.answer()) == 2
