@@ -237,8 +237,8 @@ def process_scope() -> str:
     On another machine they are others, though the number of the first namespace is the same on all.
     """
     boot = b""
-    with contextlib.suppress(OSError):
-        boot = _BOOT.read_bytes()
+    with contextlib.suppress(OSError), open(_BOOT, "rb") as file:
+        boot = file.read(64)
     return f"{zlib.crc32(boot + str(pid_namespace()).encode()):08x}"
 
 
