@@ -15,6 +15,9 @@ from edge_run.base.files import FileIdentity, changed
 from edge_run.tiers import _libc
 from edge_run.tiers.drives.page_cache import PageCache
 
+NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)  # how file systems say that they have no direct reads
+TRIES = 2  # of a direct read that fails otherwise: a drive that wakes up may fail once
+
 
 class Source(Protocol):
     """The bytes of one shard, from whichever file. Thread-safe.
@@ -71,16 +74,12 @@ class SourceFile:
         """Return a descriptor, and whether it reads directly, which is tried with a page."""
         flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
         if direct := getattr(os, "O_DIRECT", 0):
-            with contextlib.suppress(OSError), contextlib.ExitStack() as undo:
-                fd = os.open(path, flags | direct)
-                undo.callback(os.close, fd)
-                page = _libc.map_anonymous(_libc.PAGE)
+            for _ in range(TRIES):
                 try:
-                    os.preadv(fd, [_libc.view(page, _libc.PAGE)], 0)
-                finally:
-                    _libc.unmap(page, _libc.PAGE)
-                undo.pop_all()
-                return fd, True
+                    return _open_direct(path, flags | direct), True
+                except OSError as error:
+                    if error.errno in NO_DIRECT:
+                        break
         return os.open(path, flags), False
 
     def _identify(self) -> tuple[FileIdentity, int]:
@@ -187,6 +186,20 @@ class SourceFile:
         descriptor, self._fd = self._fd, -1  # before it is closed: a read that hangs may go on after this
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def _open_direct(path: Path, flags: int) -> int:
+    """Return the descriptor of a file that is read directly, as a page was. Raises OSError."""
+    with contextlib.ExitStack() as undo:
+        fd = os.open(path, flags)
+        undo.callback(os.close, fd)
+        page = _libc.map_anonymous(_libc.PAGE)
+        try:
+            os.preadv(fd, [_libc.view(page, _libc.PAGE)], 0)
+        finally:
+            _libc.unmap(page, _libc.PAGE)
+        undo.pop_all()
+        return fd
 
 
 def _after(targets: Sequence[memoryview], n_bytes: int) -> list[memoryview]:

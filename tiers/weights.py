@@ -6,6 +6,7 @@ on to the next chunk before it has moved to this one.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 MAX_READ_CHUNKS = 4
 READ_BYTES = 8 * MIB  # of small chunks in a row
+PASSING = (errno.EIO, errno.ETIMEDOUT, errno.EAGAIN)  # as while a USB drive is reset: such a read is tried once more
+PAUSE_S = 1.0  # before that
 GUESS_BYTES = 2 * MIB  # of chunks that perhaps nobody needs
 
 
@@ -74,6 +77,7 @@ class Weights:
         self._lost: dict[int, OSError] = {}
         self._sums = ContentSums(address_space.n_chunks)
         self._patient: dict[int, Callable[[], int]] = {}  # queued reads that nobody waits for, by chunk
+        self._tried_again: set[int] = set()  # chunks that are waited for, whose read failed once
         self._error: EdgeRunError | None = None
         self._exposed: list[int] | None = None
         self._delayed: list[tuple[list[Load], int | None]] = []
@@ -97,6 +101,7 @@ class Weights:
         chunks = list(chunks)
         with self._changed:
             self._error = None
+            self._tried_again.clear()
             self._asked += 1
             started = self._clock()
             try:
@@ -315,6 +320,8 @@ class Weights:
 
     def _note_failure(self, run: list[Load], asked: int, error: EdgeRunError) -> None:
         logger.info("read of chunk %d (+%d) failed: %s", run[0].chunk, len(run) - 1, error)
+        if is_passing := isinstance(error, TierReadError) and error.errno in PASSING:
+            time.sleep(PAUSE_S)
         with self._changed:
             for load in run:
                 has_frame = self._lost.pop(load.chunk, None) is None
@@ -322,6 +329,9 @@ class Weights:
                 self._submit(loads)
                 if is_wanted and asked < self._asked:
                     # It was begun for somebody else, or nobody: whoever waits for it now has a try of his own.
+                    self._submit(self._residency.retry(load.chunk))
+                elif is_wanted and is_passing and load.chunk not in self._tried_again:
+                    self._tried_again.add(load.chunk)
                     self._submit(self._residency.retry(load.chunk))
                 elif is_wanted:
                     self._error = error

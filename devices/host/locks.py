@@ -2,12 +2,15 @@
 
 The locks are those of flock(2). Such a lock belongs to an open file, and so also to copies of that file in forked
 children; this module closes the copies in every child that Python forks. A lock that is still held after its process
-is gone belongs to a child, and counts for nothing. Where there is no flock, as on Windows, there is no ledger.
+is gone belongs to a child, and counts for nothing; whether a process is gone can be told of this machine's only, and of
+another machine's, where they share the folder, the lock says all. Where there is no flock, as on Windows, there is no
+ledger.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import stat
@@ -16,6 +19,8 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from edge_run.base.files import process_scope
 
 try:
     import fcntl as _fcntl
@@ -26,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 fcntl: Any = _fcntl
 HAS_LOCKS = fcntl is not None
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # how file systems say that they have none
 LONGEST_WAIT_S = 5.0
 _WAIT_S = 0.002
 _MOST_BYTES = 1 << 16
@@ -66,19 +72,11 @@ def own_folders(folders: Iterable[Path]) -> list[Path]:
     return list(own.values())
 
 
-def pid_namespace() -> int:
-    """Return within what a process id of ours stands for one process; in another container it is another's."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
-
-
 class LivingFile:
     """A file of this process in `folder`, locked until it is removed or the process ends. Raises OSError."""
 
     def __init__(self, folder: Path, prefix: str, content: bytes) -> None:
-        self._descriptor, name = tempfile.mkstemp(prefix=f"{prefix}{os.getpid()}-{pid_namespace()}-", dir=folder)
+        self._descriptor, name = tempfile.mkstemp(prefix=f"{prefix}{os.getpid()}-{process_scope()}-", dir=folder)
         self._path, self._pid = Path(name), os.getpid()
         _held.add(self._descriptor)
         try:
@@ -156,8 +154,7 @@ def _is_free(descriptor: int) -> bool:
 def _may_live(name: str) -> bool:
     """Return whether the process that a file is named after is there, as far as can be told."""
     pid, _, rest = name.partition("-")
-    namespace = rest.partition("-")[0]
-    if namespace != str(pid_namespace()) or not pid.isdecimal():
+    if rest.partition("-")[0] != process_scope() or not pid.isdecimal():
         return True
     try:
         os.kill(int(pid), 0)

@@ -7,7 +7,9 @@ as it runs, and the device's key signs that key. Such a node is like any other, 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import logging
 import os
 import secrets
 import stat
@@ -19,8 +21,10 @@ from pathlib import Path
 from edge_run.base.errors import MeshError, NotTrusted
 from edge_run.base.files import whole_file
 from edge_run.base.strict_json import parse
-from edge_run.devices.host.locks import fcntl
+from edge_run.devices.host.locks import NO_LOCKS, fcntl
 from edge_run.devices.members.keys import KEY_BYTES, DeviceKey, is_signed
+
+logger = logging.getLogger(__name__)
 
 INCARNATION_DIGITS = 20  # of the start in milliseconds 12, of chance 8: a later incarnation has the greater id
 LATEST_MS, MOST_INCARNATION_BYTES = 1 << 47, 40  # the year 6429; a later one would not fit the id
@@ -79,6 +83,9 @@ def take_identity(folder: Path, wall_clock: Callable[[], float]) -> Identity:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:  # another process is the device's own node
             return make_identity(wall_clock, key)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
         incarnation = _next_incarnation(folder / _INCARNATION_FILE, wall_clock)
         lock = os.dup(descriptor)  # a copy has the lock, too
         return Identity(key.node, incarnation, True, key, b"", key, lock)
@@ -119,7 +126,13 @@ def _key_file(folder: Path) -> Iterator[int]:
     """Open the key file, made where there is none, for this block. Raises NotTrusted, and MeshError for an OSError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder / _KEY_FILE, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        path, flags = folder / _KEY_FILE, getattr(os, "O_NOFOLLOW", 0)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
+        except OSError as error:
+            if error.errno != errno.EROFS or not path.exists():
+                raise
+            descriptor = os.open(path, os.O_RDONLY | flags)  # it is there already
         try:
             check_private(folder / _KEY_FILE)
             yield descriptor
@@ -131,12 +144,12 @@ def _key_file(folder: Path) -> Iterator[int]:
 
 def _seed(descriptor: int, path: Path) -> bytes:
     """Return the seed in an open key file, made where it is empty: by one process, which others wait for."""
-    with brief_lock(path.with_name(f"{path.name}.lock")):
-        seed = os.pread(descriptor, 2 * KEY_BYTES, 0)
-        if not seed:
-            seed = secrets.token_bytes(KEY_BYTES)
-            os.pwrite(descriptor, seed, 0)
-            os.fsync(descriptor)
+    if not (seed := os.pread(descriptor, 2 * KEY_BYTES, 0)):
+        with brief_lock(path.with_name(f"{path.name}.lock")):
+            if not (seed := os.pread(descriptor, 2 * KEY_BYTES, 0)):
+                seed = secrets.token_bytes(KEY_BYTES)
+                os.pwrite(descriptor, seed, 0)
+                os.fsync(descriptor)
     if len(seed) != KEY_BYTES:
         raise MeshError(f"{path}: is no key of {KEY_BYTES} bytes; remove it, and a new one is made")
     return seed
@@ -147,22 +160,32 @@ def brief_lock(path: Path, *, is_patient: bool = True) -> Iterator[None]:
     """Keep other processes out of this block. Raises BlockingIOError where one is within, unless it is patient."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
     try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX if is_patient else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX if is_patient else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
         yield
     finally:
         os.close(descriptor)
 
 
 def _next_incarnation(path: Path, wall_clock: Callable[[], float]) -> str:
-    """Return the id of an incarnation later than any before, also where the clock went backwards in between."""
+    """Return the id of an incarnation later than any before, also where the clock went backwards in between.
+
+    Where it cannot be noted, as on a full or read-only drive, the next one is later by the clock only.
+    """
     last_ms = 0
     with contextlib.suppress(OSError, ValueError):
         with path.open("rb") as file:
             found = parse(file.read(MOST_INCARNATION_BYTES))
         last_ms = found if type(found) is int and 0 <= found < LATEST_MS else 0
     start_ms = max(int(wall_clock() * 1e3), last_ms + 1)
-    write_private(path, json.dumps(start_ms).encode())
+    try:
+        write_private(path, json.dumps(start_ms).encode())
+    except OSError as error:
+        logger.warning("%s: when this device last joined cannot be noted (%s)", path, error.strerror or error)
     return _incarnation(start_ms)
 
 

@@ -45,12 +45,13 @@ class ListFile:
         stamp = self._stamp()
         if stamp == self._seen:
             return None
-        self._seen = stamp
         try:
             with self._path.open("rb") as file:
-                return file.read(MOST_BYTES + 1)
-        except OSError:
+                content = file.read(MOST_BYTES + 1)
+        except OSError:  # at the next look, then
             return None
+        self._seen = stamp
+        return content
 
     def keep(self, cluster: Cluster) -> None:
         """Have the list of `cluster`, and its secret, written, unless the file has a newer one. Failures are logged.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge_run.base.errors import ConfigError, EdgeRunError, MeshError
+from edge_run.base.errors import ConfigError, EdgeRunError, MeshError, from_system
 from edge_run.base.extras import MESH, need
 from edge_run.devices.members.cluster import Broker
 from edge_run.devices.mesh.home_assistant import PlainMessage
@@ -76,13 +76,15 @@ class Channel:
         self._ended, self._tick, self._stale = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.is_up = self._was_up = self._is_ending = self._is_nobody = False
         self.refused_user: str | None = None
-        self._started = threading.Event()
+        self._started, self._failure = threading.Event(), ""
         self._thread = threading.Thread(target=self._run, name="edge-run mesh", daemon=True)
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Begin to connect. Raises MeshError where the system refuses what that takes."""
         self._thread.start()
         self._started.wait()
+        if self._failure:
+            raise MeshError(self._failure)
 
     def publish(self, message: Outgoing | PlainMessage) -> bool:
         """Send a message soon; return whether there is a connection to send it on. From any thread."""
@@ -123,7 +125,13 @@ class Channel:
     def _run(self) -> None:
         with contextlib.suppress(AttributeError, OSError):  # not on every system
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        asyncio.run(self._main())
+        try:
+            with contextlib.closing(self._main()) as main:
+                asyncio.run(main)
+        except OSError as error:  # there is no loop: it takes an epoll and two sockets
+            self._failure = str(from_system(error, "mesh: connecting to the broker"))
+        finally:
+            self._started.set()
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()

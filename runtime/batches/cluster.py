@@ -12,7 +12,7 @@ import functools
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -195,25 +195,23 @@ class ClusterPlaces:
             await self._client.register_plugin(self._host, self._host.name)
         async with anyio.create_task_group() as group:
             while True:
-                try:
+                with _telling_of_the_scheduler():
                     present = set(await self._client.nthreads())
-                except OSError as error:
-                    raise MeshError(f"dask: the scheduler is gone ({error}); the same command goes on later") from error
-                for worker in [one for one in (*self._workers.values(), *self._left) if one.address not in present]:
-                    await self._lose(worker)
-                if gone := [self._joining[one] for one in self._joining.keys() - present]:
-                    await self._client.cancel(gone, force=True)
-                for address in present - self._workers.keys() - self._joining.keys() - self._failures.keys():
-                    self._joining[address] = self._submit("open-model", address, open_model, self._host.name)
-                    group.start_soon(self._join, address, name=f"edge-run-join-{address}")
-                if present and present <= self._failures.keys():
-                    raise next(iter(self._failures.values()))
-                if not present and wanted is None:
-                    self._say("the cluster has no worker; waiting for one")
-                    wanted = self._client.submit(int, key=("wait-for-a-worker", self._run))  # for adaptive clusters
-                elif present:
-                    wanted = None
-                await self._take_back()
+                    for worker in [one for one in (*self._workers.values(), *self._left) if one.address not in present]:
+                        await self._lose(worker)
+                    if gone := [self._joining[one] for one in self._joining.keys() - present]:
+                        await self._client.cancel(gone, force=True)
+                    for address in present - self._workers.keys() - self._joining.keys() - self._failures.keys():
+                        self._joining[address] = self._submit("open-model", address, open_model, self._host.name)
+                        group.start_soon(self._join, address, name=f"edge-run-join-{address}")
+                    if present and present <= self._failures.keys():
+                        raise next(iter(self._failures.values()))
+                    if not present and wanted is None:
+                        self._say("the cluster has no worker; waiting for one")
+                        wanted = self._client.submit(int, key=("wait-for-a-worker", self._run))  # for adaptive clusters
+                    elif present:
+                        wanted = None
+                    await self._take_back()
                 await anyio.sleep(LOOK_S)
 
     async def _join(self, address: str) -> None:
@@ -269,6 +267,17 @@ class ClusterPlaces:
         self._workers = {address: one for address, one in self._workers.items() if not one.is_lost}
         self._say(f"worker {worker.address} is gone; {format_count(worker.n_asked, 'request')} of it go to others")
         await self._client.cancel(list(worker.asked), force=True)
+
+
+@contextlib.contextmanager
+def _telling_of_the_scheduler() -> Iterator[None]:
+    """Raise MeshError where the scheduler does not answer in this block; errors of ours stay what they are."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, EdgeRunError):
+            raise
+        raise MeshError(f"dask: the scheduler is gone ({error}); the same command goes on later") from error
 
 
 def _first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:

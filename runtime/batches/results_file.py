@@ -6,12 +6,13 @@ A run that is started again finds what is done, and does the rest. A line that w
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import msgspec
 
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, TierReadError, system_errors
+from edge_run.devices.host.locks import NO_LOCKS
 from edge_run.runtime.server.bodies import MOST_BODY_BYTES
 
 BEGINNING = b'{"id":"batch_req_'  # of every line that is written here
@@ -27,7 +29,10 @@ BEGINNING = b'{"id":"batch_req_'  # of every line that is written here
 class ResultsFile(Closing):
     """The results of one batch. One process at a time has it.
 
+    Results that are to come after others, which are not there yet, are held in a second file beside it until then.
+
     done: what the results are known by that are there: the `custom_id` of a request, the number of a line that is none.
+    is_locked: whether no other run can write them; a file system may have no locks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +40,69 @@ class ResultsFile(Closing):
 
         Raises TierReadError where the drive refuses to lock or to read it.
         """
-        self.path = path
+        self.path, self._held_path = path, path.with_name(f"{path.name}.held")
+        self._held: _Lines | None = None
+        self._places: dict[str | int, tuple[int, int]] = {}  # of what is held
+        with contextlib.ExitStack() as undo:
+            is_new = not path.exists()
+            self._lines = _Lines(path)
+            undo.callback(self._lines.close)
+            self.is_locked = self._lines.is_locked
+            self.done = {key for key, _, _ in self._lines.read()}
+            if is_new:  # what is held is of results that somebody has removed
+                with system_errors(f"results {self._held_path}"):
+                    self._held_path.unlink(missing_ok=True)
+            elif self._held_path.exists():
+                self._held = _Lines(self._held_path)
+                undo.callback(self._held.close)
+                found = {key: (start, length) for key, start, length in self._held.read()}
+                self._places = {key: place for key, place in found.items() if key not in self.done}
+            undo.pop_all()
+
+    def add(self, key: str | int, status: int, body: bytes | Mapping[str, Any]) -> None:
+        """Write a result, durably: it is never computed again. key: as in `done`. Raises TierReadError."""
+        self._lines.append([_line(key, status, body)])
+        self.done.add(key)
+
+    def holds(self, key: str | int) -> bool:
+        """Return whether a result is held."""
+        return key in self._places
+
+    def hold(self, key: str | int, status: int, body: bytes | Mapping[str, Any]) -> None:
+        """Hold a result, durably: it is never computed again. Raises TierReadError."""
+        if self._held is None:
+            self._held = _Lines(self._held_path)
+        line = _line(key, status, body)
+        self._places[key] = self._held.append([line]), len(line)
+
+    def add_held(self, keys: Sequence[str | int]) -> None:
+        """Write results that are held, in this order. Raises TierReadError."""
+        if not keys:
+            return
+        assert self._held
+        self._lines.append(self._held.line(*self._places[key]) for key in keys)
+        self.done.update(keys)
+        for key in keys:
+            del self._places[key]
+        if not self._places:
+            self._held.clear()
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._lines.close()
+        if self._held:
+            self._held.close()
+            self._held = None
+            if not self._places:
+                with contextlib.suppress(OSError):
+                    self._held_path.unlink()
+
+
+class _Lines:
+    """A file of results, open for this process alone as far as the file system has locks. Raises as `ResultsFile`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._descriptor = path, -1
         if path.exists() and not path.is_file():
             raise ConfigError(f"results {path}: cannot be written (it is no file); give another one (-o)")
         try:
@@ -44,52 +111,56 @@ class ResultsFile(Closing):
             raise ConfigError(f"results {path}: cannot be written ({error.strerror}); give another one (-o)") from error
         try:
             with system_errors(f"results {path}"):
-                self._lock()
-                self.done = self._read()
+                self.is_locked = self._lock()
         except BaseException:
-            os.close(self._descriptor)
+            self.close()
             raise
-        self._is_open = True
 
-    def add(self, key: str | int, status: int, body: bytes | Mapping[str, Any]) -> None:
-        """Write a result, durably: it is never computed again. key: as in `done`. Raises TierReadError."""
-        body = msgspec.Raw(body) if isinstance(body, bytes) else body
-        identity = uuid.uuid4().hex
-        response = {"status_code": status, "request_id": f"req_{identity}", "body": body}
-        of_what = {"custom_id": key} if isinstance(key, str) else {"custom_id": None, "line": key}
-        document = {"id": f"batch_req_{identity}", **of_what, "response": response, "error": None}
-        line = msgspec.json.encode(document) + b"\n"
-        start = os.fstat(self._descriptor).st_size
+    def append(self, lines: Iterable[bytes]) -> int:
+        """Write lines, durably, and return where they begin. Raises TierReadError; then they are not there."""
+        start = -1
         try:
-            written = 0
-            while written < len(line):
-                written += os.write(self._descriptor, line[written:])
+            start = os.fstat(self._descriptor).st_size
+            for line in lines:
+                written = 0
+                while written < len(line):
+                    written += os.write(self._descriptor, line[written:])
             os.fdatasync(self._descriptor)
+            is_there = self._is_there()
         except OSError as error:
-            with contextlib.suppress(OSError):  # or the next run takes it back
-                os.ftruncate(self._descriptor, start)
-            raise TierReadError(f"results {self.path}: cannot be written ({error.strerror})") from error
-        self.done.add(key)
+            with contextlib.suppress(OSError):  # or the next run takes them back
+                if start >= 0:
+                    os.ftruncate(self._descriptor, start)
+            raise TierReadError(f"results {self._path}: cannot be written ({error.strerror})") from error
+        if not is_there:
+            raise TierReadError(
+                f"results {self._path}: was removed or replaced while this run wrote it, and what was written is lost "
+                "unless it has another name now; the same command answers what is missing"
+            )
+        return start
+
+    def line(self, start: int, length: int) -> bytes:
+        """Return the line that was written there. Raises OSError."""
+        line = os.pread(self._descriptor, length, start)
+        if len(line) < length:
+            raise OSError(errno.EIO, "it was cut while in use")
+        return line
+
+    def clear(self) -> None:
+        """Forget all lines, as far as the drive does."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        if self._is_open:
-            self._is_open = False
-            os.close(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"results {self.path}: another run writes them; wait for it, or give another -o"
-            ) from None
-
-    def _read(self) -> set[str | int]:
-        """Return whose results are there, and take back a line of ours that was cut off."""
-        done: set[str | int] = set()
-        end = 0
-        with os.fdopen(os.dup(self._descriptor), "rb") as file:
+    def read(self) -> list[tuple[str | int, int, int]]:
+        """Return the key, the place and the length of each line, and take back one of ours that was cut off."""
+        found, end = list[tuple["str | int", int, int]](), 0
+        with system_errors(f"results {self._path}"), os.fdopen(os.dup(self._descriptor), "rb") as file:
             file.seek(0)
             for number in itertools.count(1):
                 line = file.readline(MOST_BODY_BYTES)
@@ -99,10 +170,31 @@ class ResultsFile(Closing):
                     line += file.readline()
                 if not line.endswith(b"\n"):
                     break
-                done.add(self._key_of(number, line))
+                found.append((self._key_of(number, line), end, len(line)))
                 end += len(line)
-        os.ftruncate(self._descriptor, end)
-        return done
+            os.ftruncate(self._descriptor, end)
+        return found
+
+    def _lock(self) -> bool:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"results {self._path}: another run writes them; wait for it, or give another -o"
+            ) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            return False
+        return True
+
+    def _is_there(self) -> bool:
+        """Return whether the file still has its name. Raises OSError."""
+        try:
+            named = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, os.fstat(self._descriptor))
 
     def _key_of(self, number: int, line: bytes) -> str | int:
         """Return whose result a line is. Raises ConfigError where it is none."""
@@ -119,7 +211,17 @@ class ResultsFile(Closing):
         raise self._foreign(number)
 
     def _foreign(self, number: int) -> ConfigError:
-        return ConfigError(f"results {self.path}: line {number} is no result of a batch; give another file (-o)")
+        return ConfigError(f"results {self._path}: line {number} is no result of a batch; give another file (-o)")
+
+
+def _line(key: str | int, status: int, body: bytes | Mapping[str, Any]) -> bytes:
+    """Return a result as the file has it."""
+    body = msgspec.Raw(body) if isinstance(body, bytes) else body
+    identity = uuid.uuid4().hex
+    response = {"status_code": status, "request_id": f"req_{identity}", "body": body}
+    of_what = {"custom_id": key} if isinstance(key, str) else {"custom_id": None, "line": key}
+    document = {"id": f"batch_req_{identity}", **of_what, "response": response, "error": None}
+    return msgspec.json.encode(document) + b"\n"
 
 
 def _is_ours(part: bytes) -> bool:

@@ -78,11 +78,12 @@ class BatchRun:
         """Prepare to answer the requests of `source` whose results are not there.
 
         on_progress: called after each result. is_in_order: results are written in the order of the requests, each when
-        those before it are.
+        those before it are, and held in a file of
+        their own until then.
         """
         self._source, self._results, self._progress, self._on_progress = source, results, progress, on_progress
         self._is_in_order = is_in_order
-        self._held: dict[int, tuple[str | int, BatchResult]] = {}  # that wait for those before them
+        self._held: dict[int, str | int] = {}  # the keys of results that wait for those before them
         self._next = 0
         self._turn = anyio.Lock()
 
@@ -91,6 +92,9 @@ class BatchRun:
         try:
             async with anyio.create_task_group() as group:
                 for number, line in enumerate(self._left()):
+                    if self._results.holds(line.key):
+                        await self._recall(number, line.key)
+                        continue
                     if isinstance(line.asked, Refusal):
                         await self._finish(number, line.key, refused(line.asked))
                         continue
@@ -111,18 +115,42 @@ class BatchRun:
         await self._finish(number, request.custom_id, await place(request))
 
     async def _finish(self, number: int, key: str | int, result: BatchResult) -> None:
-        if not self._is_in_order:
-            await self._write(key, result)
-            return
-        self._held[number] = key, result
-        while (held := self._held.pop(self._next, None)) is not None:
-            self._next += 1
-            await self._write(*held)
-
-    async def _write(self, key: str | int, result: BatchResult) -> None:
-        async with self._turn:
-            await anyio.to_thread.run_sync(self._results.add, key, result.status, result.body)
+        """Write a result, or hold it while one before it is missing: also where another one ends the run meanwhile."""
+        with anyio.CancelScope(shield=True):
+            await self._keep(number, key, result)
         self._progress.done += 1
         self._progress.failed += result.status != 200
         self._progress.tokens += result.n_tokens
         self._on_progress()
+
+    async def _keep(self, number: int, key: str | int, result: BatchResult) -> None:
+        async with self._turn:
+            is_next = self._is_next(number)
+            keep = self._results.add if is_next else self._results.hold
+            await anyio.to_thread.run_sync(keep, key, result.status, result.body)
+            if is_next:
+                self._next += 1
+                await self._write_held()
+            else:
+                self._held[number] = key
+
+    async def _recall(self, number: int, key: str | int) -> None:
+        """Write a result that an earlier run held, or hold it on."""
+        async with self._turn:
+            self._held[number] = key
+            if not self._is_in_order:
+                self._next = number
+            await self._write_held()
+        self._progress.kept += 1
+
+    def _is_next(self, number: int) -> bool:
+        return not self._is_in_order or number == self._next
+
+    async def _write_held(self) -> None:
+        """Write the results that are held for one that is written now."""
+        keys = []
+        while self._next in self._held:
+            keys.append(self._held.pop(self._next))
+            self._next += 1
+        if keys:
+            await anyio.to_thread.run_sync(self._results.add_held, keys)

@@ -120,6 +120,7 @@ class LocalDecoder:
         self._run(batch, logits)
         return logits
 
+    @system_errors("computing a pass")
     def follow(self, batch: Sequence[BatchToken]) -> None:
         """Run a batch as `decode` does, without memory for logits, which this device does not need."""
         self.limits.check_batch(batch)
@@ -196,6 +197,7 @@ class LocalDecoder:
             self._empty(other)
         self._recount()
 
+    @system_errors("computing a pass")
     def place(self, tokens: Sequence[int], position: int, look: Callable[[int], None]) -> None:
         """Put `tokens`, of one pass, into the cells of sequence 0 from `position` on, and compute nothing.
 
@@ -210,6 +212,7 @@ class LocalDecoder:
         self._check_code(code, len(batch))
         self.watcher.ran(batch)
 
+    @system_errors("computing a pass")
     def tail_rows(self, n_rows: int) -> Logits:
         """Return the logits of a pass of `n_rows` tokens that leaves nothing in the context.
 
@@ -229,6 +232,7 @@ class LocalDecoder:
             L.llama_memory_seq_rm(self._context.memory, 0, start, -1)
         return logits
 
+    @system_errors("reading the graph")
     def map_graph(self, shape: PassShape = ONE_TOKEN) -> GraphMap:
         """Return the graph of a pass of `shape`, without computing it. The context must be empty, and is left empty."""
         self.limits.check_shape(shape)

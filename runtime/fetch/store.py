@@ -15,7 +15,7 @@ from pathlib import Path
 
 from edge_run.base.errors import EdgeRunError, MeshError, TierReadError
 from edge_run.base.units import MIB, format_size
-from edge_run.devices.host.locks import LivingFile, locked, read_living
+from edge_run.devices.host.locks import NO_LOCKS, LivingFile, locked, read_living
 from edge_run.tiers.partial import JOURNAL, PartialModel
 from edge_run.tiers.pieces import Pieces, model_hash
 
@@ -73,7 +73,8 @@ class FetchedModels:
             except EdgeRunError:  # some of which are errors of the system, too
                 raise
             except OSError as error:
-                raise MeshError(f"{folder}: cannot keep fetched weights there ({error.strerror})") from error
+                advice = "; name one of a drive of this device with --cache-dir" if error.errno in NO_LOCKS else ""
+                raise MeshError(f"{folder}: cannot keep fetched weights there ({error.strerror}){advice}") from error
             undo.pop_all()
             return found
 
@@ -111,11 +112,15 @@ class FetchedModels:
 
     def _folders(self, but: Path) -> list[Path]:
         """Return the folders of models that nobody uses."""
-        found = [path for path in self._folder.iterdir() if path.is_dir() and path != but]
+        found = [path for path in self._folder.iterdir() if os.path.isdir(path) and path != but]
         return [path for path in found if not any(read_living(path, _USER))]
 
     def _used_bytes(self) -> int:
-        return sum(_disk_bytes(path) for path in self._folder.rglob("*"))
+        return sum(
+            _disk_bytes(Path(parent, name))
+            for parent, folders, files in os.walk(self._folder)
+            for name in (*folders, *files)
+        )
 
     def _remove(self, folder: Path) -> None:
         (folder / JOURNAL).unlink(missing_ok=True)  # first: it says what is there

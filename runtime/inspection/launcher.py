@@ -12,7 +12,14 @@ from pathlib import Path
 
 from edge_run.base.errors import Cancelled, KernelError, ModelFileError, NotSupported
 from edge_run.runtime.processes.child_answer import read_answer
-from edge_run.runtime.processes.child_process import QUIET, how_ended, last_words, start_command, why_no_child
+from edge_run.runtime.processes.child_process import (
+    QUIET,
+    end_child,
+    how_ended,
+    last_words,
+    start_command,
+    why_no_child,
+)
 from edge_run.tiers._libc import why_unavailable
 
 LONGEST_S = 120
@@ -41,7 +48,9 @@ def ask_child(path: Path, config: Mapping[str, object], *, is_tried: bool) -> st
     except OSError as error:
         raise NoInspector(f"{path}: no process can be started to open it first: {error}") from error
     except subprocess.TimeoutExpired as error:
-        raise ModelFileError(f"{path}: llama.cpp did not finish opening it in {LONGEST_S} s; {_ADVICE}") from error
+        raise ModelFileError(
+            f"{path}: llama.cpp did not finish opening it in {LONGEST_S} s; check the drive, or {_ADVICE}"
+        ) from error
     if code == 0 and (text := read_answer(output)) is not None:
         return text
     if code == -signal.SIGINT:
@@ -70,14 +79,14 @@ def _run(request: bytes) -> tuple[int, bytes, bytes]:
             )
         finally:
             os.close(standard_input)
-        with child:
-            try:
-                os.write(ours, request)
-                output, notices = child.communicate(timeout=LONGEST_S)
-            except BaseException:
-                child.kill()
-                child.wait()  # after Ctrl-C leaving the block does not
-                raise
+        try:
+            os.write(ours, request)
+            output, notices = child.communicate(timeout=LONGEST_S)
+        finally:
+            end_child(child)
+            for stream in (child.stdout, child.stderr):
+                if stream is not None:
+                    stream.close()
         return child.returncode, output, notices
     finally:
         os.close(ours)

@@ -7,7 +7,6 @@ whatever happens. What its rows are not kept for is computed again from the text
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from typing import Any
 from edge_run.base.errors import ConfigError, TierReadError
 from edge_run.base.files import read_text_file, whole_file
 from edge_run.base.units import MIB
-from edge_run.devices.host.locks import HAS_LOCKS, LivingFile, locked, read_living
+from edge_run.devices.host.locks import HAS_LOCKS, NO_LOCKS, LivingFile, locked, read_living
 from edge_run.runtime.keeping.keeper import ConversationRows
 from edge_run.tiers.kv.record import RowPass
 
@@ -28,7 +27,6 @@ MOST_BYTES = 64 * MIB
 _NAME = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 _ENDING = ".json"
 _HELD, _LOCK = ".held-", ".lock"
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # how file systems say that they have none
 _MOST = 2**31
 
 
@@ -71,7 +69,7 @@ class Conversations:
                     raise ConfigError(f"{name}: another chat goes on with it; give another name, or end that chat")
                 return LivingFile(self._folder, _HELD, name.encode()) if HAS_LOCKS else None
         except OSError as error:
-            if error.errno in _NO_LOCKS:
+            if error.errno in NO_LOCKS:
                 return None
             raise TierReadError(
                 f"{self._folder}: conversations cannot be kept ({error.strerror or error})", errno=error.errno
@@ -136,13 +134,14 @@ class Conversations:
     def erase(self) -> int:
         """Remove all conversations, and what was left where one was being saved; return how many there were.
 
+        The file of the lock stays: who waits for it would have the lock of a file that is not there any more.
+
         Raises TierReadError.
         """
         for draft in self._folder.glob(".*.part"):
             _remove(draft)
         with locked(self._folder / _LOCK):
             list(read_living(self._folder, _HELD))  # which removes those of processes that are gone
-            _remove(self._folder / _LOCK)
         return sum(_remove(path) for path in list(self._folder.glob(f"*{_ENDING}")))
 
     def _path(self, name: str) -> Path:

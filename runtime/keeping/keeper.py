@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from edge_run.base.errors import KernelError
 from edge_run.base.protocols import BatchToken
 from edge_run.runtime.decoding.decoder import RowWatcher
 from edge_run.runtime.keeping.restoring import RowRestorer
-from edge_run.runtime.keeping.search import KeptPrefix, PrefixSearch
+from edge_run.runtime.keeping.search import BLOCK_PATIENCE_S, PATIENCE_S, KeptPrefix, PatientDrive, PrefixSearch
 from edge_run.runtime.keeping.store import PromptStore, remove
 from edge_run.runtime.keeping.writer import BlockToWrite, BlockWriter
 from edge_run.tiers.kv.block_file import RowsHead, copy_part
@@ -56,12 +57,14 @@ class PromptKeeper(RowWatcher):
         self._store, self._key, self._layout, self._restorer = store, key, layout, restorer
         self._width, self._say = width, say
         self._search = PrefixSearch(store, key, layout, width)
+        self._drive = PatientDrive()
         self._record = RowRecord(has_passes=has_passes)
         self._states = SavingBlocks()
         self._writer = BlockWriter(store, layout, self._states)
         self._snapshots: set[int] = set()  # positions at which one is taken
         self._turns: list[Path] = []  # those after the latest answers of the conversation
-        self._is_placing = self._has_told = self._is_off = False
+        self._is_placing = self._is_off = False
+        self._told_bytes = -1  # what was written when a failure was told last: it is told again after something was
         self._expected: ConversationRows | None = None
         self.keeps_answers = False
         self.restored_tokens = 0
@@ -91,8 +94,15 @@ class PromptKeeper(RowWatcher):
         if not held:
             self._restorer.clear()
         result = None
-        for _ in range(0 if self._is_off else _MOST_TRIES):
-            prefix = self._longest(prompt)
+        for _ in range(0 if self._is_off or self._drive.hangs else _MOST_TRIES):
+            try:
+                patience_s = PATIENCE_S + BLOCK_PATIENCE_S * len(prompt) / BLOCK_ROWS
+                prefix = self._drive.ask(partial(self._longest, prompt), patience_s)
+            except TimeoutError:
+                self._say(
+                    f"prompt cache: {self._store.folder}: the drive does not answer; gone on without until it does"
+                )
+                break
             if prefix is None or prefix.position <= (held if result is None else result):
                 break
             try:
@@ -109,9 +119,9 @@ class PromptKeeper(RowWatcher):
 
     def finish(self) -> None:
         """An answer is complete: keep what a conversation needs to go on."""
-        if self.keeps_answers and self._layout.needs_snapshots and self._record.tokens:
-            path = self._snapshot()
-            self._turns = [one for one in self._turns if one != path] + [path]
+        if self.keeps_answers and self._layout.needs_snapshots and self._record.tokens and not self._drive.hangs:
+            if path := self._snapshot():
+                self._turns = [one for one in self._turns if one != path] + [path]
             # The one before stays: what tells of the conversation is written after its rows.
             for old in self._turns[:-2]:
                 remove(old)
@@ -139,7 +149,8 @@ class PromptKeeper(RowWatcher):
         record.ran(tokens[0].position, [token.token for token in tokens])
         if len(record.tokens) // BLOCK_ROWS > before // BLOCK_ROWS:
             self._save_blocks()
-        if len(record.tokens) in self._snapshots and len(record.tokens) == self._read_in_one_go():
+        is_wanted = len(record.tokens) in self._snapshots and len(record.tokens) == self._read_in_one_go()
+        if is_wanted and not self._drive.hangs:
             self._snapshot()
 
     def cut(self, sequence: int, position: int) -> None:
@@ -214,7 +225,7 @@ class PromptKeeper(RowWatcher):
     def _save_blocks(self) -> None:
         """Give the writer the complete blocks that are worth keeping and that it was not given before."""
         record = self._record
-        if not self._layout.row_bytes(1) or self._writer.failure:
+        if not self._layout.row_bytes(1) or self._drive.hangs or not self._writer.may_write():
             return
         n_blocks = (len(record.tokens) if self.keeps_answers else self._read_in_one_go()) // BLOCK_ROWS
         with self._writer.lock:
@@ -239,8 +250,8 @@ class PromptKeeper(RowWatcher):
             whole += width
         return whole
 
-    def _snapshot(self) -> Path:
-        """Write, here and now, what the next pass changes; return where."""
+    def _snapshot(self) -> Path | None:
+        """Write, here and now, what the next pass changes; return where, or None where it could not be written."""
         record = self._record
         start = len(record.tokens) // BLOCK_ROWS * BLOCK_ROWS
         rest = len(record.tokens) - start
@@ -248,10 +259,10 @@ class PromptKeeper(RowWatcher):
         paths = self._search.block_paths(record.tokens, record.passes)
         paths.append(self._search.snapshot_path(record.tokens, record.passes))
         parts = self._layout.snapshot_parts(start, start + rest)
-        self._writer.write(paths, head, (copy_part(part) for part in parts))
-        return paths[-1]
+        return paths[-1] if self._writer.write(paths, head, (copy_part(part) for part in parts)) else None
 
     def _tell_failure(self) -> None:
-        if self._writer.failure and not self._has_told:
-            self._has_told = True
-            self._say(f"prompt cache: {self._writer.failure}: nothing more is kept in {self._store.folder}")
+        failure, written_bytes = self._writer.failure, self._writer.written_bytes
+        if failure and self._told_bytes != written_bytes:
+            self._told_bytes = written_bytes
+            self._say(f"prompt cache: {failure}: nothing more is kept in {self._store.folder} for now")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge_run.base.errors import NotSupported, TierReadError
+from edge_run.base.errors import NotSupported, TierReadError, from_system
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.graph.flow import Flow, users
 from edge_run.runtime.keeping.daily import DailyWrites
@@ -25,9 +25,11 @@ def open_keeper(engine: Engine, say: Callable[[str], None]) -> PromptKeeper | No
         return None
     try:
         return _open(engine, say)
-    except (NotSupported, TierReadError) as error:
+    except NotSupported as error:
         say(f"prompt cache: off: {error}")
-        return None
+    except OSError as error:
+        say(f"prompt cache: off: {from_system(error, 'opening it')}")
+    return None
 
 
 def _open(engine: Engine, say: Callable[[str], None]) -> PromptKeeper:

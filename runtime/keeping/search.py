@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from edge_run.base.interrupt import JoinedThread
 from edge_run.runtime.keeping.store import PromptStore, is_there
 from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout
 from edge_run.tiers.kv.record import RowPass, block_names, last_stop, part_name
+
+T = TypeVar("T")
+PATIENCE_S, BLOCK_PATIENCE_S = 15.0, 0.1  # of a lookup: a drive in standby starts; and for each block of the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,40 @@ class KeptPrefix:
     passes: Sequence[RowPass] | None
     blocks: Sequence[Path]
     snapshot: Path | None = None
+
+
+class PatientDrive:
+    """Asks a drive in a thread, and waits for a while only. While it has not answered, it hangs."""
+
+    def __init__(self) -> None:
+        self._thread: JoinedThread | None = None
+
+    @property
+    def hangs(self) -> bool:
+        """Whether what was asked last has no answer yet."""
+        return self._thread is not None and not self._thread.has_ended.is_set()
+
+    def ask(self, function: Callable[[], T], patience_s: float) -> T:
+        """Return what `function` returns, or raise what it raises. Raises TimeoutError where it takes longer."""
+        answers, errors = list[T](), list[BaseException]()
+
+        def run() -> None:
+            try:
+                answers.append(function())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = JoinedThread(run, "edge-run-lookup")
+        try:
+            thread.start()
+        except RuntimeError:  # no thread more can be started
+            return function()
+        self._thread = thread
+        if not thread.has_ended.wait(patience_s):
+            raise TimeoutError
+        if errors:
+            raise errors[0]
+        return answers[0]
 
 
 class PrefixSearch:

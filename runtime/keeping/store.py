@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import PROMPT_CACHE_DAILY_BYTES
-from edge_run.base.errors import TierReadError
-from edge_run.base.files import read_text_file, whole_file
+from edge_run.base.errors import ConfigError, TierReadError
+from edge_run.base.files import abandoned_drafts, read_text_file, whole_file
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.locks import locked
 from edge_run.runtime.keeping.daily import DailyWrites
@@ -31,10 +31,11 @@ logger = logging.getLogger(__name__)
 
 ABOUT, LOCK = "about.json", "lock"
 LEFT_FREE_BYTES = 64 * MIB  # of the disk, for others
-_ROWS, _DRAFT = ".rows", ".part"
+_ROWS = ".rows"
 _MOST_ABOUT_BYTES = 1 << 16
 _LOOK_AGAIN_S = 10.0
-_DRAFT_AGE_S = 3600.0  # after which nobody writes it any more
+_UNNOTED_S = 3600.0  # after which nobody is about to note whose a folder is
+_OTHERS_S = 7 * 86400.0  # after which nobody uses what another llama.cpp computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +50,39 @@ class PromptStore:
     """What is kept for one model under one numerics key. Thread-safe but for `clean`.
 
     folder: of all models. most_bytes: what all of it may take. daily: what may be written to it in a day.
+    why_no_writes: why nothing could be written there at the opening, where it is there to be read; else empty.
     """
 
     def __init__(self, folder: Path, identity: KeptIdentity, most_bytes: int) -> None:
-        """Make the folder, for this user alone. Raises TierReadError where it cannot be."""
+        """Make the folder, for this user alone. Raises TierReadError where it cannot be, and is not there yet."""
         self.folder, self._identity, self._most_bytes = folder, identity, most_bytes
         self.daily = DailyWrites(folder, PROMPT_CACHE_DAILY_BYTES)
         self._own = folder / identity.key.hex()
         self._known_bytes, self._looked_s = 0, float("-inf")
+        self.why_no_writes = ""
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._own.mkdir(exist_ok=True, mode=0o700)
-            with whole_file(self._own / ABOUT, 0o600) as draft:
-                draft.write_text(json.dumps({"format": FORMAT, **identity.facts}))
+            self.make_folder()
         except OSError as error:
-            raise TierReadError(
-                f"{folder}: cannot keep prompts there ({error.strerror or error}); give another folder with "
-                "--prompt-cache, or off",
-                errno=error.errno,
-            ) from error
+            self.why_no_writes = error.strerror or str(error)
+            if not os.path.isdir(self._own):
+                raise TierReadError(
+                    f"{folder}: cannot keep prompts there ({self.why_no_writes}); give another folder with "
+                    "--prompt-cache, or off",
+                    errno=error.errno,
+                ) from error
+
+    def make_folder(self) -> None:
+        """Make the folder, and note whose it is, unless both is there. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._own.mkdir(exist_ok=True, mode=0o700)
+        note, path = json.dumps({"format": FORMAT, **self._identity.facts}), self._own / ABOUT
+        try:
+            is_noted = read_text_file(path, ABOUT, _MOST_ABOUT_BYTES) == note
+        except ConfigError:
+            is_noted = False
+        if not is_noted:
+            with whole_file(path, 0o600) as draft:
+                draft.write_text(note)
 
     def path_of(self, name: bytes, depth: int) -> Path:
         """Return where the rows `name` are, or would be; `depth`: how many blocks come before them."""
@@ -98,16 +113,16 @@ class PromptStore:
         return True
 
     def clean(self, say: Callable[[str], None]) -> None:
-        """Remove what cannot be used again, and say so: of another llama.cpp, or of a file that has changed."""
+        """Remove what will not be used again, and say so: of another llama.cpp, or of a file that has changed."""
         removed_bytes = 0
         for other in _key_folders(self.folder):
             if other != self._own and self._is_useless(other):
-                removed_bytes += sum(file.size_bytes for file in _files(other))
+                size_bytes = kept_bytes(other)
                 shutil.rmtree(other, ignore_errors=True)
-        for draft in self.folder.glob(f"*/.*{_DRAFT}"):
-            with contextlib.suppress(OSError):
-                if time.time() - draft.stat().st_mtime > _DRAFT_AGE_S:
-                    draft.unlink()
+                removed_bytes += size_bytes - kept_bytes(other)
+        for folder, _, _ in os.walk(self.folder):
+            for draft in abandoned_drafts(Path(folder)):
+                remove(draft)
         if removed_bytes:
             say(
                 f"prompt cache: {format_size(removed_bytes)} removed, kept for another llama.cpp or for a model file "
@@ -117,21 +132,16 @@ class PromptStore:
     def _is_useless(self, folder: Path) -> bool:
         try:
             about = json.loads(read_text_file(folder / ABOUT, ABOUT, _MOST_ABOUT_BYTES))
-            return bool(
-                about["format"] != FORMAT
-                or about["library"] != self._identity.facts["library"]
-                or (about["path"] == self._identity.facts["path"] and about["file"] != self._identity.facts["file"])
-            )
+            if about["format"] != FORMAT or about["library"] != self._identity.facts["library"]:
+                return _unused_s(folder) > _OTHERS_S  # it may be there, too, or on a machine with the same home
+            return bool(about["path"] == self._identity.facts["path"] and about["file"] != self._identity.facts["file"])
         except (ValueError, KeyError, TypeError):  # ConfigError is a ValueError
-            return _age_s(folder) > _DRAFT_AGE_S  # nobody is just making it
+            return _age_s(folder) > _UNNOTED_S  # nobody is just making it
 
 
 def is_there(path: Path) -> bool:
     """Return whether there is a file at `path`, as far as the drive says."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
+    return os.path.exists(path)  # where `Path.exists` raises
 
 
 def remove(path: Path) -> None:
@@ -178,10 +188,17 @@ def _age_s(path: Path) -> float:
     return 0.0
 
 
+def _unused_s(folder: Path) -> float:
+    """Return how long nothing in `folder` was used."""
+    return min([time.time() - file.used_ns / 1e9 for file in _files(folder)], default=_age_s(folder))
+
+
 def _files(folder: Path) -> Iterator[_KeptFile]:
-    """Yield the files of rows in `folder` and the folders in it."""
-    for path in folder.rglob(f"*{_ROWS}"):
-        depth = path.name.partition("-")[0]
-        with contextlib.suppress(OSError, ValueError):
-            status = path.lstat()
-            yield _KeptFile(path, status.st_mtime_ns, int(depth), status.st_size)
+    """Yield the files of rows in `folder` and the folders in it, as far as they can be read."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(_ROWS):
+                path = Path(parent, name)
+                with contextlib.suppress(OSError, ValueError):
+                    depth, status = int(name.partition("-")[0]), path.lstat()
+                    yield _KeptFile(path, status.st_mtime_ns, depth, status.st_size)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.interrupt import JoinedThread, join_all
+from edge_run.base.protocols import Clock
 from edge_run.base.units import format_size
 from edge_run.runtime.keeping.store import PromptStore
 from edge_run.tiers.kv.block_file import RowsHead, RowsVoid, copy_part, write_rows
@@ -17,6 +19,8 @@ from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout, MemoryPart
 from edge_run.tiers.kv.saving import SaveJob, SavingBlocks
 
 logger = logging.getLogger(__name__)
+
+REST_S = 300.0  # after a failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +39,30 @@ class BlockWriter:
     """The thread that writes blocks.
 
     lock: is held while rows are copied; whoever is about to change rows takes it, and tells `states` first.
-    written_bytes: what was written. failure: why nothing is written any more; empty: nothing failed.
+    written_bytes: what was written. failure: why nothing is written now; empty: nothing failed. After REST_S it is
+    tried again, and then all is written that is not there.
     """
 
-    def __init__(self, store: PromptStore, layout: KvLayout, states: SavingBlocks) -> None:
-        self.lock, self.written_bytes, self.failure = threading.Lock(), 0, ""
+    def __init__(
+        self, store: PromptStore, layout: KvLayout, states: SavingBlocks, clock: Clock = time.monotonic
+    ) -> None:
+        self.lock, self.written_bytes = threading.Lock(), 0
+        self._clock, self._failed_s, self._lacks_folder = clock, clock(), False
+        self.failure = store.why_no_writes
         self._store, self._layout, self._states = store, layout, states
         self._queue: queue.SimpleQueue[BlockToWrite | None] = queue.SimpleQueue()
         self._thread: JoinedThread | None = None
 
     def submit(self, block: BlockToWrite) -> None:
         """Have a block written, after those that were submitted before; not where no thread can be started."""
-        if self.failure:
+        if not self.may_write():
             return
         if self._thread is None:
             thread = JoinedThread(self._run, "edge-run-keeper")
             try:
                 thread.start()
             except RuntimeError as error:
-                self.failure = str(error)
+                self._fail(str(error))
                 return
             self._thread = thread
         self._queue.put(block)
@@ -65,34 +74,55 @@ class BlockWriter:
             self._queue.put(None)
             join_all([thread], self._void_all)
 
+    def may_write(self) -> bool:
+        """Return whether anything is written now: nothing failed, or so long ago that it is tried again."""
+        if self.failure:
+            if self._clock() - self._failed_s < REST_S:
+                return False
+            self._begin_anew()
+        return True
+
     def write(self, paths: Sequence[Path], head: RowsHead, copies: Iterator[bytes]) -> bool:
         """Write one file, the last of `paths`, here and now; return whether it is there.
 
-        Those before it, without which it is of no use, are as new as it is then. After a failure nothing is written any
-        more.
+        Those before it, without which it is of no use, are as new as it is then. After a failure nothing is written for
+        a while.
         """
-        if self.failure:
+        if not self.may_write():
             return False
         try:
+            if self._lacks_folder:
+                self._store.make_folder()
+                self._lacks_folder = False
             self._store.used(paths)
             if paths[-1].exists():  # another process had the same text
                 return True
             if not self._store.make_room(head.file_bytes):
-                self.failure = f"no room for {head.file_bytes:,} bytes more"
+                self._fail(f"no room for {head.file_bytes:,} bytes more")
                 return False
             if not self._store.daily.take(head.file_bytes):
-                self.failure = (
-                    f"{format_size(self._store.daily.written_bytes)} were written today (--prompt-cache-daily)"
-                )
+                written = format_size(self._store.daily.written_bytes)
+                self._fail(f"{written} were written today (--prompt-cache-daily)")
                 return False
             self.written_bytes += write_rows(paths[-1], head, copies)
         except RowsVoid:
             return False
+        except FileNotFoundError:  # another process removed the folder
+            self._begin_anew()
+            return False
         except Exception as error:  # of memory, too: the thread goes on, and what is submitted does not add up
-            self.failure = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            self._fail(getattr(error, "strerror", None) or str(error) or type(error).__name__)
             return False
         self._store.used(paths)
         return True
+
+    def _fail(self, why: str) -> None:
+        self._failed_s, self.failure = self._clock(), why
+
+    def _begin_anew(self) -> None:
+        """Have all blocks written that are not there, and the folder made where it is not."""
+        self.failure, self._lacks_folder = "", True
+        self._void_all()
 
     def _void_all(self) -> None:
         with self.lock:

@@ -26,7 +26,14 @@ from typing import IO, Any
 from edge_run.base.error_codes import error_of
 from edge_run.base.errors import Cancelled, EdgeRunError, NotSupported
 from edge_run.runtime.processes.cell_child import DONE, OVERRUN, REPLY, REQUEST, run_job
-from edge_run.runtime.processes.child_process import QUIET, how_ended, last_words, start_command, why_no_child
+from edge_run.runtime.processes.child_process import (
+    QUIET,
+    end_child,
+    how_ended,
+    last_words,
+    start_command,
+    why_no_child,
+)
 
 LONGEST_S = 10.0
 
@@ -56,8 +63,7 @@ class _Child:
     def end(self) -> None:
         if self.owner != os.getpid():
             return
-        self.process.kill()
-        self.process.wait()
+        end_child(self.process)
         for stream in (self.process.stdin, self.process.stdout, self.notices):
             if stream is not None:
                 with contextlib.suppress(OSError):

@@ -9,10 +9,12 @@ import contextlib
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import types
 from pathlib import Path
 
+ENDING_S = 1.0
 QUIET = {"GGML_NO_BACKTRACE": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # no threads that do nothing
 
 
@@ -29,6 +31,14 @@ def why_no_child() -> str:
 def start_command(code: str) -> list[str]:
     """Return the command that runs Python `code` in a process that finds our modules where this one found them."""
     return [sys.executable, "-c", f"import sys; sys.path[:] = sys.argv[1:]; {code}", *sys.path]
+
+
+def end_child(process: subprocess.Popen[bytes]) -> None:
+    """End a child, and wait for a second at most: one that hangs at a drive ends when the drive answers."""
+    if process.poll() is None:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING_S)
 
 
 def how_ended(code: int) -> str:

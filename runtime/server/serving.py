@@ -15,8 +15,10 @@ from pathlib import Path
 
 import anyio
 import uvicorn
+from anyio.abc import TaskGroup
 
 from edge_run.base.errors import ConfigError, EdgeRunError
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.devices.host.service_manager import ServiceManager
 from edge_run.runtime.generation.async_model import AsyncModel
@@ -111,14 +113,15 @@ async def serve_model(model: Model, bound: socket.socket, options: ServeOptions,
 
 async def serve_folder(
     folder: Path,
-    open_file: Callable[[Path], Model],
+    open_file: Callable[[Path, Interrupt], Model],
     bound: socket.socket,
     options: ServeOptions,
     say: Callable[[str], None],
 ) -> None:
     """Serve the models of a folder on a bound socket, one open at a time, until SIGINT or SIGTERM; close all.
 
-    open_file: opens one of them, in a thread. say: as for `serve_model`, and what files are left out.
+    open_file: opens one of them, in a thread, until the interrupt ends that. say: as for `serve_model`, and what files
+    are left out.
     Raises ConfigError where there is none.
     """
     found = read_folder(folder)
@@ -208,53 +211,88 @@ async def _hear_signals(
     server: uvicorn.Server, guard: Guard, service: Service, options: ServeOptions, say: Callable[[str], None]
 ) -> None:
     """End the server on SIGINT and SIGTERM; on SIGHUP read anew who may ask, the certificate and the models."""
-    admission = service.admission
+    admission, rereading = service.admission, _Rereading(server, guard, service, options, say)
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
 
-        async def told_to_end() -> None:
+        async def told_to_end(reread: Callable[[], object]) -> None:
             async for number in signals:
                 if number != signal.SIGHUP:
                     return
-                options.manager.reloading()
-                if options.read_access is not None:
-                    _reread(guard, options.read_access, say)
-                if server.config.ssl is not None:
-                    _reread_certificate(server.config.ssl, options, say)
-                await _reread_models(service.catalogue, say)
-                options.manager.ready("read anew what may change")
+                reread()
 
-        await told_to_end()
+        async with anyio.create_task_group() as group:
+            await told_to_end(lambda: rereading.ask(group))
+            group.cancel_scope.cancel()
         options.manager.stopping()
         admission.close()
         server.should_exit = True
         if n_left := admission.n_running + admission.n_waiting:
             say(f"stopping: {n_left} requests have {options.drain_s:g} s to finish; Ctrl-C again ends them at once")
         with anyio.move_on_after(options.drain_s):
-            await told_to_end()
+            await told_to_end(lambda: None)
         while True:
             admission.cancel()
-            await told_to_end()
+            await told_to_end(lambda: None)
 
 
-def _reread(guard: Guard, read_access: Callable[[], Access], say: Callable[[str], None]) -> None:
+class _Rereading:
+    """Reads anew what may change while the server runs, in threads: a drive that hangs stops nothing else.
+
+    What is asked meanwhile is done once more afterwards.
+    """
+
+    def __init__(
+        self,
+        server: uvicorn.Server,
+        guard: Guard,
+        service: Service,
+        options: ServeOptions,
+        say: Callable[[str], None],
+    ) -> None:
+        self._server, self._guard, self._service, self._options, self._say = server, guard, service, options, say
+        self._is_asked = self._is_at_work = False
+
+    def ask(self, group: TaskGroup) -> None:
+        """Begin, in a task of `group`."""
+        self._is_asked = True
+        if not self._is_at_work:
+            self._is_at_work = True
+            group.start_soon(self._run, name="edge-run-reread")
+
+    async def _run(self) -> None:
+        options = self._options
+        while self._is_asked:
+            self._is_asked = False
+            options.manager.reloading()
+            if options.read_access is not None:
+                await _reread(self._guard, options.read_access, self._say)
+            if self._server.config.ssl is not None:
+                await _reread_certificate(self._server.config.ssl, options, self._say)
+            await _reread_models(self._service.catalogue, self._say)
+            options.manager.ready("read anew what may change")
+        self._is_at_work = False
+
+
+async def _reread(guard: Guard, read_access: Callable[[], Access], say: Callable[[str], None]) -> None:
     """Let the guard know who may ask now; where that cannot be read, all stays as it is."""
     try:
-        guard.access = read_access()
+        guard.access = await anyio.to_thread.run_sync(read_access, abandon_on_cancel=True)
     except EdgeRunError as error:
         say(f"nothing is changed: {error}")
     else:
         say("read anew who may ask")
 
 
-def _reread_certificate(context: ssl.SSLContext, options: ServeOptions, say: Callable[[str], None]) -> None:
+async def _reread_certificate(context: ssl.SSLContext, options: ServeOptions, say: Callable[[str], None]) -> None:
     """Show clients of `context` the certificate that the files have now; where it cannot be read, the one before."""
     assert options.certificate is not None
     fresh = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    files = options.certificate, options.certificate_key, ""  # no password, or it would ask for one
     try:
-        fresh.load_cert_chain(options.certificate, options.certificate_key, password="")  # or it would ask for one
+        await anyio.to_thread.run_sync(fresh.load_cert_chain, *files, abandon_on_cancel=True)
     except OSError as error:
-        files = f"--tls-cert {options.certificate} --tls-key {options.certificate_key}"
-        say(f"the certificate stays as it is: {files}: {error.strerror or error}")
+        names = f"--tls-cert {options.certificate} --tls-key {options.certificate_key}"
+        say(f"the certificate stays as it is: {names}: {error.strerror or error}")
     else:
         # Into the same context a certificate would be loaded beside one with a key of another kind.
         context.set_servername_callback(lambda connection, name, before: setattr(connection, "context", fresh))

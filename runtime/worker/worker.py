@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import Cancelled, MeshError, ProtocolError
+from edge_run.base.errors import Cancelled, MeshError, ProtocolError, system_errors
 from edge_run.base.fields import MOST_RATE, Fields, shown
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Document, Mesh
@@ -124,7 +124,8 @@ class Worker:
             if self._is_closed:
                 raise MeshError(NO_MORE_PART)
             try:
-                return orders[what]()
+                with system_errors("carrying out an order"):
+                    return orders[what]()
             except Cancelled as error:
                 raise MeshError(NO_MORE_PART) from error
 

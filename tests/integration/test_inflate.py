@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pytest
 
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
+from edge_run.base.files import process_scope
 from edge_run.runtime.tools import inflate_blocks
 from edge_run.runtime.tools.inflate import inflate, plan_growth
 from edge_run.runtime.tools.inflate_source import SUPPORTED_TYPES, read_source
@@ -348,7 +349,7 @@ def test_full_disk_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
-    left = tmp_path / f".big.gguf.{os.getpid()}-01234567.part"
+    left = tmp_path / f".big.gguf.{os.getpid()}-{process_scope()}-01234567.part"
     left.touch()
     os.utime(left, (0, 0))
     inflate(KIT, tmp_path / "big.gguf", 20_000_000)

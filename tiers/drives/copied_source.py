@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from edge_run.base.errors import TierReadError
+from edge_run.base.errors import EdgeRunError, TierReadError, from_system
 from edge_run.base.files import FileIdentity
 from edge_run.base.protocols import Clock
 from edge_run.base.units import KIB, round_up
@@ -97,6 +97,27 @@ class Drives:
             return n_bytes
         assert failure is not None
         raise failure
+
+    def check(self, checks: Sequence[Callable[[], None]], paths: Sequence[Path]) -> None:
+        """Do those of `checks`, of the model and of its copy, whose drive does not hang. `paths` are their files.
+
+        Raises what they raise, but an error of the system only where both have one.
+        """
+        failures = []
+        for drive, check in enumerate(checks):
+            with self._lock:
+                if not self._stripes.is_answering(drive):
+                    continue
+            try:
+                check()
+            except OSError as error:
+                if isinstance(error, EdgeRunError):
+                    raise
+                failure = from_system(error, f"{paths[drive]}: asking whether it has changed")
+                failures.append(failure)
+                self._note_trouble(drive, f"{failure}; gone on with {paths[1 - drive]}", "failed")
+        if len(failures) == FILES:
+            raise failures[0]
 
     def close(self) -> None:
         """End the threads and free the buffers; no reader may be at work any more. Idempotent."""
@@ -186,9 +207,8 @@ class CopiedSource(SourceFile):
             raise
 
     def check_unchanged(self) -> None:
-        """Raise ModelFileError when either file was written to since it was opened."""
-        super().check_unchanged()
-        self._copy.check_unchanged()
+        """Raise ModelFileError when either file was written to since it was opened, as far as their drives answer."""
+        self._drives.check([super().check_unchanged, self._copy.check_unchanged], (self.path, self._copy.path))
         self.is_doubtful |= self._copy.is_doubtful
 
     def read_pieces(self, pieces: Sequence[tuple[int, int]], offset: int) -> int:

@@ -16,6 +16,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from edge_run.base.errors import EdgeRunError, KernelError, ModelFileError
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.results import Forecast
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
@@ -25,6 +26,7 @@ from edge_run.runtime.server.catalogue.turns import ModelTurn, Turns
 from edge_run.runtime.server.refusals import Refusal
 
 MOST_WAIT_S = 600.0  # for another model: clients give up by then
+ENDING_S = 5.0  # that an opening may take to end with the server
 LONGEST_REST_S = 10 * 365 * 86400.0  # a longer one is for ever
 COLLECTIONS_TO_A_FULL_ONE = 100  # which takes 0.15 s where a thousand requests wait; Python's own is 10
 
@@ -80,14 +82,14 @@ class OpenModel:
 class Catalogue:
     """The models of a server. An async context manager; belongs to one event loop.
 
-    found: what can be asked for. open_file: opens a file, in a thread.
+    found: what can be asked for. open_file: opens a file, in a thread, until the interrupt ends that.
     read_entries: says anew what there is, in a thread. say: told in a line what cannot be opened.
     """
 
     def __init__(
         self,
         found: ModelFolder,
-        open_file: Callable[[Path], Model],
+        open_file: Callable[[Path, Interrupt], Model],
         read_entries: Callable[[], ModelFolder] | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -97,6 +99,8 @@ class Catalogue:
         self._turns = Turns()
         self._waiting: dict[ModelTurn, anyio.Event] = {}
         self._group: TaskGroup | None = None
+        self._opening: _Opening | None = None
+        self._closing = ""  # the model that is being closed
         self.open: OpenModel | None = None
 
     @classmethod
@@ -112,7 +116,7 @@ class Catalogue:
             chat_template=model.chat_template,
             makes_embeddings=model.embedding is not None,
         )
-        made = cls(ModelFolder((entry,)), lambda path: model)
+        made = cls(ModelFolder((entry,)), lambda path, interrupt: model)
         made.open = OpenModel(entry, model, answering, model.forecast())
         made._turns.opened(entry.name)
         return made
@@ -168,8 +172,7 @@ class Catalogue:
             if turn.error:
                 raise dataclasses.replace(turn.error)
             if not turn.is_in or self.open is None:
-                message = "the model that is open is in use; try again later"
-                raise Refusal(503, message, code="model_busy", retry_after_s=30)
+                raise _busy(self._closing)
             self.open.wake()
             yield self.open
         except EdgeRunError as raised:
@@ -190,7 +193,7 @@ class Catalogue:
         """Find out anew what there is; a model whose file is another one now is closed. Raises ConfigError."""
         if self._read_entries is None:
             return
-        self.known = KnownModels(await anyio.to_thread.run_sync(self._read_entries))
+        self.known = KnownModels(await anyio.to_thread.run_sync(self._read_entries, abandon_on_cancel=True))
         if self.open is not None and self.open.entry not in self.known.entries:
             self._turns.close_when_idle()
         for turn in [turn for turn in self._turns.waiting if self.known.named(turn.name) is None]:
@@ -205,6 +208,8 @@ class Catalogue:
     async def __aexit__(self, *_: object) -> None:
         assert self._group is not None
         self._group.cancel_scope.cancel()
+        if self._opening:
+            self._opening.end()
         await self._group.__aexit__(None, None, None)
         await self._close()
 
@@ -237,6 +242,8 @@ class Catalogue:
             try:
                 await self._open(entry)
             except Exception as error:
+                if self._opening and self._opening.is_ended:
+                    return
                 known = error if isinstance(error, EdgeRunError) else KernelError(f"{entry.name}: {error!r}")
                 self._say(f"{entry.name} cannot be opened: {known}")
                 known = _without_folder(known, entry)
@@ -246,7 +253,10 @@ class Catalogue:
 
     async def _open(self, entry: ModelEntry) -> None:
         began_s = time.monotonic()
-        model = await anyio.to_thread.run_sync(self._open_file, entry.path)
+        self._opening = _Opening()
+        model = await self._opening.run(self._open_file, entry.path)
+        if model is None:
+            return
         try:
             forecast = await anyio.to_thread.run_sync(model.forecast)
             spare_collections()
@@ -263,10 +273,38 @@ class Catalogue:
         closing, self.open = self.open, None
         if closing is not None and not self.is_fixed:
             closing.wake()
+            self._closing = closing.entry.name
             with anyio.CancelScope(shield=True):
                 await closing.answering.__aexit__()
+            self._closing = ""
             gc.unfreeze()
             logger.info("%s is closed", closing.entry.name)
+
+
+class _Opening:
+    """The opening of a model, in a thread, until it is ended."""
+
+    def __init__(self) -> None:
+        self._interrupt, self._scope = Interrupt(), anyio.CancelScope(shield=True)
+        self.is_ended = False
+
+    async def run(self, open_file: Callable[[Path, Interrupt], Model], path: Path) -> Model | None:
+        """Return the model; None where it was ended and hangs at a drive, so that the thread is left."""
+        with self._scope:
+            return await anyio.to_thread.run_sync(open_file, path, self._interrupt, abandon_on_cancel=True)
+        return None
+
+    def end(self) -> None:
+        """Have it ended, and waited for so long and no longer."""
+        self.is_ended = True
+        self._interrupt.cancel()
+        self._scope.deadline = anyio.current_time() + ENDING_S
+
+
+def _busy(closing: str) -> Refusal:
+    """Return what is told who waited for another model in vain. closing: the one that is being closed, if any."""
+    why = f"{closing} is being closed, which waits for its drive" if closing else "the model that is open is in use"
+    return Refusal(503, f"{why}; try again later", code="model_busy", retry_after_s=30)
 
 
 def _without_folder(error: EdgeRunError, entry: ModelEntry) -> EdgeRunError:

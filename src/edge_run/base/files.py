@@ -14,6 +14,7 @@ import operator
 import os
 import re
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,9 @@ from edge_run.base.units import format_size
 logger = logging.getLogger(__name__)
 
 _ABANDONED_S = 60.0  # a draft that somebody writes is written to more often
-_DRAFT = re.compile(r"\..*\.([1-9]\d*)-[0-9a-f]{8}\.part", re.ASCII | re.DOTALL)
+_ABANDONED_ELSEWHERE_S = 3600.0  # one of another machine or container, or of before a restart: whichever it is
+_DRAFT = re.compile(r"\..*\.([1-9]\d*)-([0-9a-f]{8})-[0-9a-f]{8}\.part", re.ASCII | re.DOTALL)
+_BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 _drafts: set[Path] = set()  # that this process writes
 
 
@@ -152,7 +155,7 @@ def folder_to_write(path: Path, what: str) -> Path:
 @contextlib.contextmanager
 def _draft_of(path: Path) -> Iterator[Path]:
     """Yield the name of a draft of `path`; what has it at the end of the block is removed."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{process_scope()}-{os.urandom(4).hex()}.part")
     _drafts.add(draft)
     try:  # also of the creation: a Ctrl-C may come right after it
         yield draft
@@ -201,14 +204,17 @@ def remove_abandoned_drafts(path: Path) -> None:
 
 def abandoned_drafts(folder: Path) -> list[Path]:
     """Return the drafts in `folder` whose process was killed, or ended with the power. Raises OSError."""
-    return [
-        found
-        for found in sorted(folder.glob(".*.part"))
-        if _DRAFT.fullmatch(found.name)
-        and found not in _drafts
-        and not _is_running(_writer(found))
-        and time.time() - found.stat().st_mtime > _ABANDONED_S
-    ]
+    return [found for found in sorted(folder.glob(".*.part")) if found not in _drafts and _is_abandoned(found)]
+
+
+def _is_abandoned(draft: Path) -> bool:
+    if not (found := _DRAFT.fullmatch(draft.name)):
+        return False
+    parts = [draft, *(draft.iterdir() if draft.is_dir() else ())]
+    silent_s: float = time.time() - max(part.stat().st_mtime for part in parts)
+    if found[2] != process_scope():
+        return silent_s > _ABANDONED_ELSEWHERE_S
+    return silent_s > _ABANDONED_S and not _is_running(int(found[1]))
 
 
 def _writer(draft: Path) -> int | None:
@@ -217,13 +223,31 @@ def _writer(draft: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def _is_running(process: int | None) -> bool:
+def pid_namespace() -> int:
+    """Return within what a process id of ours stands for one process; in another container it is another's."""
+    try:
+        return _NAMESPACE.stat().st_ino
+    except OSError:
+        return 0
+
+
+def process_scope() -> str:
+    """Return eight letters for where a process id of ours stands for one process: here, until the machine restarts.
+
+    On another machine they are others, though the number of the first namespace is the same on all.
+    """
+    boot = b""
+    with contextlib.suppress(OSError), open(_BOOT, "rb") as file:
+        boot = file.read(64)
+    return f"{zlib.crc32(boot + str(pid_namespace()).encode()):08x}"
+
+
+def _is_running(process: int) -> bool:
     """Return whether another process of this number may run."""
     if process == os.getpid():
         return False
     try:
-        if process is not None:
-            os.kill(process, 0)
+        os.kill(process, 0)
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):

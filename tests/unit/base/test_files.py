@@ -89,23 +89,42 @@ def test_a_fork_does_not_remove_what_its_parent_writes(tmp_path: Path, monkeypat
 def test_drafts_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    left = [f".model.{gone.pid}-01234567.part", f".model.{os.getpid()}-01234567.part"]
+    here, elsewhere = files.process_scope(), "0123abcd"
+    left = [
+        f".model.{gone.pid}-{here}-01234567.part",
+        f".model.{os.getpid()}-{here}-01234567.part",
+        f".model.{os.getppid()}-{elsewhere}-76543210.part",  # of hours ago, so its machine is gone
+    ]
     kept = [
-        f".model.{gone.pid}-00000000.part",  # written to a moment ago, maybe by another machine
-        f".model.{os.getppid()}-01234567.part",
-        f".other.{gone.pid}-01234567.part",
-        f".model.{gone.pid}.part",
+        f".model.{gone.pid}-{here}-00000000.part",  # written to a moment ago
+        f".model.{os.getppid()}-{here}-01234567.part",
+        f".model.{gone.pid}-{elsewhere}-01234567.part",  # of a process of another machine, which is long at it
+        f".other.{gone.pid}-{here}-01234567.part",
+        f".model.{gone.pid}-{here}.part",
         ".model.part",
         "model",
     ]
-    hour_ago = time.time() - 3600
+    now = time.time()
     for name in (*left, *kept):
         (tmp_path / name).touch()
-        if not name.endswith("00000000.part"):
-            os.utime(tmp_path / name, (hour_ago, hour_ago))
+        age_s = 0 if name.endswith("00000000.part") else 7200 if name.endswith("76543210.part") else 1800
+        os.utime(tmp_path / name, (now - age_s, now - age_s))
     remove_abandoned_drafts(tmp_path / "model")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
     remove_abandoned_drafts(tmp_path / "nowhere" / "model")
+
+
+def test_a_folder_that_another_machine_fills_is_left_alone(tmp_path: Path) -> None:
+    draft = tmp_path / ".split.1-0123abcd-01234567.part"
+    draft.mkdir()
+    (draft / "weights").touch()
+    os.utime(draft, (0, 0))
+    remove_abandoned_drafts(tmp_path / "split")
+    assert draft.exists()
+    os.utime(draft / "weights", (0, 0))
+    os.utime(draft, (0, 0))
+    remove_abandoned_drafts(tmp_path / "split")
+    assert not draft.exists()
 
 
 def test_a_folder_is_there_with_all_its_files_or_not_at_all(tmp_path: Path) -> None:
@@ -127,9 +146,10 @@ def test_a_folder_is_there_with_all_its_files_or_not_at_all(tmp_path: Path) -> N
 
 
 def test_an_abandoned_draft_of_a_folder_is_removed(tmp_path: Path) -> None:
-    left = tmp_path / f".split.{os.getpid()}-01234567.part"
+    left = tmp_path / f".split.{os.getpid()}-{files.process_scope()}-01234567.part"
     left.mkdir()
     (left / "head.onnx").touch()
+    os.utime(left / "head.onnx", (0, 0))
     os.utime(left, (0, 0))
     remove_abandoned_drafts(tmp_path / "split")
     assert not left.exists()

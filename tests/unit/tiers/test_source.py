@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import tempfile
@@ -222,3 +223,24 @@ def test_closing_gives_the_file_back(path: Path) -> None:
     source.close()
     source.close()
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOMEM])
+def test_a_drive_that_fails_once_as_it_wakes_up_is_read_directly(
+    path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(SourceFile(path)) as source:
+        if not source.is_direct:
+            pytest.skip("no direct reads here")
+    real, n_reads = os.preadv, 0
+
+    def fail_once(descriptor: int, targets: list[memoryview], offset: int) -> int:
+        nonlocal n_reads
+        n_reads += 1
+        if n_reads == 1:
+            raise OSError(number, os.strerror(number))
+        return real(descriptor, targets, offset)
+
+    monkeypatch.setattr(os, "preadv", fail_once)
+    with contextlib.closing(SourceFile(path)) as source:
+        assert source.is_direct

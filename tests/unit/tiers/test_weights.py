@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 from edge_run.base.errors import BudgetError, Cancelled, ModelFileError, TierReadError
 from edge_run.partition.plan import plan_residency
 from edge_run.prefetch.schedule import Segment, schedule_pass
-from edge_run.tiers import _libc
+from edge_run.tiers import _libc, weights
 from edge_run.tiers.chunk_states import ChunkState
 from edge_run.tiers.weights import MAX_READ_CHUNKS
 from mapped import PAGE, content, is_readable, mapped
@@ -136,6 +137,30 @@ def test_a_failed_read_is_raised_where_it_is_needed_and_the_next_try_works(tmp_p
         streamed.weights.acquire([0, 1])
         assert streamed.is_right(0)
         assert streamed.is_right(1)
+
+
+@pytest.mark.parametrize("n_failures", [1, 2])
+def test_a_read_that_fails_as_drives_do_for_a_moment_is_tried_once_more(
+    tmp_path: Path, n_failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while a USB drive is reset: all answers that share the pass would end with it."""
+    monkeypatch.setattr(weights, "PAUSE_S", 0.01)
+    with tier(tmp_path, [8 * CHUNK], range(8), (), 4, n_readers=1) as streamed:
+        failures = [TierReadError("a bad moment", errno=errno.EIO) for _ in range(n_failures)]
+
+        def fail(offset: int) -> None:
+            if failures:
+                raise failures.pop()
+
+        streamed.fail = fail
+        if n_failures == 2:
+            with pytest.raises(TierReadError, match="a bad moment"):
+                streamed.weights.acquire([0])
+            streamed.settle()
+            assert not failures
+        streamed.weights.acquire([0])
+        assert streamed.is_right(0)
+        streamed.residency.check()
 
 
 @pytest.mark.parametrize("seed", range(6))

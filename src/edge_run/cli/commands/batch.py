@@ -84,6 +84,10 @@ def batch(context: click.Context, /, requests: Path, model_file: Path, output: P
     report(context, terminal, settings.config, settings.sampling)
     with ResultsFile(output) as results:
         progress = BatchProgress(n_lines)
+        if not results.is_locked:
+            terminal.say(
+                f"results {output}: the file system has no locks, so nothing keeps another run off them", NOTICE
+            )
 
         def run(place: str = "") -> BatchRun:
             progress.began_s = progress.clock()

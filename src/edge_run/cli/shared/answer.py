@@ -97,13 +97,13 @@ def _advise_packing(model: Model, terminal: Terminal) -> None:
         terminal.say(told, NOTICE)
 
 
-def open_file(path: Path, config: ModelConfig) -> Model:
-    """Open the model at `path`, in any thread, and say nothing. Raises like `Model`."""
+def open_file(path: Path, interrupt: Interrupt, config: ModelConfig) -> Model:
+    """Open the model at `path`, in any thread, and say nothing. Raises like `Model`. interrupt: ends that."""
     from edge_run.runtime.generation.model import Model
     from edge_run.runtime.llama._ggml import announce_end
 
     announce_end(partial(_end, path))
-    return Model(path, config=config)
+    return Model(path, config=config, interrupt=interrupt)
 
 
 def say_notices(model: Model, terminal: Terminal, n_said: int = 0) -> int:

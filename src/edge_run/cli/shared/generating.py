@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,9 +41,9 @@ def answer_once(settings: RunSettings, terminal: Terminal) -> None:
 
 def chat(settings: RunSettings, terminal: Terminal, continued: Conversation | None = None) -> None:
     """Open the model, and answer what the user writes until the user leaves. continued: what the chat goes on with."""
-    is_first = settings.config.prompt_cache == PROMPT_CACHE_ON and not settings.config.prompt_folder.exists()
+    is_first = settings.config.prompt_cache == PROMPT_CACHE_ON and not os.path.exists(settings.config.prompt_folder)
     with _model(settings, terminal) as model, _book(settings, model) as book:
-        if is_first and book and settings.config.prompt_folder.exists():
+        if is_first and book and os.path.exists(settings.config.prompt_folder):
             terminal.say(
                 f"Chats are kept in {settings.config.prompt_folder}, to go on with edge-run chat --continue; "
                 "--prompt-cache off keeps none, edge-run sessions rm --all erases all.",

@@ -69,3 +69,21 @@ def test_a_slow_card_is_waited_for_at_the_end_only(tmp_path: Path, monkeypatch: 
     assert known is not None
     assert known.listed == newer
     assert file.changed() is None, "it is this process's own"
+
+
+def test_a_change_that_cannot_be_read_at_once_is_read_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make_cluster(tmp_path, "mqtt://127.0.0.1", ["one"])
+    file = ListFile(tmp_path / "one", cluster)
+    file._path.write_bytes(b"another")
+    with monkeypatch.context() as patch:
+
+        def refuse(*_: object) -> object:
+            raise OSError(24, "Too many open files")
+
+        patch.setattr(Path, "open", refuse)
+        assert file.changed() is None
+    assert file.changed() == b"another"
+    assert file.changed() is None
+    file.close()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -191,3 +195,38 @@ def test_ports_that_nobody_would_use(port: int) -> None:
     check_listen((), 1024)
     with pytest.raises(ConfigError, match="from 1024 on"):
         check_listen((), port)
+
+
+def test_a_device_whose_drive_is_full_or_read_only_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key is there; that the start cannot be noted is told."""
+    first = take_identity(tmp_path, now)
+    first.release()
+    real = os.open
+    for number in (errno.ENOSPC, errno.EROFS):
+
+        def refuse(path: Any, flags: int, *rest: Any, number: int = number, **more: Any) -> int:
+            is_new = flags & os.O_CREAT and not os.path.exists(path)
+            if is_new or (number == errno.EROFS and flags & (os.O_RDWR | os.O_WRONLY)):
+                raise OSError(number, os.strerror(number), str(path))
+            return real(path, flags, *rest, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", refuse)
+            again = take_identity(tmp_path, lambda: now() + 10)
+        assert (again.node, again.is_lasting) == (first.node, True)
+        assert again.incarnation > first.incarnation
+        again.release()
+
+
+def test_a_device_on_a_file_system_without_locks_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    nodes = set()
+    for _ in range(2):
+        identity = take_identity(tmp_path, now)
+        assert identity.is_lasting
+        nodes.add(identity.node)
+        identity.release()
+    assert len(nodes) == 1

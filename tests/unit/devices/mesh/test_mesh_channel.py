@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 import queue
 import socket
 import threading
 import time
 from typing import Any
+
+import pytest
 
 from edge_run.base.errors import MeshError
 from edge_run.devices.members.cluster import Broker
@@ -40,6 +45,30 @@ def test_it_says_when_it_ends_by_a_mistake() -> None:
     assert "RuntimeError('on purpose')" in ended.get(timeout=5)
     channel.close()
     assert ended.empty(), "once"
+
+
+def test_without_a_loop_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with no file left to open, of which a loop takes three: nobody is to wait for it."""
+
+    def refuse() -> asyncio.AbstractEventLoop:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(asyncio.events, "new_event_loop", refuse)
+    channel, failures = Channel("x", (), wiring()), list[MeshError]()
+
+    def start() -> None:
+        try:
+            channel.start()
+        except MeshError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert "Too many open files" in str(failures[0])
+    assert "ulimit -n" in str(failures[0])
+    channel.close()
 
 
 def test_it_ends_at_once_also_when_it_is_hurried_meanwhile() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import io
@@ -201,15 +202,115 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Mon
         assert results.done == {"a"}
 
 
-def test_a_file_system_without_locks_is_told_by_the_name_of_the_results(
+def test_a_drive_that_refuses_to_lock_is_told_by_the_name_of_the_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
+        raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(TierReadError, match=r"results .*out: No locks available"):
+    with pytest.raises(TierReadError, match=r"results .*out: Input/output error"):
         ResultsFile(tmp_path / "out")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_no_reason_to_answer_nothing(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Lustre, where clusters are; it is told that nothing keeps another run off."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with ResultsFile(tmp_path / "out") as results:
+        results.add("a", 200, b"{}")
+        assert not results.is_locked
+    monkeypatch.undo()
+    with ResultsFile(tmp_path / "out") as results:
+        assert (results.done, results.is_locked) == ({"a"}, True)
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_results_that_somebody_removes_meanwhile_end_the_run(tmp_path: Path, is_replaced: bool) -> None:
+    """As an editor, which writes another file in their place: what is written then would be nowhere."""
+    path = tmp_path / "out"
+    with ResultsFile(path) as results:
+        results.add("a", 200, b"{}")
+        path.unlink()
+        if is_replaced:
+            path.write_bytes(b"")
+        with pytest.raises(TierReadError, match="was removed or replaced while this run wrote it"):
+            results.add("b", 200, b"{}")
+        assert results.done == {"a"}
+
+
+class Numbered:
+    """Answers requests, but request 0 only after `n_before` others; then it fails, if it is to."""
+
+    def __init__(self, n_before: int, *, fails: bool) -> None:
+        self.answered, self._others = list[str](), list[anyio.Event]()
+        self._n_before, self._fails = n_before, fails
+
+    async def take(self, n_unfinished: int) -> Place:
+        return self._answer
+
+    async def _answer(self, request: BatchRequest) -> BatchResult:
+        if request.custom_id == "0" and self._n_before:
+            self._others.append(anyio.Event())
+            await self._others[0].wait()
+            if self._fails:
+                raise TierReadError("the power fails")
+        self.answered.append(request.custom_id)
+        if len(self.answered) == self._n_before:
+            self._others[0].set()
+        return BatchResult(200, b"{}", 3)
+
+
+def run_numbered(
+    folder: Path, n_before: int, *, fails: bool = False, is_in_order: bool = True
+) -> tuple[list[str], BatchProgress]:
+    """Answer what is left of five requests; return which were answered, and how far it is."""
+    source = write(folder / "in", *({**LINE, "custom_id": str(number)} for number in range(5)))
+    places, progress = Numbered(n_before, fails=fails), BatchProgress(5)
+    with ResultsFile(folder / "out") as results, contextlib.suppress(TierReadError):
+        anyio.run(BatchRun(source, results, progress, lambda: None, is_in_order=is_in_order).run, places)
+    return places.answered, progress
+
+
+def ids(path: Path) -> list[str]:
+    return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
+
+
+def test_results_in_order_wait_for_those_before_them(tmp_path: Path) -> None:
+    answered, progress = run_numbered(tmp_path, 4)
+    assert sorted(answered[:4]) == ["1", "2", "3", "4"]
+    assert ids(tmp_path / "out") == ["0", "1", "2", "3", "4"]
+    assert (progress.done, progress.tokens, progress.unfinished) == (5, 15, 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+@pytest.mark.parametrize("is_in_order", [True, False])
+def test_what_waited_for_results_before_it_is_not_computed_again(tmp_path: Path, is_in_order: bool) -> None:
+    answered, progress = run_numbered(tmp_path, 4, fails=True)
+    assert sorted(answered) == ["1", "2", "3", "4"]
+    assert (progress.done, ids(tmp_path / "out")) == (4, [])
+    held = tmp_path / "out.held"
+    *_, last = ids(held)
+    held.write_bytes(held.read_bytes()[:-5] + bytes(100))  # as a power cut leaves it
+    assert run_numbered(tmp_path, 1, fails=True)[0] == [last]
+    answered, progress = run_numbered(tmp_path, 0, is_in_order=is_in_order)
+    assert answered == ["0"]
+    assert (progress.done, progress.kept, progress.unfinished) == (1, 4, 0)
+    found = ids(tmp_path / "out")
+    assert (found if is_in_order else sorted(found)) == ["0", "1", "2", "3", "4"]
+    assert not held.exists()
+
+
+def test_what_is_held_of_results_that_were_removed_is_forgotten(tmp_path: Path) -> None:
+    run_numbered(tmp_path, 4, fails=True)
+    (tmp_path / "out").unlink()
+    assert len(run_numbered(tmp_path, 4)[0]) == 5
 
 
 def test_a_drive_that_fails_is_told_by_the_name_of_the_requests(

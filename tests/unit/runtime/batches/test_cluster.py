@@ -141,3 +141,31 @@ def test_a_request_is_taken_back_once_and_goes_to_another_worker(monkeypatch: py
 
     anyio.run(main)
     assert asked == ["w0", "w1"]
+
+
+def test_the_end_of_the_scheduler_is_told_wherever_it_is_found() -> None:
+    """Also where a worker is being given up, whose requests are taken back."""
+
+    async def main() -> None:
+        said = list[str]()
+        places, _ = places_of({"a": {}}, said)
+
+        async def nthreads() -> dict[str, int]:
+            return {}
+
+        async def cancel(futures: list[object], force: bool) -> None:
+            raise OSError("Timed out trying to connect")
+
+        client: Any = places._client
+        client.nthreads, client.cancel = nthreads, cancel
+        try:
+            await places._watch()
+        except Exception as error:  # of the tasks, too: a group
+            found = error
+            while hasattr(found, "exceptions"):
+                found = found.exceptions[0]
+            assert "the scheduler is gone" in str(found)
+        else:
+            pytest.fail("the batch goes on")
+
+    asyncio.run(main())

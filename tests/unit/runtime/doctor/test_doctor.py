@@ -115,7 +115,7 @@ def test_what_a_killed_program_left_beside_a_model_is_named_with_a_command_that_
 ) -> None:
     folder = tmp_path / "my models"
     folder.mkdir()
-    left = folder / ".model.gguf.packed.2147483646-01234567.part"
+    left = folder / ".model.gguf.packed.2147483646-0123abcd-01234567.part"
     for path in (folder / "model.gguf", folder / ".model.part", left):
         path.touch()
         os.utime(path, (0, 0))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,3 +102,33 @@ def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(TierReadError, match="its disk has room for 0 B, 512 KiB are to be fetched"):
         models.make_room(fetched, range(2))
     fetched.close()
+
+
+def test_folders_that_go_or_cannot_be_read_meanwhile_count_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those that another worker removes, which makes room at the same time."""
+    models = FetchedModels(tmp_path, 1 << 30)
+    fetched = open_model(models, 1)
+    gone, scandir = tmp_path / "gone", os.scandir
+    gone.mkdir()
+
+    def refuse(path: Any = ".") -> Any:
+        if Path(path) == gone:
+            raise FileNotFoundError(2, "No such file or directory", str(gone))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    models.make_room(fetched, range(COUNT))
+    fetched.close()
+
+
+def test_a_folder_without_locks_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two devices that write to one model would read what the other has given up."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(MeshError, match=r"No locks available\); name one .* with --cache-dir"):
+        open_model(FetchedModels(tmp_path, 1 << 30), 1)

@@ -118,10 +118,10 @@ def test_what_was_left_of_one_that_was_being_saved_is_erased_too(tmp_path: Path)
     kept = Conversations(tmp_path)
     for name in "ab":
         kept.save(Conversation(name, "model.gguf", (("user", "a secret"),)))
-    (tmp_path / "conversations" / ".a.json.1-01234567.part").write_text("a secret")
+    (tmp_path / "conversations" / ".a.json.1-0123abcd-01234567.part").write_text("a secret")
     (tmp_path / "conversations" / "no name!.json").write_text("a secret")
     assert kept.erase() == 3
-    assert list((tmp_path / "conversations").iterdir()) == []
+    assert [path.name for path in (tmp_path / "conversations").iterdir()] == [".lock"]
     assert kept.erase() == 0
     assert Conversations(tmp_path / "none").erase() == 0
 
@@ -140,7 +140,7 @@ def test_a_conversation_is_held_by_one_chat_at_a_time(tmp_path: Path) -> None:
     for one in (other, again):
         one.remove()
     kept.erase()
-    assert list((tmp_path / "conversations").iterdir()) == []
+    assert [path.name for path in (tmp_path / "conversations").iterdir()] == [".lock"]
     with pytest.raises(ConfigError, match="give a name"):
         kept.hold("a/b")
     (tmp_path / "file").touch()

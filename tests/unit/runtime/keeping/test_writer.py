@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -40,3 +41,64 @@ def test_whatever_fails_is_said_and_nothing_adds_up(
     assert ours.failure == reason
     assert ours._queue.empty()
     assert not list(tmp_path.rglob("*.rows"))
+
+
+class Written:
+    """A writer of blocks whose memory is given, and a clock that is set."""
+
+    def __init__(self, folder: Path, daily_bytes: int = 1 << 30) -> None:
+        self.now_s = 0.0
+        self.rows = np.zeros(3 * BLOCK_ROWS * 8, np.uint8)
+        layout = KvLayout([CellTensor(self.rows.ctypes.data, 3 * BLOCK_ROWS, 8)])
+        self.states = SavingBlocks()
+        self.store = PromptStore(folder, KeptIdentity(bytes(16), {"library": "", "path": "", "file": ""}), 1 << 20)
+        self.store.daily.most_bytes = daily_bytes
+        self.writer = BlockWriter(self.store, layout, self.states, lambda: self.now_s)
+        self.head = RowsHead(bytes(16), tuple(range(BLOCK_ROWS)), layout.row_bytes(BLOCK_ROWS))
+        self.folder = folder
+
+    def save(self) -> int:
+        """Have all blocks saved that are not; return how many files there are."""
+        if self.writer.may_write():
+            for job in self.states.completed(range(3)):
+                self.writer.submit(BlockToWrite(job, self.head, [self.store.path_of(bytes(16), job.block)]))
+        self.writer.close()
+        return len(list(self.folder.rglob("*.rows")))
+
+
+def test_after_a_failure_all_is_written_some_minutes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks too that were submitted before, without which later ones are of no use."""
+    one = Written(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "write_rows", fail_as_full)
+        assert one.save() == 0
+    assert one.writer.failure == "No space left on device"
+    one.now_s = writer.REST_S - 1
+    assert one.save() == 0
+    one.now_s = writer.REST_S
+    assert one.save() == 3
+    assert not one.writer.failure
+
+
+def fail_as_full(*_: object) -> int:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_limit_for_the_day_ends_with_the_day(tmp_path: Path) -> None:
+    one = Written(tmp_path, daily_bytes=0)
+    assert one.save() == 0
+    assert "(--prompt-cache-daily)" in one.writer.failure
+    one.store.daily.most_bytes, one.now_s = 1 << 30, writer.REST_S
+    assert one.save() == 3
+
+
+def test_a_folder_that_another_process_removed_is_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "prompts"
+    one = Written(folder)
+    assert one.save() == 3
+    shutil.rmtree(folder)
+    one.states.cut(2 * BLOCK_ROWS)
+    assert one.save() == 0
+    assert one.save() == 3
+    assert (folder / bytes(16).hex() / "about.json").exists()
+    assert not one.writer.failure

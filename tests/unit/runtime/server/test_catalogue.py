@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import shutil
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,8 +18,10 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from edge_run.base.errors import BudgetError, ConfigError, ModelFileError, TierReadError
+from edge_run.base.errors import BudgetError, Cancelled, ConfigError, ModelFileError, TierReadError
+from edge_run.base.interrupt import Interrupt
 from edge_run.runtime.server.admission import Admission
+from edge_run.runtime.server.catalogue import catalogue
 from edge_run.runtime.server.catalogue.catalogue import Catalogue, spare_collections
 from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, read_entry, read_folder
 from edge_run.runtime.server.refusals import Refusal
@@ -37,7 +40,7 @@ class Files:
         self.opened: list[str] = []
         self.open: set[str] = set()
 
-    def __call__(self, path: Path) -> Any:
+    def __call__(self, path: Path, interrupt: Interrupt | None = None) -> Any:
         assert not self.open
         if path.stem == "broken":
             raise ModelFileError("broken.gguf: it is broken")
@@ -161,7 +164,7 @@ async def test_an_error_that_is_told_again_keeps_nothing_of_those_it_was_told() 
 async def test_clients_are_not_told_where_models_lie() -> None:
     entry = ModelEntry("a", Path("/home/me/models/a.gguf"))
 
-    def opens(path: Path) -> Any:
+    def opens(path: Path, interrupt: Interrupt) -> Any:
         raise ModelFileError(f"{path}: it is broken")
 
     async with catalogue_of(opens_with(opens), ModelFolder((entry,))) as catalogue:
@@ -205,7 +208,7 @@ async def test_reading_again_closes_what_is_gone() -> None:
 
 
 async def test_any_error_while_opening_is_that_models_own() -> None:
-    def opens(path: Path) -> Any:
+    def opens(path: Path, interrupt: Interrupt) -> Any:
         raise ValueError if path.stem == "a" else BudgetError("the budget is too small")
 
     async with catalogue_of(opens_with(opens)) as catalogue:
@@ -324,3 +327,44 @@ def test_a_template_that_no_model_could_have_is_not_kept(monkeypatch: pytest.Mon
     assert len(read(1 << 20, 1 << 20).size_label) == 256
     with pytest.raises(ModelFileError, match="chat template"):
         read((1 << 20) + 1, 1)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_the_end_of_the_server_does_not_wait_for_an_opening(hangs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told to end; one that hangs at a drive, and does not hear that, is left after a while."""
+    monkeypatch.setattr(catalogue, "ENDING_S", 0.1)
+    began, answers, ended, said = threading.Event(), threading.Event(), threading.Event(), list[str]()
+
+    def opens(path: Path, interrupt: Interrupt) -> Any:
+        began.set()
+        while hangs or not interrupt.is_set:
+            if answers.wait(0.01):
+                break
+        ended.set()
+        raise Cancelled("the opening was stopped")
+
+    with anyio.fail_after(30):
+        async with Catalogue(FOUND, opens, lambda: FOUND, said.append) as found, anyio.create_task_group() as group:
+            group.start_soon(use, found, "a")
+            await until(began.is_set)
+            group.cancel_scope.cancel()
+    assert ended.is_set() is not hangs
+    assert not said, "it is not broken"
+    answers.set()
+
+
+async def test_a_model_that_does_not_close_is_named_to_those_who_wait_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(catalogue, "MOST_WAIT_S", 0.2)
+    files, answers = Files(), threading.Event()
+    async with catalogue_of(files) as found:
+        await use(found, "a")
+        assert found.open is not None
+        model, close = found.open.model, found.open.model.close
+        monkeypatch.setattr(model, "close", lambda: (answers.wait(20), close()))
+        try:
+            with pytest.raises(Refusal, match=r"a is being closed, which waits for its drive"):
+                await use(found, "b")
+        finally:
+            answers.set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import MeshError
+from edge_run.base.errors import MeshError, TierReadError, lacks_room
 from edge_run.runtime.worker.worker import ORPHAN_S, Worker
 from fake_mesh import Hub
 
@@ -62,3 +64,17 @@ def test_the_model_of_one_that_is_gone_stays_for_a_minute_after_its_run_however_
     worker._runs.ended_s -= 2 * ORPHAN_S
     worker._free_orphan()
     assert freed
+
+
+def test_what_the_system_refuses_in_an_order_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of another kind is "a mistake of edge-run's own" to the coordinator."""
+    worker = Worker(Hub().join("b"), [], ModelConfig())
+
+    def prepare(*_: object) -> dict[str, object]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/models")
+
+    monkeypatch.setattr(worker, "_prepare", prepare)
+    with pytest.raises(TierReadError, match=r"carrying out an order: /models: No space left on device") as caught:
+        worker.handle("a", 1, {"order": "prepare"})
+    assert lacks_room(caught.value)
+    worker.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -148,6 +149,48 @@ def test_a_file_that_was_cut_is_no_drive_that_fails(pair: Pair) -> None:
     with pytest.raises(ModelFileError, match="cut while in use"):
         read_on()
     with pytest.raises(ModelFileError, match=r"copy\.gguf: the file changed"):
+        pair.source.check_unchanged()
+
+
+@pytest.mark.parametrize("bad", [{0}, {1}, {0, 1}])
+def test_a_drive_that_does_not_say_whether_a_file_changed_is_gone_on_without(
+    pair: Pair, bad: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As XFS after it was shut down, since its drive was pulled out."""
+    bad_files, real = {pair.paths[one].stat().st_ino for one in bad}, os.fstat
+
+    def fstat(descriptor: int) -> os.stat_result:
+        status = real(descriptor)
+        if status.st_ino in bad_files:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return status
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    for _ in range(2):
+        if len(bad) == 2:
+            with pytest.raises(TierReadError, match=r"model\.gguf: asking whether it has changed: Input/output error"):
+                pair.source.check_unchanged()
+        else:
+            pair.source.check_unchanged()
+    lost = pair.paths[min(bad)]
+    assert pair.lines[0].startswith(
+        f"{lost}: asking whether it has changed: Input/output error; check the drive; gone on"
+    )
+    assert len(pair.lines) == len(bad)
+    bad_files.clear()
+    os.utime(lost, (0, 0))
+    with pytest.raises(ModelFileError, match="the file changed"):
+        pair.source.check_unchanged()
+
+
+def test_a_drive_where_a_read_hangs_is_not_asked_whether_a_file_changed(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stripes.Stripes, "is_answering", lambda _, drive: drive == 1)
+    os.utime(pair.paths[0], (0, 0))
+    pair.source.check_unchanged()
+    os.utime(pair.paths[1], (0, 0))
+    with pytest.raises(ModelFileError, match="the file changed"):
         pair.source.check_unchanged()
 
 

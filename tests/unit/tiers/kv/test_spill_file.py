@@ -64,6 +64,19 @@ def test_a_folder_that_takes_no_file(tmp_path: Path) -> None:
         SpillFile(tmp_path / "file")
 
 
+def test_a_full_drive_is_told_when_the_file_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as a file system without direct reads, and then in the first pass."""
+    before = set(os.listdir("/proc/self/fd"))
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    with pytest.raises(TierReadError, match="free some space"):
+        SpillFile(tmp_path)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize(
     ("code", "advice"), [(errno.ENOSPC, "free some space"), (errno.EIO, "check the drive")], ids=["full", "broken"]
 )

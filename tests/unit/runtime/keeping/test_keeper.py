@@ -1,0 +1,105 @@
+"""What a conversation leaves behind where nothing can be written for a while, and what is said of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_run.base.protocols import BatchToken
+from edge_run.runtime.keeping import keeper, search, writer
+from edge_run.runtime.keeping.identity import KeptIdentity
+from edge_run.runtime.keeping.keeper import PromptKeeper
+from edge_run.runtime.keeping.store import PromptStore
+from edge_run.tiers.kv.layout import KvLayout
+
+
+class Conversation:
+    """A model with a state of 64 bytes, whose answers are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state, self.said, self.folder = np.zeros(64, np.uint8), list[str](), folder
+        layout = KvLayout([], ((self.state.ctypes.data, 64),))
+        self.store = PromptStore(folder, KeptIdentity(bytes(16), {"library": "", "path": "", "file": ""}), 1 << 20)
+        restorer: Any = None
+        self.keeper = PromptKeeper(
+            self.store, bytes(16), layout, restorer, width=64, has_passes=True, say=self.said.append
+        )
+        self.keeper.keeps_answers = True
+        self.n_tokens = 0
+
+    def answer(self, n_answers: int = 1) -> set[Path]:
+        """Answer with a token each time; return which snapshots are kept then."""
+        for _ in range(n_answers):
+            self.keeper.ran([BatchToken(self.n_tokens, self.n_tokens)])
+            self.n_tokens += 1
+            self.keeper.finish()
+        return set(self.folder.rglob("*.rows"))
+
+    def later(self, seconds: float) -> None:
+        self.keeper._writer._failed_s -= seconds
+
+
+def fail(path: Path, head: object, copies: Iterable[bytes]) -> int:
+    raise OSError(28, "No space left on device")
+
+
+def test_what_was_not_written_pushes_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Conversation(tmp_path)
+    kept = one.answer(3)
+    assert len(kept) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "write_rows", fail)
+        assert one.answer(4) == kept
+    one.later(writer.REST_S)
+    assert len(one.answer(1) & kept) == 1
+    assert len(one.answer(4)) == 2
+
+
+def test_a_failure_is_told_once_until_something_was_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Conversation(tmp_path)
+    for n_told in (1, 2):
+        one.answer()
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "write_rows", fail)
+            for _ in range(3):
+                one.answer()
+                one.later(writer.REST_S)
+        assert len(one.said) == n_told
+    assert one.said[0] == f"prompt cache: No space left on device: nothing more is kept in {tmp_path} for now"
+
+
+def test_a_drive_that_hangs_at_a_lookup_is_gone_on_without_until_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network drive that is gone: the weights need not lie there, and passes go on."""
+    one, answers, n_asked = Conversation(tmp_path), threading.Event(), 0
+    one.answer()
+    monkeypatch.setattr(keeper, "PATIENCE_S", 0.1)
+
+    def hang(path: Path) -> bool:
+        nonlocal n_asked
+        n_asked += 1
+        assert answers.wait(20)
+        return False
+
+    monkeypatch.setattr(search, "is_there", hang)
+    try:
+        for _ in range(2):
+            assert one.keeper.resume(range(9), 1) is None
+        assert n_asked == 1
+        assert len(one.answer(2)) == 1, "nothing is written there meanwhile"
+        assert one.said == [f"prompt cache: {tmp_path}: the drive does not answer; gone on without until it does"]
+    finally:
+        answers.set()
+    assert one.keeper._drive._thread is not None
+    assert one.keeper._drive._thread.has_ended.wait(20)
+    assert one.keeper.resume(range(9), 1) is None
+    assert n_asked > 1
+    assert len(one.answer()) == 2
