@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError, TierReadError
-from edge_run.base.files import FileIdentity
+from edge_run.base.files import FileIdentity, sync
 from edge_run.tiers import _libc
 from edge_run.tiers.pieces import Pieces
 from edge_run.tiers.source import SourceFile
@@ -49,7 +49,7 @@ class PartialModel:
         journal = self.folder / JOURNAL
         if not all(path.exists() and path.stat().st_size == size for path, size in self._shards()):
             journal.unlink(missing_ok=True)
-            _sync_folder(self.folder)
+            sync(self.folder)
         for path, size in self._shards():
             self._files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
             os.ftruncate(self._files[-1], size)
@@ -62,7 +62,7 @@ class PartialModel:
             self._end = len(self._head)
         for file in self._files:
             os.fdatasync(file)
-        _sync_folder(self.folder)
+        sync(self.folder)
 
     def _shards(self) -> Iterable[tuple[Path, int]]:
         return zip(self.paths, self.pieces.sizes, strict=True)
@@ -194,14 +194,6 @@ def _write_all(descriptor: int, data: bytes | bytearray | memoryview, offset: in
     written = 0
     while written < len(data):
         written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

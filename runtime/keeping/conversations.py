@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,10 +88,11 @@ class Conversations:
         }
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with whole_file(path, 0o600) as draft, draft.open("w", encoding="utf-8", errors="surrogatepass") as file:
+            with (
+                whole_file(path, 0o600, is_durable=True) as draft,
+                draft.open("w", encoding="utf-8", errors="surrogatepass") as file,
+            ):
                 json.dump(fields, file)
-                file.flush()
-                os.fsync(file.fileno())
         except OSError as error:
             raise TierReadError(f"{path}: the conversation cannot be kept ({error.strerror or error})") from error
 

@@ -85,10 +85,10 @@ def whole_file(path: Path, mode: int = 0o666, *, is_durable: bool = False) -> It
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         yield draft
         if is_durable:
-            _sync(draft)
+            sync(draft)
         draft.replace(path)
         if is_durable:
-            _sync(path.parent)
+            sync(path.parent)
 
 
 def common_mode(*paths: Path) -> int:
@@ -111,9 +111,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
         draft.mkdir()
         yield draft
         for one in (*draft.iterdir(), draft):
-            _sync(one)
+            sync(one)
         draft.rename(path)
-        _sync(path.parent)
+        sync(path.parent)
 
 
 @contextlib.contextmanager
@@ -172,7 +172,7 @@ def _remove(draft: Path) -> None:
             draft.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Return once what a file holds, or which files a folder holds, is on the drive; of folders not every one can."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
