@@ -60,6 +60,11 @@ def read_text(file: BinaryIO, what: str, most_bytes: int) -> str:
         raise ConfigError(f"{what}: not UTF-8 text ({error})") from error
 
 
+def key_lines(text: str) -> list[str]:
+    """Return the keys in the text of a key file: one a line, without blanks around it; a line with # first is none."""
+    return [key for line in text.splitlines() if (key := line.strip()) and not key.startswith("#")]
+
+
 def file_to_write(path: Path, what: str, is_replacing: bool = True) -> Path:
     """Return `path`, or where it leads as a link: the file for `whole_file`, which would replace the link.
 
