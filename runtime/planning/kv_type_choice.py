@@ -13,20 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, ConfigError
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
-from edge_run.base.strict_json import parse
 from edge_run.base.units import format_size
 from edge_run.runtime.forecasting.forecast import pass_work
-from edge_run.runtime.forecasting.routing import place_of, save
 from edge_run.runtime.inspection.kv_rules import check_kv_types
 from edge_run.runtime.planning.micro_batch import ANSWER_TOKENS, READ_BYTES_PER_S, computing_s, decision_key
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
+from edge_run.runtime.probing.kept_findings import KeptFindings
 from edge_run.tiers.gguf import GgufModel
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 PLAIN = "f16"
 LEAST_GAINS = {PLAIN: 1.0, "q8_0": 1.1, "q8_0/q4_0": 1.3}  # over 16 bits, to be worth what they cost in quality
 STICKINESS = 1.1
-_FOLDER = "kv-types"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +77,11 @@ def choose_kv_type(gguf: GgufModel, config: ModelConfig, prepare: Callable[[Mode
     if speeds is None:
         assert refusal is not None
         raise refusal
-    key, kept = decision_key(replace(config, kv_type=PLAIN)), _decisions(gguf, config)
+    key, findings = decision_key(replace(config, kv_type=PLAIN)), KeptFindings.of_model(config.cache / "kv-types", gguf)
+    kept = findings.read(_decisions) or {}
     chosen = best(options, kept.get(key), is_kept_at_any_cost=speeds.is_disturbed)
     if kept.get(key) != chosen.kv_type and not speeds.is_disturbed:
-        save(gguf, config.cache / _FOLDER, {**kept, key: chosen.kv_type})
+        findings.write({**kept, key: chosen.kv_type})
     return replace(chosen.prepared, kv_type_reason=reason(options, chosen, n_tokens))
 
 
@@ -171,9 +170,5 @@ def _read_at(plan: Plan, n_tokens: int) -> int:
     return point.streamed_bytes_per_pass + point.kv_bytes_per_pass
 
 
-def _decisions(gguf: GgufModel, config: ModelConfig) -> dict[str, str]:
-    try:
-        found = parse(place_of(gguf, config.cache / _FOLDER).read_bytes())
-        return {str(key): kind for key, kind in found.items() if kind in LEAST_GAINS}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+def _decisions(found: Any) -> dict[str, str]:
+    return {str(key): kind for key, kind in found.items() if kind in LEAST_GAINS}

@@ -12,17 +12,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edge_run.base.config import WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
-from edge_run.base.strict_json import parse
 from edge_run.partition.plan import MARGIN_BYTES, MARGIN_SHARE
-from edge_run.runtime.forecasting.routing import place_of, save
 from edge_run.runtime.inspection.cache import SHAPING
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
+from edge_run.runtime.probing.kept_findings import KeptFindings
 from edge_run.tiers.gguf import GgufModel
 
 WIDTHS = (WIDEST_MICRO_BATCH, 128, 32, 1)
@@ -30,7 +30,6 @@ PROMPT_TOKENS, ANSWER_TOKENS = 512, 256  # what a width is judged by
 LEAST_GAIN = 1.1
 SMALL_SHARE = 1 / 8  # of the budget, in buffers: then narrower passes cannot gain much
 READ_BYTES_PER_S, COMPUTED_BYTES_PER_S = 1e9, 20e9  # of a device that was not measured
-_FOLDER = "micro-batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,9 @@ def choose(
     prepare: prepares the model for a config with a width, and may raise BudgetError. recall: returns what is known of
     this device's speed. Raises BudgetError with the smallest budget that works with any width.
     """
-    kept, found, refusal = _recall(gguf, config), list[_Candidate](), None
+    findings, key = KeptFindings.of_model(config.cache / "micro-batch", gguf), decision_key(config)
+    decisions = findings.read(_decisions) or {}
+    kept, found, refusal = decisions.get(key), list[_Candidate](), None
     for width in widths(config):
         if found and found[0].width == WIDTHS[0] and _is_easy(found[0].prepared) and width != kept:
             continue
@@ -89,7 +90,7 @@ def choose(
     if earlier and earlier.cost_s <= LEAST_GAIN * best.cost_s:
         return earlier.prepared
     if kept or best.width != WIDTHS[0]:
-        _remember(gguf, config, best.width)
+        findings.write({**decisions, key: best.width})
     return best.prepared
 
 
@@ -147,17 +148,5 @@ def decision_key(config: ModelConfig) -> str:
     return json.dumps({"memory": config.memory, "draft": str(config.draft_model or ""), **facts}, default=str)
 
 
-def _decisions(gguf: GgufModel, config: ModelConfig) -> dict[str, int]:
-    try:
-        found = parse(place_of(gguf, config.cache / _FOLDER).read_bytes())
-        return {str(key): width for key, width in found.items() if width in WIDTHS}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def _recall(gguf: GgufModel, config: ModelConfig) -> int | None:
-    return _decisions(gguf, config).get(decision_key(config))
-
-
-def _remember(gguf: GgufModel, config: ModelConfig, width: int) -> None:
-    save(gguf, config.cache / _FOLDER, {**_decisions(gguf, config), decision_key(config): width})
+def _decisions(found: Any) -> dict[str, int]:
+    return {str(key): width for key, width in found.items() if width in WIDTHS}
