@@ -69,7 +69,7 @@ def prepare(
     if config.kv_type == KV_AUTO:
         if is_slice:
             raise NotSupported("kv type auto: devices of a mesh share one type; name it (--kv-type)")
-        return choose_kv_type(gguf, config, lambda typed: prepare(gguf, typed, ledger, is_opened=is_opened))
+        return choose_kv_type(gguf, config, lambda typed: prepare(gguf, typed, ledger, is_opened=is_opened), _recalled)
     if is_opened:
         check_backend(config)
     check_positions(gguf, config.context_tokens or 0, config.sequences or USUAL_PARALLEL)
