@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge_run.base.errors import ProtocolError
 from edge_run.base.mesh import Document
 from edge_run.devices.link.connection import Peer
-from edge_run.devices.link.places import AddressFilter, check_key, parse_place
+from edge_run.devices.link.places import AddressFilter, check_key, parse_link_address
 from edge_run.devices.members.member_list import canonical
 from edge_run.devices.messages.envelope import MOST_BYTES, Envelope
 from edge_run.devices.presence.events import Announced, Heartbeat, Left
@@ -86,7 +86,7 @@ def check_link(link: Document) -> None:
         raise ProtocolError(f"data link: {len(places)} places, at most {MOST_PLACES} may be announced")
     check_key(key)
     for place in places:
-        parse_place(str(place))
+        parse_link_address(str(place))
 
 
 def _is_text(value: object) -> bool:
