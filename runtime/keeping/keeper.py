@@ -37,8 +37,6 @@ class PromptKeeper(RowWatcher):
     """The prompt cache of one context. Not thread-safe; its writer has a thread.
 
     It is over 200 lines because all that happens to rows, reading them back too, changes the one record of them.
-
-    restored_tokens: tokens that were read back so far.
     """
 
     def __init__(
@@ -55,7 +53,7 @@ class PromptKeeper(RowWatcher):
         """width: tokens in a pass of a prompt. has_passes: whether bits depend on passes. say: is told what failed."""
         self._store, self._key, self._layout, self._restorer = store, key, layout, restorer
         self._width, self._say = width, say
-        self._search = PrefixSearch(store, key, layout, width)
+        self._search = PrefixSearch(store, key, layout)
         self._record = RowRecord(has_passes=has_passes)
         self._states = SavingBlocks()
         self._writer = BlockWriter(store, layout, self._states)
@@ -64,7 +62,6 @@ class PromptKeeper(RowWatcher):
         self._is_placing = self._has_told = self._is_off = False
         self._expected: ConversationRows | None = None
         self.keeps_answers = False
-        self.restored_tokens = 0
 
     @property
     def written_bytes(self) -> int:
@@ -208,7 +205,6 @@ class PromptKeeper(RowWatcher):
         with self._writer.lock:
             self._states.restored(position // BLOCK_ROWS)
         self._store.used([*prefix.blocks, *([prefix.snapshot] if prefix.snapshot else [])])
-        self.restored_tokens += position
         return position, failure
 
     def _save_blocks(self) -> None:
