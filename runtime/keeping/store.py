@@ -20,7 +20,7 @@ from pathlib import Path
 
 from edge_run.base.config import PROMPT_CACHE_DAILY_BYTES
 from edge_run.base.errors import TierReadError
-from edge_run.base.files import read_text_file, whole_file
+from edge_run.base.files import abandoned_drafts, read_text_file, whole_file
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.locks import locked
 from edge_run.runtime.keeping.daily import DailyWrites
@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 ABOUT, LOCK = "about.json", "lock"
 LEFT_FREE_BYTES = 64 * MIB  # of the disk, for others
-_ROWS, _DRAFT = ".rows", ".part"
+_ROWS = ".rows"
 _MOST_ABOUT_BYTES = 1 << 16
 _LOOK_AGAIN_S = 10.0
-_DRAFT_AGE_S = 3600.0  # after which nobody writes it any more
+_NEW_S = 3600.0  # of a folder, in which somebody may just be making it
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ class PromptStore:
             if other != self._own and self._is_useless(other):
                 removed_bytes += sum(file.size_bytes for file in _files(other))
                 shutil.rmtree(other, ignore_errors=True)
-        for draft in self.folder.glob(f"*/.*{_DRAFT}"):
-            with contextlib.suppress(OSError):
-                if time.time() - draft.stat().st_mtime > _DRAFT_AGE_S:
+        for folder in _key_folders(self.folder):
+            with contextlib.suppress(OSError):  # another process removed it
+                for draft in abandoned_drafts(folder):
                     draft.unlink()
         if removed_bytes:
             say(
@@ -123,7 +123,7 @@ class PromptStore:
                 or (about["path"] == self._identity.facts["path"] and about["file"] != self._identity.facts["file"])
             )
         except (ValueError, KeyError, TypeError):  # ConfigError is a ValueError
-            return _age_s(folder) > _DRAFT_AGE_S  # nobody is just making it
+            return _age_s(folder) > _NEW_S
 
 
 def is_there(path: Path) -> bool:
