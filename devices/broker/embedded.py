@@ -17,6 +17,7 @@ import time
 from collections import deque
 
 from edge_run.base.errors import MeshError
+from edge_run.base.fields import plain
 from edge_run.devices.broker.access import BrokerAccess
 from edge_run.devices.link.hosts import place_text
 
@@ -125,7 +126,7 @@ class EmbeddedBroker:
             self._said = ""
             self._started.set()
             return
-        text = "".join(letter for letter in str(text).strip() if letter.isprintable())[:MOST_LETTERS]
+        text = plain(str(text), MOST_LETTERS)
         if kind == "error":
             self._said = text or self._said
         else:

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from edge_run.base.errors import NotTrusted, ProtocolError
+from edge_run.base.fields import is_name
 from edge_run.base.strict_json import parse
 from edge_run.devices.members.keys import SEAL_BYTES, SIGNATURE_BYTES, DeviceKey, from_text, is_signed, node_of, to_text
 
@@ -325,7 +326,7 @@ def _rows(value: Any, most: int) -> list[Any]:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MOST_LETTERS or not value.isprintable():
+    if not is_name(value, MOST_LETTERS, 1):
         raise ValueError("no name")
     return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edge_run.base.errors import ProtocolError
+from edge_run.base.fields import is_name
 from edge_run.base.mesh import Document
 from edge_run.devices.link.connection import Peer
 from edge_run.devices.link.places import AddressFilter, check_key, parse_link_address
@@ -36,7 +37,7 @@ def announced(envelope: Envelope, incarnation: str) -> Announced | Heartbeat:
     body = envelope.body
     name, capabilities, link = body.get("name"), body.get("capabilities"), body.get("link")
     heard = body.get("heard")
-    if not _is_text(name) or not isinstance(capabilities, dict) or not isinstance(link, dict):
+    if not is_name(name, MOST_LETTERS, 1) or not isinstance(capabilities, dict) or not isinstance(link, dict):
         raise ProtocolError("an announcement that is none", node=envelope.node)
     try:
         check_link(link)
@@ -87,7 +88,3 @@ def check_link(link: Document) -> None:
     check_key(key)
     for place in places:
         parse_link_address(str(place))
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= MOST_LETTERS and value.isprintable()
