@@ -16,6 +16,7 @@ from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.learned_positions import learned_positions
 from edge_run.runtime.inspection.model_kind import check_generates, check_kind
 from edge_run.runtime.llama.context_shape import CELLS_STEP, context_shape
+from edge_run.runtime.llama.holdings import LOGIT_BYTES
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.tiers.gguf import GgufModel, read_gguf
@@ -25,7 +26,6 @@ from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES, Cells
 BEAM = 12  # guesses that are followed up at once
 SEQUENCES = 2 * BEAM  # at least: of texts, and of what is followed up besides
 MOST_SEQUENCES = 256  # that llama.cpp has
-LOGIT_BYTES = 4
 MOST_DEPTH = 16  # of a path of guesses
 GUESSED_TOKENS = (MOST_DEPTH + 1) * (1 + BEAM)  # beside the text at most: a path that is verified, what may follow it
 MICRO_BATCH_TOKENS = 128
