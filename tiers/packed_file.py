@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from edge_run.base.errors import ModelFileError, PackedFileError
+from edge_run.base.errors import ModelFileError, PackedFileError, reason_of
 from edge_run.base.files import FileIdentity
 from edge_run.base.units import KIB, MIB
 from edge_run.tiers._libc import PAGE
@@ -109,7 +109,7 @@ def model_key(gguf: GgufModel, names: Sequence[str]) -> str:
                 for tensor in (known[name] for name in names if name in known and known[name].shard == number):
                     digest.update(os.pread(file.fileno(), *_middle(tensor)))
     except OSError as error:
-        raise ModelFileError(f"{gguf.shards[0].path}: cannot be read ({error.strerror})") from error
+        raise ModelFileError(f"{gguf.shards[0].path}: cannot be read ({reason_of(error)})") from error
     return digest.hexdigest()
 
 
@@ -181,7 +181,7 @@ def read_packed(path: Path, model_bytes: Sequence[int] = ()) -> PackedFile:
             file.seek(start)
             index, table = file.read(n_index), file.read(n_table)
     except OSError as error:
-        raise PackedFileError(f"{path}: cannot be read ({error.strerror}); leave it out with --packed off") from error
+        raise PackedFileError(f"{path}: cannot be read ({reason_of(error)}); leave it out with --packed off") from error
     if _digest(index, table) != digest:
         raise _damaged(path, "its index is not the one that was written")
     try:

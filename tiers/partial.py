@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.errors import ModelFileError, TierReadError, reason_of
 from edge_run.base.files import FileIdentity, sync
 from edge_run.tiers import _libc
 from edge_run.tiers.pieces import Pieces
@@ -131,7 +131,7 @@ class PartialModel:
             _libc.punch_hole(self._journal, self._end, _libc.PAGE)
         except OSError as error:
             raise TierReadError(
-                f"{self.folder}: no part of a file can be freed there ({error.strerror}); choose a folder on another "
+                f"{self.folder}: no part of a file can be freed there ({reason_of(error)}); choose a folder on another "
                 "file system (--cache-dir)",
                 errno=error.errno,
             ) from error
@@ -203,7 +203,7 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise TierReadError(
-            f"{folder}: cannot keep fetched weights there ({error.strerror or error}); free space on its disk, or "
+            f"{folder}: cannot keep fetched weights there ({reason_of(error)}); free space on its disk, or "
             "choose another folder with --cache-dir",
             errno=error.errno,
         ) from error

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 
-from edge_run.base.errors import MeshError
+from edge_run.base.errors import MeshError, reason_of
 from edge_run.base.fields import plain
 from edge_run.devices.broker.access import BrokerAccess
 from edge_run.devices.link.hosts import place_text
@@ -89,7 +89,7 @@ class EmbeddedBroker:
             try:
                 self._serve()
             except OSError as error:
-                self._said = error.strerror or str(error)
+                self._said = reason_of(error)
             if not self._started.is_set():  # the first one: who wanted it is told
                 self._started.set()
                 return

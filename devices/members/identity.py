@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_run.base.errors import MeshError, NotTrusted
+from edge_run.base.errors import MeshError, NotTrusted, reason_of
 from edge_run.base.files import whole_file
 from edge_run.base.strict_json import parse
 from edge_run.devices.host.locks import fcntl
@@ -126,7 +126,7 @@ def _key_file(folder: Path) -> Iterator[int]:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise MeshError(f"{folder}: the key of this device cannot be kept ({error.strerror})") from error
+        raise MeshError(f"{folder}: the key of this device cannot be kept ({reason_of(error)})") from error
 
 
 def _seed(descriptor: int, path: Path) -> bytes:

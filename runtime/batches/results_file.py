@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import ConfigError, TierReadError, system_errors
+from edge_run.base.errors import ConfigError, TierReadError, reason_of, system_errors
 from edge_run.runtime.server.bodies import MOST_BODY_BYTES
 
 BEGINNING = b'{"id":"batch_req_'  # of every line that is written here
@@ -41,7 +41,9 @@ class ResultsFile(Closing):
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise ConfigError(f"results {path}: cannot be written ({error.strerror}); give another one (-o)") from error
+            raise ConfigError(
+                f"results {path}: cannot be written ({reason_of(error)}); give another one (-o)"
+            ) from error
         try:
             with system_errors(f"results {path}"):
                 self._lock()
@@ -68,7 +70,7 @@ class ResultsFile(Closing):
         except OSError as error:
             with contextlib.suppress(OSError):  # or the next run takes it back
                 os.ftruncate(self._descriptor, start)
-            raise TierReadError(f"results {self.path}: cannot be written ({error.strerror})") from error
+            raise TierReadError(f"results {self.path}: cannot be written ({reason_of(error)})") from error
         self.done.add(key)
 
     def close(self) -> None:

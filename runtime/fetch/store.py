@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from edge_run.base.errors import EdgeRunError, MeshError, TierReadError
+from edge_run.base.errors import EdgeRunError, MeshError, TierReadError, reason_of
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.locks import LivingFile, locked, read_living
 from edge_run.tiers.partial import JOURNAL, PartialModel
@@ -73,7 +73,7 @@ class FetchedModels:
             except EdgeRunError:  # some of which are errors of the system, too
                 raise
             except OSError as error:
-                raise MeshError(f"{folder}: cannot keep fetched weights there ({error.strerror})") from error
+                raise MeshError(f"{folder}: cannot keep fetched weights there ({reason_of(error)})") from error
             undo.pop_all()
             return found
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_run.base.errors import ConfigError, TierReadError
+from edge_run.base.errors import ConfigError, TierReadError, reason_of
 from edge_run.base.files import read_text_file, whole_file
 from edge_run.base.units import MIB
 from edge_run.devices.host.locks import HAS_LOCKS, LivingFile, locked, read_living
@@ -73,7 +73,7 @@ class Conversations:
             if error.errno in _NO_LOCKS:
                 return None
             raise TierReadError(
-                f"{self._folder}: conversations cannot be kept ({error.strerror or error})", errno=error.errno
+                f"{self._folder}: conversations cannot be kept ({reason_of(error)})", errno=error.errno
             ) from error
 
     def save(self, conversation: Conversation) -> None:
@@ -94,7 +94,7 @@ class Conversations:
             ):
                 json.dump(fields, file)
         except OSError as error:
-            raise TierReadError(f"{path}: the conversation cannot be kept ({error.strerror or error})") from error
+            raise TierReadError(f"{path}: the conversation cannot be kept ({reason_of(error)})") from error
 
     def load(self, name: str) -> Conversation:
         """Return a conversation. Raises ConfigError where there is none of this name, or its file is damaged."""
@@ -158,7 +158,7 @@ def _remove(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise TierReadError(f"{path}: cannot be removed ({error.strerror or error})") from error
+        raise TierReadError(f"{path}: cannot be removed ({reason_of(error)})") from error
     return True
 
 

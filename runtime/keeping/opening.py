@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge_run.base.errors import NotSupported, TierReadError
+from edge_run.base.errors import NotSupported, TierReadError, reason_of
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.graph.flow import Flow, users
 from edge_run.runtime.keeping.daily import DailyWrites
@@ -36,7 +36,7 @@ def _open(engine: Engine, say: Callable[[str], None]) -> PromptKeeper:
     try:
         identity = kept_identity(engine.gguf, engine.numerics, layout.signature)
     except OSError as error:
-        raise TierReadError(f"{engine.gguf.shards[0].path}: cannot be read ({error.strerror or error})") from error
+        raise TierReadError(f"{engine.gguf.shards[0].path}: cannot be read ({reason_of(error)})") from error
     store = PromptStore(engine.config.prompt_folder, identity, engine.config.most_prompt_bytes)
     store.daily = DailyWrites(engine.config.prompt_folder, engine.config.most_daily_prompt_bytes)
     store.clean(say)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import PROMPT_CACHE_DAILY_BYTES
-from edge_run.base.errors import TierReadError
+from edge_run.base.errors import TierReadError, reason_of
 from edge_run.base.files import abandoned_drafts, read_text_file, whole_file
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.locks import locked
@@ -64,7 +64,7 @@ class PromptStore:
                 draft.write_text(json.dumps({"format": FORMAT, **identity.facts}))
         except OSError as error:
             raise TierReadError(
-                f"{folder}: cannot keep prompts there ({error.strerror or error}); give another folder with "
+                f"{folder}: cannot keep prompts there ({reason_of(error)}); give another folder with "
                 "--prompt-cache, or off",
                 errno=error.errno,
             ) from error
@@ -152,7 +152,7 @@ def erase(folder: Path) -> int:
         except FileNotFoundError:
             pass
         except OSError as error:
-            why = f"{error.strerror or error}; check its permissions, and end what uses it"
+            why = f"{reason_of(error)}; check its permissions, and end what uses it"
             raise TierReadError(f"{one}: cannot be removed ({why})", errno=error.errno) from error
     return removed_bytes
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_run.base.errors import reason_of
 from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.base.units import format_size
 from edge_run.runtime.keeping.store import PromptStore
@@ -89,7 +90,7 @@ class BlockWriter:
         except RowsVoid:
             return False
         except Exception as error:  # of memory, too: the thread goes on, and what is submitted does not add up
-            self.failure = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            self.failure = reason_of(error)
             return False
         self._store.used(paths)
         return True

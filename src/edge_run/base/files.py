@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, TierReadError
+from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, TierReadError, reason_of
 from edge_run.base.units import format_size
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def read_text_file(path: str | Path, what: str, most_bytes: int) -> str:
         with open(os.path.expanduser(path), "rb") as file:
             return read_text(file, what, most_bytes)
     except OSError as error:
-        why = error.strerror or error
+        why = reason_of(error)
         raise ConfigError(f"{what}: cannot be read ({why}); check the path and its permissions") from error
     except ConfigError:
         raise
@@ -262,7 +262,7 @@ def writing(what: str, advice: str = "choose another name") -> Iterator[None]:
     except OSError as error:
         if isinstance(error, EdgeRunError):
             raise
-        raise TierReadError(f"{what}: cannot be written ({error.strerror or error}); {advice}") from error
+        raise TierReadError(f"{what}: cannot be written ({reason_of(error)}); {advice}") from error
 
 
 def keep_file(path: Path, content: bytes, what: str) -> None:
