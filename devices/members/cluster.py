@@ -24,8 +24,8 @@ from urllib.parse import unquote, urlsplit
 from edge_run.base.errors import ConfigError, EdgeRunError, MeshError, reason_of
 from edge_run.base.strict_json import parse
 from edge_run.devices.members.identity import check_private, write_private
-from edge_run.devices.members.keeping import secret_of
 from edge_run.devices.members.keys import KEY_BYTES, DeviceKey, node_of, to_text
+from edge_run.devices.members.list_changes import secret_of
 from edge_run.devices.members.member_list import NO_VERSION, SECRET_BYTES, MemberList, Role, Version, read_list
 
 PROOF_BYTES = 32

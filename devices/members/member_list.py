@@ -319,6 +319,11 @@ def _check_members(found: MemberList) -> None:
         raise ValueError("members that lead, and the charter does not say so, or the other way round")
 
 
+def fitting(name: str) -> str:
+    """Return `name` as a list may have it."""
+    return "".join(one if one.isprintable() else "?" for one in name)[:MOST_LETTERS] or "device"
+
+
 def _rows(value: Any, most: int) -> list[Any]:
     if not isinstance(value, list) or len(value) > most:
         raise ValueError(f"no list of at most {most}")
