@@ -48,13 +48,16 @@ class _KeptFile:
 class PromptStore:
     """What is kept for one model under one numerics key. Thread-safe but for `clean`.
 
-    folder: of all models. most_bytes: what all of it may take. daily: what may be written to it in a day.
+    folder: of all models. most_bytes: what all of it may take. daily_bytes: what may be written
+    to it in a day.
     """
 
-    def __init__(self, folder: Path, identity: KeptIdentity, most_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, identity: KeptIdentity, most_bytes: int, daily_bytes: int = PROMPT_CACHE_DAILY_BYTES
+    ) -> None:
         """Make the folder, for this user alone. Raises TierReadError where it cannot be."""
         self.folder, self._identity, self._most_bytes = folder, identity, most_bytes
-        self.daily = DailyWrites(folder, PROMPT_CACHE_DAILY_BYTES)
+        self.daily = DailyWrites(folder, daily_bytes)
         self._own = folder / identity.key.hex()
         self._known_bytes, self._looked_s = 0, float("-inf")
         try:
