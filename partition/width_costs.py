@@ -2,19 +2,19 @@
 
 A pass takes about as long as the longer of computing and reading. Computing grows with the number of tokens. Reading
 grows only in a mixture of experts, with the union of the experts that the tokens choose. Between widths that were seen,
-times are interpolated linearly. The latest passes of a width count most, at the present pace of drive and processor.
+times are interpolated linearly. The latest passes of a width count most, at the drive's present pace.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 LATEST = 7  # passes of a width that count
-LATEST_PACED = 31  # of what does not change with the pace: more, or it would wander off
+LATEST_PACED = 31  # of what does not change with the drive's pace: more, or it would wander off
 LEAST_READ_S = 1e-6  # else it says nothing of the drive
 MOST_STEP = 2.0  # in time, from the widest pass that was seen to one that may be tried
 SLOPE = 0.25  # of computing one token, for each further one, where only one width was seen: more than most devices
@@ -55,10 +55,6 @@ class WidthCurve:
         nearest = self._widths[0] if place == 0 else self._widths[-1]
         return self._medians[nearest] * growth(width) / growth(nearest)
 
-    def beyond(self, width: int) -> Iterator[float]:
-        """Return the quantity at each width beyond `width` that was seen."""
-        return (self._medians[wider] for wider in self._widths[bisect_right(self._widths, width) :])
-
     @property
     def widest(self) -> int:
         """The widest that was seen, 0 before anything was."""
@@ -73,70 +69,22 @@ class WidthCurve:
         return self._medians[low] - slope * (low - 1), slope
 
 
-class PacedCurve:
-    """Seconds by width, of a pass or of a unit in it, at a pace that all widths share: a drive's, or a processor's.
-
-    Both change within minutes, by what else they do, while the last pass of some width is long ago. So what is kept
-    for each width is relative to the pace, and each pass updates the pace by comparing itself with earlier passes of
-    its width.
-    """
-
-    def __init__(self) -> None:
-        self._usual = WidthCurve(LATEST_PACED)  # at pace 1
-        self._paces: deque[tuple[float, float]] = deque(maxlen=LATEST)  # over what is usual at the width, and that
-
-    def observe(self, width: int, seconds: float, n_units: float = 1.0) -> None:
-        """Note a pass of `width` that took `seconds` for so many units."""
-        unit_s = seconds / n_units
-        if width in self._usual and (usual_s := self._usual.at(width)) > 0:
-            self._paces.append((unit_s / usual_s, usual_s * n_units))
-        self._usual.observe(width, unit_s / self._pace)
-
-    def __bool__(self) -> bool:
-        return bool(self._usual)
-
-    def at(self, width: int, growth: Callable[[int], float] = lambda width: 1.0) -> float:
-        """Return the seconds at `width` now; see `WidthCurve.at`."""
-        return self._pace * self._usual.at(width, growth)
-
-    def least_beyond(self, width: int) -> float:
-        """Return the least seconds at any width beyond `width` that was seen, now; infinite where none was."""
-        return self._pace * min(self._usual.beyond(width), default=math.inf)
-
-    @property
-    def widest(self) -> int:
-        """The widest that was seen, 0 before anything was."""
-        return self._usual.widest
-
-    def line(self) -> tuple[float, float] | None:
-        """Return the line of `WidthCurve.line` at pace 1."""
-        return self._usual.line()
-
-    @property
-    def _pace(self) -> float:
-        """The seconds now, over the usual ones: the median over the time that the last passes usually take."""
-        half, so_far = sum(usual_s for _, usual_s in self._paces) / 2, 0.0
-        for pace, usual_s in sorted(self._paces):
-            so_far += usual_s
-            if so_far >= half and pace > 0:
-                return pace
-        return 1.0
-
-
 class WidthCosts:
     """Seconds of a pass by its width.
 
     union_growth: the bytes that a pass of a width reads, over the bytes of a pass of one token.
 
-    Reading a byte takes longer in passes of many tokens, which use the processor and the memory more. So the time of a
-    byte is recorded for each width. Computing takes no longer than in a wider pass: where that was seen, something else
-    slowed the narrower one down, which would hardly be tried again.
+    A drive may change its speed within minutes, while the last pass of some width is long ago. Reading a byte also
+    takes longer in passes of many tokens, which use the processor and the memory more. So the time of a byte is
+    recorded for each width, relative to a pace that all widths share. Each pass updates the pace by comparing itself
+    with earlier passes of its width.
     """
 
     def __init__(self, union_growth: Callable[[int], float] = lambda width: 1.0) -> None:
         self._union_growth = union_growth
-        self._bytes, self._factor = WidthCurve(), WidthCurve()
-        self._compute, self._byte_s = PacedCurve(), PacedCurve()
+        self._compute, self._bytes, self._factor = WidthCurve(), WidthCurve(), WidthCurve()
+        self._byte_s = WidthCurve(LATEST_PACED)  # at pace 1
+        self._paces: deque[tuple[float, float]] = deque(maxlen=LATEST)  # over what was usual at the width, bytes
 
     def observe(self, width: int, wall_s: float, wait_s: float, read_s: float, read_bytes: int) -> None:
         """Record a pass.
@@ -151,7 +99,9 @@ class WidthCosts:
         self._compute.observe(width, compute_s)
         self._bytes.observe(width, read_bytes)
         if read_bytes > 0 and read_s > LEAST_READ_S:
-            self._byte_s.observe(width, read_s, read_bytes)
+            if width in self._byte_s:
+                self._paces.append((read_s / read_bytes / self._byte_s.at(width), read_bytes))
+            self._byte_s.observe(width, read_s / read_bytes / self._pace)
         self._factor.observe(width, wall_s / _together_s(compute_s, read_s))
 
     @property
@@ -180,9 +130,21 @@ class WidthCosts:
 
     def _parts_s(self, width: int) -> tuple[float, float]:
         """Return how long a pass of `width` tokens reads, and how long it computes."""
-        byte_s = self._byte_s.at(width) if self._byte_s else 0.0
-        compute_s = min(self._compute.at(width, self._compute_growth), self._compute.least_beyond(width))
-        return byte_s * self._bytes.at(width, self._union_growth), compute_s
+        read_s = self._read_byte_s(width) * self._bytes.at(width, self._union_growth)
+        return read_s, self._compute.at(width, self._compute_growth)
+
+    @property
+    def _pace(self) -> float:
+        """The time of reading a byte now, over the usual time: the median over the bytes read last."""
+        half, so_far = sum(n_bytes for _, n_bytes in self._paces) / 2, 0.0
+        for pace, n_bytes in sorted(self._paces):
+            so_far += n_bytes
+            if so_far >= half:
+                return pace
+        return 1.0
+
+    def _read_byte_s(self, width: int) -> float:
+        return self._pace * self._byte_s.at(width) if self._byte_s else 0.0
 
     def _compute_growth(self, width: int) -> float:
         line = self._compute.line()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.errors import ModelFileError, TierReadError, reason_of
 
 FORMAT = "# route_trace v1"
 PREFILL, DECODE = 0, 1
@@ -81,7 +81,7 @@ class RouteReader:
         except FileNotFoundError as error:
             raise ModelFileError(f"{path}: there is no such trace; record one, or correct the path") from error
         except OSError as error:
-            raise TierReadError(f"{path}: cannot be read ({error.strerror})") from error
+            raise TierReadError(f"{path}: cannot be read ({reason_of(error)})") from error
         try:
             self._columns, self.header = self._read_preamble()
         except BaseException:
@@ -170,7 +170,7 @@ class RouteReader:
             try:
                 line = self._file.readline(_LONGEST_LINE)
             except OSError as error:
-                raise TierReadError(f"{self._path}: cannot be read ({error.strerror})") from error
+                raise TierReadError(f"{self._path}: cannot be read ({reason_of(error)})") from error
             self._line += 1
             if not line or line.strip():
                 return line.strip()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
 from edge_run.devices.members.identity import device_key
-from edge_run.devices.members.keeping import ListEditor, ask, found, read_request
+from edge_run.devices.members.join_request import ask, read_request
 from edge_run.devices.members.keys import DeviceKey
+from edge_run.devices.members.list_changes import ListEditor, found
 from edge_run.devices.members.member_list import MemberList
 from edge_run.devices.mesh.changes import new_invitation
 from edge_run.devices.mesh.node import LocalNode

@@ -20,7 +20,7 @@ def member_lists(folder: Path, stack: ExitStack) -> Target:
     from edge_run.devices.members import member_list
     from edge_run.devices.members.cluster import read_cluster
     from edge_run.devices.members.identity import take_identity
-    from edge_run.devices.members.keeping import ListEditor
+    from edge_run.devices.members.list_changes import ListEditor
     from edge_run.devices.members.roster import Roster
     from mesh_lists import make_cluster
 

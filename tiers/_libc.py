@@ -16,6 +16,8 @@ import os
 import sys
 from typing import Any, NoReturn
 
+from edge_run.base.errors import reason_of
+
 PAGE = mmap.PAGESIZE
 
 PROT_NONE, PROT_READ, PROT_READ_WRITE = 0, 1, 3
@@ -231,11 +233,11 @@ def _why_no_stubs() -> str:
     try:
         descriptor = memory_file("edge-run-trial")
     except OSError as error:
-        return f"files in memory are refused ({error.strerror})"
+        return f"files in memory are refused ({reason_of(error)})"
     try:
         os.close(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY))
     except OSError as error:
-        return f"files in memory cannot be opened ({error.filename}: {error.strerror}); mount /proc"
+        return f"files in memory cannot be opened ({error.filename}: {reason_of(error)}); mount /proc"
     finally:
         os.close(descriptor)
     return ""

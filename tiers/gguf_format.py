@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.errors import ModelFileError, TierReadError, reason_of
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
@@ -229,7 +229,8 @@ class HeaderCursor:
             window = self._file.read(wanted_bytes) or b""
         except OSError as error:
             raise TierReadError(
-                f"{self.path}: reading {wanted_bytes:,} bytes at {position:,} failed: {error.strerror}; check the disk",
+                f"{self.path}: reading {wanted_bytes:,} bytes at {position:,} failed: {reason_of(error)}; "
+                "check the disk",
                 position_bytes=position,
                 needed_bytes=wanted_bytes,
             ) from error

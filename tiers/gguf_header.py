@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edge_run.base.errors import ModelFileError
+from edge_run.base.errors import ModelFileError, reason_of
 from edge_run.base.files import FileIdentity
 from edge_run.base.units import format_size, round_up
 from edge_run.tiers.gguf_format import (
@@ -148,7 +148,7 @@ def read_header(path: Path, shard: int = 0) -> Header:
             raise ModelFileError(f"{path}: {kind}, a GGUF file is needed; give the path of the .gguf file")
         file = path.open("rb", buffering=0)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = reason_of(error)
         raise ModelFileError(f"{path}: cannot open: {reason}; check the path and its permissions") from error
     with file:
         identity = FileIdentity.of(os.fstat(file.fileno()))

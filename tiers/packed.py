@@ -13,7 +13,7 @@ from edge_run.base.errors import PackedFileError
 from edge_run.base.extras import PACK, need
 from edge_run.base.units import round_down, round_up
 from edge_run.tiers import _libc
-from edge_run.tiers.packed_file import PackedFile
+from edge_run.tiers.packed_file import ADVICE, PackedFile
 from edge_run.tiers.packed_index import READ_BYTES, read_table
 from edge_run.tiers.source import SourceFile
 
@@ -67,7 +67,7 @@ class PackedBlocks:
         longest = int((self._ends - self._starts).max())
         if int(self._ends.max()) > self.file.size_bytes or longest > READ_BYTES:
             self.file.close()
-            raise PackedFileError(f"{packed.path}: damaged, a block is outside; make it again with edge-run pack")
+            raise PackedFileError(f"{packed.path}: damaged, a block is outside; {ADVICE}")
         self._own = threading.local()
         self._buffers: list[int] = []
         self._lock = threading.Lock()
@@ -133,8 +133,7 @@ class PackedBlocks:
 
     def _damaged(self, why: str) -> PackedFileError:
         return PackedFileError(
-            f"{self.packed.path}: a block is damaged ({why}); make it again with edge-run pack, or leave it out with "
-            "--packed off",
+            f"{self.packed.path}: a block is damaged ({why}); {ADVICE}",
         )
 
     def _buffer(self) -> int:

@@ -24,13 +24,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from edge_run.base.errors import ModelFileError, PackedFileError
+from edge_run.base.errors import ModelFileError, PackedFileError, reason_of
 from edge_run.base.files import FileIdentity
 from edge_run.base.units import KIB, MIB
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_header import TensorInfo
 from edge_run.tiers.packed_index import (
+    ENTRY,
     PAGES_BYTES,
     READ_BYTES,
     SMALLEST_BLOCK_BYTES,
@@ -45,13 +46,12 @@ SUFFIX = ".packed"
 MAGIC = b"edge-run packed\n"
 VERSION = 2
 HEAD = struct.Struct(f"<{len(MAGIC)}sIQQQ32s")  # magic, version; index: where, JSON's length, table's length; digest
-ENTRY = struct.Struct("<IIQII")  # shard, number of the block in it, where it is packed, lengths of its two frames
 _MIDDLE_BYTES = 4096  # on every machine, whatever its pages are: packed files are copied with their models
 ALIGNMENT_BYTES = PAGES_BYTES[-1]  # of blocks with repacked weights
 WORK_BYTES = 256 * KIB  # of a reader that unpacks: what zstd keeps
 Block: TypeAlias = "tuple[int, int]"  # the shard, and the number of the block in it
 _MOST_JSON_BYTES, _MOST_TABLE_BYTES = 16 * MIB, 256 * MIB
-_ADVICE = "make it again with edge-run pack, or leave it out with --packed off"
+ADVICE = "make it again with edge-run pack, or leave it out with --packed off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def model_key(gguf: GgufModel, names: Sequence[str]) -> str:
                 for tensor in (known[name] for name in names if name in known and known[name].shard == number):
                     digest.update(os.pread(file.fileno(), *_middle(tensor)))
     except OSError as error:
-        raise ModelFileError(f"{gguf.shards[0].path}: cannot be read ({error.strerror})") from error
+        raise ModelFileError(f"{gguf.shards[0].path}: cannot be read ({reason_of(error)})") from error
     return digest.hexdigest()
 
 
@@ -181,7 +181,7 @@ def read_packed(path: Path, model_bytes: Sequence[int] = ()) -> PackedFile:
             file.seek(start)
             index, table = file.read(n_index), file.read(n_table)
     except OSError as error:
-        raise PackedFileError(f"{path}: cannot be read ({error.strerror}); leave it out with --packed off") from error
+        raise PackedFileError(f"{path}: cannot be read ({reason_of(error)}); leave it out with --packed off") from error
     if _digest(index, table) != digest:
         raise _damaged(path, "its index is not the one that was written")
     try:
@@ -204,7 +204,7 @@ def find_packed(gguf: GgufModel, wanted: Path | None) -> PackedFile | None:
     packed = replace(read_packed(path, sizes), is_named=wanted is not None)
     if packed.facts.model != model_key(gguf, packed.facts.names):
         raise PackedFileError(
-            f"{path}: was packed from another model than {gguf.shards[0].path}; {_ADVICE}",
+            f"{path}: was packed from another model than {gguf.shards[0].path}; {ADVICE}",
         )
     try:
         check_blocks(packed.facts, packed.table, gguf)
@@ -214,4 +214,4 @@ def find_packed(gguf: GgufModel, wanted: Path | None) -> PackedFile | None:
 
 
 def _damaged(path: Path, why: str) -> PackedFileError:
-    return PackedFileError(f"{path}: damaged, {why}; {_ADVICE}")
+    return PackedFileError(f"{path}: damaged, {why}; {ADVICE}")

@@ -7,6 +7,7 @@ and range, then the blocks against the packed file and against the model's files
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,8 @@ LARGEST_BLOCK_BYTES, SMALLEST_BLOCK_BYTES = 256 * KIB, 64 * KIB
 READ_BYTES = MIB  # of packed blocks in a row, in one read
 PAGES_BYTES = tuple(KIB << power for power in range(2, 7))  # how wide pages are, on whichever machine
 _MODEL = re.compile(r"[0-9a-f]{64}")
+ENTRY = struct.Struct("<IIQII")  # of a block; its columns as NumPy reads them:
 _COLUMNS = (("shard", "<u4"), ("number", "<u4"), ("start", "<u8"), ("first", "<u4"), ("second", "<u4"))
-_ENTRY_BYTES = 24
 _MOST_SHARDS = 99_999  # their names have five digits
 
 
@@ -86,7 +87,7 @@ def alignment_of(table: bytes) -> int:
 
     Raises ValueError where the first one does not lie behind one such page.
     """
-    start = int.from_bytes(table[8:16], "little")
+    start = int(ENTRY.unpack_from(table)[2])
     if start not in PAGES_BYTES:
         raise ValueError("its blocks do not begin with a page")
     return start
@@ -96,7 +97,7 @@ def check_table(facts: Facts, table: bytes, start: int, stop: int) -> None:
     """Raise ValueError unless the blocks of `table` fill the file from `start` to `stop` without gaps, in order."""
     import numpy as np
 
-    if not table or len(table) % _ENTRY_BYTES:
+    if not table or len(table) % ENTRY.size:
         raise ValueError("its table is not one of blocks")
     blocks = read_table(table)
     if int(blocks["shard"].max()) > _MOST_SHARDS or (np.diff(_keys(blocks)) <= 0).any():

@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edge_run.base.errors import ModelFileError, TierReadError
-from edge_run.base.files import FileIdentity
+from edge_run.base.errors import ModelFileError, TierReadError, reason_of
+from edge_run.base.files import FileIdentity, sync
 from edge_run.tiers import _libc
 from edge_run.tiers.pieces import Pieces
 from edge_run.tiers.source import SourceFile
@@ -49,7 +49,7 @@ class PartialModel:
         journal = self.folder / JOURNAL
         if not all(path.exists() and path.stat().st_size == size for path, size in self._shards()):
             journal.unlink(missing_ok=True)
-            _sync_folder(self.folder)
+            sync(self.folder)
         for path, size in self._shards():
             self._files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
             os.ftruncate(self._files[-1], size)
@@ -62,7 +62,7 @@ class PartialModel:
             self._end = len(self._head)
         for file in self._files:
             os.fdatasync(file)
-        _sync_folder(self.folder)
+        sync(self.folder)
 
     def _shards(self) -> Iterable[tuple[Path, int]]:
         return zip(self.paths, self.pieces.sizes, strict=True)
@@ -131,7 +131,7 @@ class PartialModel:
             _libc.punch_hole(self._journal, self._end, _libc.PAGE)
         except OSError as error:
             raise TierReadError(
-                f"{self.folder}: no part of a file can be freed there ({error.strerror}); choose a folder on another "
+                f"{self.folder}: no part of a file can be freed there ({reason_of(error)}); choose a folder on another "
                 "file system (--cache-dir)",
                 errno=error.errno,
             ) from error
@@ -196,14 +196,6 @@ def _write_all(descriptor: int, data: bytes | bytearray | memoryview, offset: in
         written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
     """Raise TierReadError where the system refuses what is done in this block."""
@@ -211,7 +203,7 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise TierReadError(
-            f"{folder}: cannot keep fetched weights there ({error.strerror or error}); free space on its disk, or "
+            f"{folder}: cannot keep fetched weights there ({reason_of(error)}); free space on its disk, or "
             "choose another folder with --cache-dir",
             errno=error.errno,
         ) from error

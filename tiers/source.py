@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from edge_run.base.errors import ModelFileError, TierReadError, from_system
+from edge_run.base.errors import ModelFileError, TierReadError, from_system, reason_of
 from edge_run.base.files import FileIdentity, changed
 from edge_run.tiers import _libc
 from edge_run.tiers.drives.page_cache import PageCache
@@ -62,7 +62,7 @@ class SourceFile:
             self._identity, self._changed_ns = self._identify()
         except OSError as error:
             self.close()
-            raise ModelFileError(f"{path}: cannot be opened ({error.strerror}); check its permissions") from error
+            raise ModelFileError(f"{path}: cannot be opened ({reason_of(error)}); check its permissions") from error
         if expected not in (None, self._identity):
             self.close()
             raise changed(path)
@@ -159,7 +159,7 @@ class SourceFile:
             if error.errno == errno.ENOMEM:
                 raise from_system(error, what) from error
             raise TierReadError(
-                f"{what} failed ({error.strerror}); check the drive",
+                f"{what} failed ({reason_of(error)}); check the drive",
                 position_bytes=offset,
                 needed_bytes=length,
                 errno=error.errno,

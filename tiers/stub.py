@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import ModelFileError, TierReadError, from_system
+from edge_run.base.errors import ModelFileError, TierReadError, from_system, reason_of
 from edge_run.base.units import round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import MappedSpan
@@ -72,7 +72,7 @@ class Stubs(Closing):
         try:
             source = shard.path.open("rb")
         except OSError as error:
-            why = error.strerror
+            why = reason_of(error)
             raise ModelFileError(f"{shard.path}: cannot be opened ({why}); check its permissions") from error
         with source:
             try:
@@ -88,7 +88,7 @@ class Stubs(Closing):
                 if error.errno != errno.EFBIG:
                     raise from_system(error, what) from error
                 raise TierReadError(
-                    f"{what} ({error.strerror}); raise the limit on the length of files (ulimit -f)",
+                    f"{what} ({reason_of(error)}); raise the limit on the length of files (ulimit -f)",
                     needed_bytes=size_bytes,
                     errno=error.errno,
                 ) from error

@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import Any
 
-from edge_run.base.errors import ProtocolError
+from edge_run.base.errors import ProtocolError, reason_of
 from edge_run.devices.broker.access import parse_access
 from edge_run.devices.broker.server import MOST_CONNECTIONS, MqttServer
 
@@ -30,7 +30,7 @@ def main() -> None:
     try:
         asyncio.run(_serve(request))
     except OSError as error:
-        _say({"error": error.strerror or str(error)})
+        _say({"error": reason_of(error)})
         sys.exit(1)
 
 

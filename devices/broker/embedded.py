@@ -16,7 +16,8 @@ import threading
 import time
 from collections import deque
 
-from edge_run.base.errors import MeshError
+from edge_run.base.errors import MeshError, reason_of
+from edge_run.base.fields import plain
 from edge_run.devices.broker.access import BrokerAccess
 from edge_run.devices.link.hosts import place_text
 
@@ -88,7 +89,7 @@ class EmbeddedBroker:
             try:
                 self._serve()
             except OSError as error:
-                self._said = error.strerror or str(error)
+                self._said = reason_of(error)
             if not self._started.is_set():  # the first one: who wanted it is told
                 self._started.set()
                 return
@@ -125,7 +126,7 @@ class EmbeddedBroker:
             self._said = ""
             self._started.set()
             return
-        text = "".join(letter for letter in str(text).strip() if letter.isprintable())[:MOST_LETTERS]
+        text = plain(str(text), MOST_LETTERS)
         if kind == "error":
             self._said = text or self._said
         else:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_run.base.errors import NotSupported, TierReadError
+from edge_run.base.errors import NotSupported, TierReadError, reason_of
 from edge_run.base.profile import DiskProfile, ReadSpeed
 from edge_run.base.units import KIB, MIB, round_up
 from edge_run.devices.host.memory import available_bytes
@@ -69,7 +69,7 @@ def measure_disk(folder: Path, model: Path | None, readers: int, effort: Effort 
     try:
         mount = find_mount(folder)
     except OSError as error:
-        raise TierReadError(f"{folder}: cannot be read ({error.strerror}); name another folder") from error
+        raise TierReadError(f"{folder}: cannot be read ({reason_of(error)}); name another folder") from error
     with _opened(folder, model, effort) as (source, units), _memory(effort.ring_bytes) as ring:
         deal = _Deal(units, effort.most_bytes // UNIT_BYTES, readers)
         effort = replace(effort, most_bytes=min(effort.most_bytes, deal.most_bytes))

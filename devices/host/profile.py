@@ -18,6 +18,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from edge_run.base.errors import reason_of
 from edge_run.base.files import whole_file
 from edge_run.base.profile import DeviceProfile, DiskProfile, KernelSpeed, RepackedSpeed
 from edge_run.base.strict_json import decode, parse
@@ -273,7 +274,7 @@ class ProfileStore:
                 with whole_file(self._folder / identity.file_name, 0o600) as draft:
                     draft.write_text(text, encoding="utf-8")
             except OSError as error:
-                self.problem = f"{self._folder}: cannot be written ({error.strerror}); measured again next time"
+                self.problem = f"{self._folder}: cannot be written ({reason_of(error)}); measured again next time"
                 logger.info("%s", self.problem)
                 return False
         self.problem = ""

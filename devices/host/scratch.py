@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge_run.base.errors import TierReadError
+from edge_run.base.errors import TierReadError, reason_of
 from edge_run.base.units import MIB, format_size, round_down
 from edge_run.tiers._libc import forget_pages
 from edge_run.tiers.source import SourceFile
@@ -64,8 +64,8 @@ def _written(folder: Path, size_bytes: int, patience_s: float) -> SourceFile:
         if not isinstance(error, OSError):
             raise
         raise TierReadError(
-            f"{folder}: writing {format_size(size_bytes)} to measure this disk failed ({error.strerror}); name another "
-            "folder, or with --model a model on the same disk",
+            f"{folder}: writing {format_size(size_bytes)} to measure this disk failed ({reason_of(error)}); name "
+            "another folder, or with --model a model on the same disk",
             needed_bytes=size_bytes,
         ) from error
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from edge_run.base.errors import ConfigError, ModelFileError, TierReadError
+from edge_run.base.errors import ConfigError, ModelFileError, TierReadError, reason_of
 from edge_run.base.files import common_mode, file_to_write, whole_file
 
 
@@ -19,7 +19,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         file = path.open("rb")
     except OSError as error:
         raise ModelFileError(
-            f"{path}: cannot be opened ({error.strerror}); check the drive and its permissions"
+            f"{path}: cannot be opened ({reason_of(error)}); check the drive and its permissions"
         ) from error
     with file:
         yield file
@@ -33,7 +33,7 @@ def read_at(file: BinaryIO, offset: int, length: int) -> bytes:
             found += more
     except OSError as error:
         at = f"at byte {offset + len(found):,}"
-        raise TierReadError(f"{file.name}: cannot be read {at} ({error.strerror}); check the drive") from error
+        raise TierReadError(f"{file.name}: cannot be read {at} ({reason_of(error)}); check the drive") from error
     if len(found) < length:
         raise ModelFileError(
             f"{file.name}: ended at byte {offset + len(found):,}, {offset + length:,} are needed; it changed while it "
@@ -92,7 +92,7 @@ def written(target: Path, size_bytes: int, size: str, source: Path) -> Iterator[
 
     def failure(error: OSError) -> TierReadError:
         return TierReadError(
-            f"{target}: writing {size} failed: {error.strerror}; check the disk and the folder's permissions",
+            f"{target}: writing {size} failed: {reason_of(error)}; check the disk and the folder's permissions",
             needed_bytes=size_bytes,
         )
 

@@ -66,7 +66,7 @@ def check_key(text: str) -> None:
         raise ProtocolError("key of a data link: is weak, everybody could read what is encrypted for it")
 
 
-def parse_place(text: str) -> tuple[Address, int]:
+def parse_link_address(text: str) -> tuple[Address, int]:
     """Return address and port of `text`. Raises ProtocolError for what can be no device's data link."""
     form = _PLACE.fullmatch(text)
     try:
@@ -154,7 +154,7 @@ def may_try(key: str, place: str) -> bool:
     Raises OSError where that cannot be found out now.
     """
     try:
-        address, port = parse_place(place)
+        address, port = parse_link_address(place)
     except ProtocolError:
         return False
     return not is_own(address) or is_marked(key, port)

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from edge_run.base.errors import ConfigError, EdgeRunError, MeshError
+from edge_run.base.errors import ConfigError, EdgeRunError, MeshError, reason_of
 from edge_run.base.strict_json import parse
 from edge_run.devices.members.identity import check_private, write_private
-from edge_run.devices.members.keeping import secret_of
 from edge_run.devices.members.keys import KEY_BYTES, DeviceKey, node_of, to_text
+from edge_run.devices.members.list_changes import secret_of
 from edge_run.devices.members.member_list import NO_VERSION, SECRET_BYTES, MemberList, Role, Version, read_list
 
 PROOF_BYTES = 32
@@ -229,7 +229,7 @@ def write_cluster(folder: Path, cluster: Cluster) -> None:
             write_private(members_path(folder, cluster), cluster.listed.payload)
         write_private(folder / _FILE, json.dumps(content, indent=1).encode())
     except OSError as error:
-        raise MeshError(f"{folder / _FILE}: cannot be written ({error.strerror})") from error
+        raise MeshError(f"{folder / _FILE}: cannot be written ({reason_of(error)})") from error
 
 
 def _read(path: Path) -> bytes:
@@ -254,7 +254,7 @@ def read_cluster(folder: Path) -> Cluster | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise MeshError(f"{path}: cannot be read ({error.strerror})") from error
+        raise MeshError(f"{path}: cannot be read ({reason_of(error)})") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise MeshError(f"{path}: is damaged; join once more with `edge-run mesh join LINE`") from error
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_run.base.errors import MeshError, NotTrusted
+from edge_run.base.errors import MeshError, NotTrusted, reason_of
 from edge_run.base.files import whole_file
 from edge_run.base.strict_json import parse
 from edge_run.devices.host.locks import NO_LOCKS, fcntl
@@ -139,7 +139,7 @@ def _key_file(folder: Path) -> Iterator[int]:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise MeshError(f"{folder}: the key of this device cannot be kept ({error.strerror})") from error
+        raise MeshError(f"{folder}: the key of this device cannot be kept ({reason_of(error)})") from error
 
 
 def _seed(descriptor: int, path: Path) -> bytes:
@@ -185,7 +185,7 @@ def _next_incarnation(path: Path, wall_clock: Callable[[], float]) -> str:
     try:
         write_private(path, json.dumps(start_ms).encode())
     except OSError as error:
-        logger.warning("%s: when this device last joined cannot be noted (%s)", path, error.strerror or error)
+        logger.warning("%s: when this device last joined cannot be noted (%s)", path, reason_of(error))
     return _incarnation(start_ms)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from edge_run.base.errors import MeshError
 from edge_run.devices.members.cluster import Cluster, members_path, read_cluster, write_cluster
 from edge_run.devices.members.identity import brief_lock, device_key
-from edge_run.devices.members.keeping import ListEditor
+from edge_run.devices.members.list_changes import ListEditor
 from edge_run.devices.members.member_list import MOST_BYTES, MemberList
 
 logger = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from edge_run.base.errors import NotTrusted, ProtocolError
+from edge_run.base.fields import is_name
 from edge_run.base.strict_json import parse
 from edge_run.devices.members.keys import SEAL_BYTES, SIGNATURE_BYTES, DeviceKey, from_text, is_signed, node_of, to_text
 
@@ -318,6 +319,11 @@ def _check_members(found: MemberList) -> None:
         raise ValueError("members that lead, and the charter does not say so, or the other way round")
 
 
+def fitting(name: str) -> str:
+    """Return `name` as a list may have it."""
+    return "".join(one if one.isprintable() else "?" for one in name)[:MOST_LETTERS] or "device"
+
+
 def _rows(value: Any, most: int) -> list[Any]:
     if not isinstance(value, list) or len(value) > most:
         raise ValueError(f"no list of at most {most}")
@@ -325,7 +331,7 @@ def _rows(value: Any, most: int) -> list[Any]:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MOST_LETTERS or not value.isprintable():
+    if not is_name(value, MOST_LETTERS, 1):
         raise ValueError("no name")
     return value
 

@@ -18,7 +18,8 @@ from random import Random
 from edge_run.base.errors import EdgeRunError, NotTrusted
 from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.members.identity import Identity
-from edge_run.devices.members.keeping import JoinRequest, ListEditor, read_request, take_over
+from edge_run.devices.members.join_request import JoinRequest, read_request
+from edge_run.devices.members.list_changes import ListEditor, take_over
 from edge_run.devices.members.member_list import MemberList, Version, read_list
 
 LEARN_S = 10.0  # how long the list that the broker keeps is waited for, where this device hears nothing at all

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from edge_run.base.errors import MeshError
 from edge_run.devices.members.cluster import Cluster, Invited
-from edge_run.devices.members.keeping import ListEditor
 from edge_run.devices.members.keys import KEY_BYTES, DeviceKey
+from edge_run.devices.members.list_changes import ListEditor
 from edge_run.devices.members.list_file import change_list
 from edge_run.devices.members.member_list import Invitation, MemberList, Role
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh

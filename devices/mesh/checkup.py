@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from edge_run.base.errors import EdgeRunError, NotTrusted, ProtocolError
+from edge_run.base.errors import EdgeRunError, NotTrusted, ProtocolError, reason_of
 from edge_run.base.mesh import Document, Member, names_apart
 from edge_run.devices.host.findings import NOTE, OK, PROBLEM, Finding, Report
 from edge_run.devices.link.places import may_try
@@ -188,7 +188,7 @@ def _try(key: str, place: str) -> float | str:
     except TimeoutError:
         return "does not answer (a firewall?)"
     except OSError as error:
-        return f"({error.strerror or error})"
+        return f"({reason_of(error)})"
 
 
 def _rates(names: Mapping[str, str], loads: dict[str, Document]) -> list[Finding]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from edge_run.base.errors import EdgeRunError, MeshError, NotTrusted
 from edge_run.devices.members.cluster import Broker, Cluster, Invited
 from edge_run.devices.members.identity import device_key
-from edge_run.devices.members.keeping import ask
+from edge_run.devices.members.join_request import ask
 from edge_run.devices.members.member_list import SECRET_BYTES, MemberList, read_list
 from edge_run.devices.mesh.channel import Channel, ChannelCallbacks
 from edge_run.devices.mesh.home_assistant import PlainMessage

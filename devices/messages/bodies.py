@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from edge_run.base.errors import ProtocolError
+from edge_run.base.fields import is_name
 from edge_run.base.mesh import Document
 from edge_run.devices.link.connection import Peer
-from edge_run.devices.link.places import AddressFilter, check_key, parse_place
+from edge_run.devices.link.places import AddressFilter, check_key, parse_link_address
 from edge_run.devices.members.member_list import canonical
 from edge_run.devices.messages.envelope import MOST_BYTES, Envelope
 from edge_run.devices.presence.events import Announced, Heartbeat, Left
@@ -36,7 +37,7 @@ def announced(envelope: Envelope, incarnation: str) -> Announced | Heartbeat:
     body = envelope.body
     name, capabilities, link = body.get("name"), body.get("capabilities"), body.get("link")
     heard = body.get("heard")
-    if not _is_text(name) or not isinstance(capabilities, dict) or not isinstance(link, dict):
+    if not is_name(name, MOST_LETTERS, 1) or not isinstance(capabilities, dict) or not isinstance(link, dict):
         raise ProtocolError("an announcement that is none", node=envelope.node)
     try:
         check_link(link)
@@ -86,8 +87,4 @@ def check_link(link: Document) -> None:
         raise ProtocolError(f"data link: {len(places)} places, at most {MOST_PLACES} may be announced")
     check_key(key)
     for place in places:
-        parse_place(str(place))
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= MOST_LETTERS and value.isprintable()
+        parse_link_address(str(place))

@@ -28,6 +28,7 @@ from edge_run.runtime.server.answers import AnswerForm
 from edge_run.runtime.server.apis.openai_chat import ChatForm, ChatRequest, chat_job
 from edge_run.runtime.server.apis.openai_completions import CompletionForm, CompletionRequest, completion_job
 from edge_run.runtime.server.bodies import convert
+from edge_run.runtime.server.catalogue.folder import model_name
 from edge_run.runtime.server.catalogue.served_model import MOST_UNPREPARED, AnswerDefaults, Preparing, ServedModel
 from edge_run.runtime.server.counts import Counts
 from edge_run.runtime.server.generating import FinishedAnswer, Job, generate
@@ -83,7 +84,7 @@ class PlacesHere:
         """Take `model` over, and close it at the end. sampling, most_tokens: for requests that say nothing."""
         async with AsyncModel.of(model) as answering:
             defaults = AnswerDefaults(sampling, most_tokens)
-            yield cls(ServedModel(model.path.stem, model, answering, defaults, Preparing(), Counts()))
+            yield cls(ServedModel(model_name(model.path), model, answering, defaults, Preparing(), Counts()))
 
     async def take(self, n_unfinished: int) -> Place:
         """Wait for a place, and return it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -29,9 +28,7 @@ from edge_run.runtime.batches.answering import BatchResult, Place, refused
 from edge_run.runtime.batches.cluster_host import GONE, ModelHost, answer, open_model
 from edge_run.runtime.batches.input_file import BatchRequest
 from edge_run.runtime.server.refusals import Refusal
-
-if sys.version_info < (3, 11):
-    from exceptiongroup import BaseExceptionGroup
+from edge_run.runtime.server.tasks import task_group
 
 LOOK_S = 1.0  # between two looks at which workers are there
 CONNECT_S = 10.0
@@ -98,13 +95,10 @@ class ClusterPlaces:
         client = await _connected(address)
         places = cls(client, ModelHost(order), say)
         try:
-            async with anyio.create_task_group() as group:
+            async with task_group() as group:
                 group.start_soon(places._watch, name="edge-run-workers")
                 yield places
                 group.cancel_scope.cancel()
-        except BaseExceptionGroup as failures:
-            first = _first_of(failures)
-            raise first from first.__cause__
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(CONNECT_S), contextlib.suppress(Exception):
                 await client.unregister_worker_plugin(places._host.name)
@@ -278,12 +272,6 @@ def _telling_of_the_scheduler() -> Iterator[None]:
         if isinstance(error, EdgeRunError):
             raise
         raise MeshError(f"dask: the scheduler is gone ({error}); the same command goes on later") from error
-
-
-def _first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first failure that is none of several."""
-    first = failures.exceptions[0]
-    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _connected(address: str) -> Client:

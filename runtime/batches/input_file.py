@@ -10,7 +10,7 @@ from typing import Annotated, Any, BinaryIO
 import msgspec
 from msgspec import Meta
 
-from edge_run.base.errors import ConfigError, system_errors
+from edge_run.base.errors import ConfigError, reason_of, system_errors
 from edge_run.base.units import format_size
 from edge_run.runtime.server.bodies import MOST_BODY_BYTES, decode
 from edge_run.runtime.server.refusals import Refusal
@@ -103,5 +103,5 @@ def _opened(path: Path) -> BinaryIO:
         return path.open("rb")
     except OSError as error:
         raise ConfigError(
-            f"batch {path}: cannot be read ({error.strerror or error}); check the path and its permissions"
+            f"batch {path}: cannot be read ({reason_of(error)}); check the path and its permissions"
         ) from error

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import ConfigError, TierReadError, system_errors
+from edge_run.base.errors import ConfigError, TierReadError, reason_of, system_errors
 from edge_run.devices.host.locks import NO_LOCKS
 from edge_run.runtime.server.bodies import MOST_BODY_BYTES
 
@@ -108,7 +108,9 @@ class _Lines:
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise ConfigError(f"results {path}: cannot be written ({error.strerror}); give another one (-o)") from error
+            raise ConfigError(
+                f"results {path}: cannot be written ({reason_of(error)}); give another one (-o)"
+            ) from error
         try:
             with system_errors(f"results {path}"):
                 self.is_locked = self._lock()
@@ -131,7 +133,7 @@ class _Lines:
             with contextlib.suppress(OSError):  # or the next run takes them back
                 if start >= 0:
                     os.ftruncate(self._descriptor, start)
-            raise TierReadError(f"results {self._path}: cannot be written ({error.strerror})") from error
+            raise TierReadError(f"results {self._path}: cannot be written ({reason_of(error)})") from error
         if not is_there:
             raise TierReadError(
                 f"results {self._path}: was removed or replaced while this run wrote it, and what was written is lost "

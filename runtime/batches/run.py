@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,9 +14,7 @@ from edge_run.runtime.batches.answering import BatchResult, Place, Places, refus
 from edge_run.runtime.batches.input_file import BatchRequest, NumberedLine, read_requests
 from edge_run.runtime.batches.results_file import ResultsFile
 from edge_run.runtime.server.refusals import Refusal
-
-if sys.version_info < (3, 11):
-    from exceptiongroup import BaseExceptionGroup
+from edge_run.runtime.server.tasks import task_group
 
 
 @dataclass(slots=True)
@@ -89,19 +86,16 @@ class BatchRun:
 
     async def run(self, places: Places) -> None:
         """Answer all in `places`. Raises what a place raises."""
-        try:
-            async with anyio.create_task_group() as group:
-                for number, line in enumerate(self._left()):
-                    if self._results.holds(line.key):
-                        await self._recall(number, line.key)
-                        continue
-                    if isinstance(line.asked, Refusal):
-                        await self._finish(number, line.key, refused(line.asked))
-                        continue
-                    place = await places.take(self._progress.unfinished)
-                    group.start_soon(self._answer, place, number, line.asked, name=f"edge-run-batch-{number}")
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from failures.exceptions[0].__cause__
+        async with task_group() as group:
+            for number, line in enumerate(self._left()):
+                if self._results.holds(line.key):
+                    await self._recall(number, line.key)
+                    continue
+                if isinstance(line.asked, Refusal):
+                    await self._finish(number, line.key, refused(line.asked))
+                    continue
+                place = await places.take(self._progress.unfinished)
+                group.start_soon(self._answer, place, number, line.asked, name=f"edge-run-batch-{number}")
 
     def _left(self) -> Iterator[NumberedLine]:
         """Yield the lines whose results are not there."""

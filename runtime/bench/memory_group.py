@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from edge_run.base.errors import reason_of
 from edge_run.devices.host.memory import MemoryGroup, memory_groups
 from edge_run.devices.host.system_files import system_text
 
@@ -126,5 +127,5 @@ def _remove(folder: Path) -> None:
 
 def _why(error: OSError | subprocess.CalledProcessError) -> str:
     if isinstance(error, OSError):
-        return error.strerror or str(error)
+        return reason_of(error)
     return "a process may not be moved into it"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from edge_run.base.errors import ConfigError, EdgeRunError, ProtocolError
+from edge_run.base.errors import ConfigError, EdgeRunError, ProtocolError, reason_of
 from edge_run.base.units import format_size
 from edge_run.runtime.client.answer_event import AnswerEvent, answer_event
 
@@ -158,7 +158,7 @@ def _unreachable(address: ServerAddress, error: Exception) -> EdgeRunError:
         return ConfigError(f"{address}: nobody listens there; start edge-run serve, or give another --server")
     if isinstance(error, TimeoutError):
         return ProtocolError(f"{address}: says nothing")
-    reason = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__} {error}".strip()
+    reason = reason_of(error) if isinstance(error, OSError) else f"{type(error).__name__} {error}".strip()
     return ProtocolError(f"{address}: {reason}")
 
 

@@ -17,6 +17,7 @@ from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.context_shape import ContextShape
+from edge_run.runtime.llama.holdings import LOGIT_BYTES
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.tiers.kv.cells import CellCount
 
@@ -327,7 +328,7 @@ class LocalDecoder:
         """Return memory for rows, where it is much such that all of it is given back: the C library keeps pieces."""
         import numpy as np  # which takes long to load, and who follows without logits does without
 
-        n_bytes = 4 * n_rows * self._model.vocabulary
+        n_bytes = LOGIT_BYTES * n_rows * self._model.vocabulary
         memory = mmap.mmap(-1, n_bytes) if n_bytes >= _LEAST_MAPPED_BYTES else bytearray(n_bytes)
         return np.frombuffer(memory, np.float32).reshape(n_rows, -1)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from edge_run.base.protocols import BatchToken, Decoder, Logits
 from edge_run.base.results import Speculation
+from edge_run.runtime.decoding.common import n_common
 from edge_run.runtime.decoding.context_shift import ContextShift
 from edge_run.runtime.llama.prompt_text import check_room
 
@@ -39,9 +40,7 @@ class Session:
     shifted_tokens: those that were taken out of a full context since the last prompt.
     """
 
-    def __init__(
-        self, decoder: Decoder, sequence: int = 0, why_plain: str = "", shift: ContextShift | None = None
-    ) -> None:
+    def __init__(self, decoder: Decoder, why_plain: str = "", shift: ContextShift | None = None) -> None:
         """Begin an empty conversation.
 
         why_plain: why it does not speculate although the user asked for it.
@@ -50,7 +49,7 @@ class Session:
         self.keeper: Keeper | None = None
         self._shift, self._prompt_tokens, self.shifted_tokens = shift, 0, 0
         self._decoder = decoder
-        self._sequence = sequence
+        self._sequence = 0
         self._why_plain = why_plain
         self.history: list[int] = []
 
@@ -65,12 +64,7 @@ class Session:
         if self.shifted_tokens:  # what is left in the cells is not what reading it would give
             self.shifted_tokens = self._cut(0)
         self._prompt_tokens = len(prompt)
-        common = 0
-        for ours, theirs in zip(self.history, prompt[:-1], strict=False):
-            if ours != theirs:
-                break
-            common += 1
-        cached = self._resume(prompt, common)
+        cached = self._resume(prompt, n_common(self.history, prompt))
         return self._append(prompt[cached:]), cached
 
     def step(self, token: int) -> Logits:

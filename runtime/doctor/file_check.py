@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge_run.base.errors import EdgeRunError
+from edge_run.base.errors import EdgeRunError, reason_of
 from edge_run.base.files import abandoned_drafts
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.findings import NOTE, OK, PROBLEM, Finding
@@ -49,7 +49,7 @@ def check_cache_folder(folder: Path) -> list[Finding]:
             is_direct = _reads_directly(Path(file.name))
         free_bytes = shutil.disk_usage(folder).free
     except (OSError, EdgeRunError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        reason = reason_of(error)
         return [Finding(topic, PROBLEM, f"{folder}: cannot be written ({reason})", advice)]
     text = f"{folder}: writable, {format_size(free_bytes)} free"
     findings = [Finding(topic, OK, text)]

@@ -6,28 +6,23 @@ from edge_run.base.errors import NotSupported
 from edge_run.runtime.engine.loading import Loaded
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.streaming.chosen_rows import ATTENTION, ChosenRows
-from edge_run.runtime.streaming.spilled_cells import SpilledCells
 from edge_run.runtime.streaming.visible_rows import INDEXER, VisibleRows
 
 
-def choosing(loaded: Loaded, graph: GraphMap, spilled: SpilledCells | None) -> list[ChosenRows]:
-    """Return the feature that chooses rows, where the configuration asks for one. Raises NotSupported.
+def chooser_of(loaded: Loaded, graph: GraphMap, *, is_spilled: bool) -> ChosenRows | VisibleRows | None:
+    """Return what chooses rows: what the configuration asks for, or of spilled cells also the model itself.
 
-    spilled: asks it then, and brings those rows only; also those that a model chooses itself.
+    is_spilled: cells may be in a file; then whoever brings them is to ask, and brings those rows only. None where all
+    rows are looked at. Raises NotSupported.
     """
     config, path = loaded.prepared.config, loaded.prepared.gguf.shards[0].path
     chooses_itself = bool(loaded.prepared.gguf.value(INDEXER))
-    if chooses_itself and spilled:
-        spilled.chooser = VisibleRows()
     if not config.kv_keep:
-        return []
+        return VisibleRows() if chooses_itself and is_spilled else None
     if not any(node.op == ATTENTION for node in graph):
         raise NotSupported(f"{path}: --kv-keep needs flash attention, which llama.cpp does not use for this model")
     if loaded.model.sliding_window_tokens:
         raise NotSupported(f"{path}: --kv-keep is for models without sliding windows, which look at a part already")
     if chooses_itself:
         raise NotSupported(f"{path}: --kv-keep is not for a model that chooses among its rows itself")
-    chosen = ChosenRows(config.kv_keep, config.kv_keep_by, is_asked=spilled is not None)
-    if spilled:
-        spilled.chooser = chosen
-    return [chosen]
+    return ChosenRows(config.kv_keep, config.kv_keep_by, is_asked=is_spilled)

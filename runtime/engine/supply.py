@@ -15,7 +15,7 @@ from edge_run.runtime.decoding.driver import ONE_TOKEN, PassShape, compile_progr
 from edge_run.runtime.decoding.narrow_pass import NarrowPass, map_narrow_pass
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.engine.caching import start_cached, use_page_cache
-from edge_run.runtime.engine.choosing import choosing
+from edge_run.runtime.engine.choosing import chooser_of
 from edge_run.runtime.engine.loading import Loaded, WeightBacking
 from edge_run.runtime.engine.spilling import open_spill, spillable_uses
 from edge_run.runtime.forecasting import routing
@@ -29,6 +29,7 @@ from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident
 from edge_run.runtime.planning.spill_terms import check_spill, with_spill
 from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.streaming.assemble import Streams, WeightMemory, open_streams
+from edge_run.runtime.streaming.chosen_rows import ChosenRows
 from edge_run.runtime.streaming.experts import ExpertStreaming
 from edge_run.runtime.streaming.lent_residency import (
     Borrower,
@@ -259,7 +260,10 @@ def _streamed(
     if terms.away_bytes:
         spilled = open_spill(loaded, terms, readers, stack)
         graph = with_cells(graph, narrow.flow, spilled.addresses)
-    chosen = choosing(loaded, graph, spilled)
+    chooser = chooser_of(loaded, graph, is_spilled=spilled is not None)
+    if spilled:
+        spilled.chooser = chooser
+    chosen = [chooser] if isinstance(chooser, ChosenRows) else []
     driver.features += [*streams, *chosen, *([spilled] if spilled else [])]
     driver.programs[ONE_TOKEN] = compile_program(graph, driver.features, cuts.splits() if cuts else ())
     lender = _lend(loaded, terms, plan, streams, products, spilled)

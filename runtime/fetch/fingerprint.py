@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError
-from edge_run.base.files import keep_file
+from edge_run.base.files import file_facts, keep_file
 from edge_run.tiers import _libc
 from edge_run.tiers.pieces import DIGEST_BYTES, PIECE_BYTES, model_hash, piece_digest
 
@@ -44,21 +44,19 @@ def fingerprint(paths: Sequence[Path], cache_folder: Path, check: Callable[[], N
 def _digests(path: Path, cache_folder: Path, check: Callable[[], None]) -> tuple[int, bytes]:
     """Return a file's size, and the digests of its pieces."""
     try:
-        found = path.stat()
-        # The time of the last change to the file's own entry: nobody can set it back after an edit.
-        facts = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
-        key = json.dumps([str(path.resolve()), *facts]).encode()
+        facts = file_facts(path)
+        key = json.dumps(facts).encode()
         kept = cache_folder / "hashes" / hashlib.blake2b(key, digest_size=16).hexdigest()
         with contextlib.suppress(OSError):
             content = kept.read_bytes()
             digests = content[:-DIGEST_BYTES]
             if content == digests + _seal(key, digests):
-                return found.st_size, digests
+                return facts.size_bytes, digests
         digests = _read(path, check)
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read ({error})") from error
     keep_file(kept, digests + _seal(key, digests), "a model's digests")
-    return found.st_size, digests
+    return facts.size_bytes, digests
 
 
 def _seal(key: bytes, digests: bytes) -> bytes:

@@ -9,10 +9,10 @@ from dataclasses import replace
 from edge_run.base.results import ContextPoint, Plan
 from edge_run.partition.parallel import NUMBERS, most_productive
 from edge_run.runtime.forecasting.forecast import PassTimes
+from edge_run.runtime.llama.holdings import LOGIT_BYTES
 
 USUAL_PARALLEL = 16  # where nothing was measured
 ANSWER_TOKENS = 512  # that a request is taken to have, its prompt included
-LOGIT_BYTES = 4
 
 
 class Abreast:

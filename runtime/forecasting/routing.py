@@ -7,21 +7,17 @@ share of the experts that has room.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
 import statistics
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from edge_run.base.files import keep_file
 from edge_run.base.protocols import Clock
-from edge_run.base.strict_json import parse
+from edge_run.runtime.probing.kept_findings import KeptFindings
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.readers import Readers
 
@@ -166,13 +162,13 @@ class Experience:
 
 def recall(gguf: GgufModel, cache_folder: Path) -> Experience:
     """Return the experience of earlier runs of `gguf`."""
-    try:
-        found = parse(place_of(gguf, cache_folder / "routing").read_bytes())
-        points = [_point(*point) for point in found["points"]]
-        points = [point for point in points if 0 < point.room_share < 1 and 0 < point.hit_rate < 1]
-        return Experience(points, {str(name): str(setting) for name, setting in found["tunables"].items()})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return Experience()
+    return KeptFindings.of_model(cache_folder / "routing", gguf).read(_experience) or Experience()
+
+
+def _experience(found: Any) -> Experience:
+    points = [_point(*point) for point in found["points"]]
+    points = [point for point in points if 0 < point.room_share < 1 and 0 < point.hit_rate < 1]
+    return Experience(points, {str(name): str(setting) for name, setting in found["tunables"].items()})
 
 
 def _point(room_share: float, hit_rate: float, *passes: Iterable[float]) -> Point:
@@ -191,21 +187,4 @@ def remember(gguf: GgufModel, cache_folder: Path, usage: Usage, tunables: Mappin
     known = recall(gguf, cache_folder)
     others = [point for point in known.points if abs(point.room_share - new.room_share) > ALIKE]
     found: dict[str, object] = {"points": [*others[1 - MOST_POINTS :], new], "tunables": {**known.tunables, **tunables}}
-    save(gguf, cache_folder / "routing", found)
-
-
-def save(gguf: GgufModel, folder: Path, found: object) -> None:
-    """Save `found` about a model in a folder of the cache, as JSON; a failure to write is ignored."""
-    with contextlib.suppress(OSError):  # where the model file is gone by now
-        keep_file(place_of(gguf, folder), json.dumps(found).encode(), "what was found about the model")
-
-
-def place_of(gguf: GgufModel, folder: Path) -> Path:
-    """Return the path of a model's file in a folder of the cache; it is another one once the model's files change."""
-    import hashlib  # which takes long to load
-
-    facts: list[object] = []
-    for shard in gguf.shards:
-        status = shard.path.stat()
-        facts += [os.fsencode(shard.path.resolve()).hex(), status.st_size, status.st_ino, status.st_mtime_ns]
-    return folder / f"{hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()}.json"
+    KeptFindings.of_model(cache_folder / "routing", gguf).write(found)

@@ -13,7 +13,7 @@ from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh
 from edge_run.base.mesh_status import MeshUse
-from edge_run.base.options import make_config
+from edge_run.base.options import config_of
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Forecast, Generation, Numerics, Plan, Progress, Speculation, Stats
 from edge_run.base.sampling_config import AnswerOptions, ChatOptions, SamplingConfig, SamplingOptions
@@ -86,12 +86,11 @@ class Model(ModelTexts):
 
         Raises ModelFileError, BudgetError, ConfigError, KernelError, NotSupported, TierReadError, MeshError.
         """
-        if config is not None and options:
-            raise ConfigError("config and single options: give one of the two")
+        config = config_of(ModelConfig, config, options)
         self.path = Path(path)
         self._running: Answer | BatchedAnswers | None = None  # the last, which the next one ends
         self._templates, self._grammars = template_cell(), GrammarRoom(self.path)
-        self._engine = open_engine(self.path, config or make_config(ModelConfig, options), mesh, interrupt)
+        self._engine = open_engine(self.path, config, mesh, interrupt)
         self._workplace = Workplace(self.path, self._engine.interrupt, self._engine.close)
         self._notices: list[str] = []
         self._salt = ""  # of what the conversation at hand is for

@@ -26,7 +26,7 @@ LOADING_S = 120.0
 READING_S = 2.0  # of a grammar, which other answers may wait for meanwhile
 MOST_S = 10.0  # of a schema, and of all that a grammar is asked; and for each token so many steps of a plain one:
 MOST_PLAIN_STEPS = 30  # JSON takes 2 to 7, a call of one of 128 tools up to 14
-MOST_GRAMMAR_BYTES = 8 << 20
+MOST_GRAMMAR_LETTERS = 8 << 20
 _CLOSED = "the model was closed while a grammar was opened"
 _JOBS, _CONVERTING = "edge_run.runtime.grammars.jobs", "edge_run.runtime.grammars.schema_grammar"
 
@@ -97,8 +97,8 @@ class GrammarRoom(Closing):
 
 
 def _check_length(name: str, text: str) -> None:
-    if len(text) > MOST_GRAMMAR_BYTES:
-        raise ConfigError(f"{name}: {len(text):,} characters, {MOST_GRAMMAR_BYTES:,} are the most; simplify it")
+    if len(text) > MOST_GRAMMAR_LETTERS:
+        raise ConfigError(f"{name}: {len(text):,} characters, {MOST_GRAMMAR_LETTERS:,} are the most; simplify it")
 
 
 class RoomedGrammar:

@@ -12,13 +12,12 @@ import contextlib
 import gzip
 import hashlib
 import json
-import os
 import zlib
 from pathlib import Path
 from typing import Any
 
 from edge_run.base.config import KV_SPILL_ON, ModelConfig
-from edge_run.base.files import keep_file
+from edge_run.base.files import file_facts, keep_file
 from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.launcher import ask_child
 from edge_run.runtime.llama.context_shape import wants_streams
@@ -40,7 +39,7 @@ SHAPING = (
     "embeddings",
     "pooling",
 )
-_HASHED_BYTES = 1 << 16
+HASHED_BYTES = 1 << 16  # of each file
 
 
 def inspect(gguf: GgufModel, config: ModelConfig, library: str, *, is_tried: bool = True) -> Inspection:
@@ -76,17 +75,8 @@ def _key(gguf: GgufModel, config: ModelConfig, library: str) -> str:
     """
     facts: list[object] = [FORMAT, library, PAGE, *_shaping(config).values()]
     for shard in gguf.shards:
-        facts += file_facts(shard.path)
+        facts += file_facts(shard.path, hashed_bytes=HASHED_BYTES)
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
-
-
-def file_facts(path: Path) -> list[object]:
-    """Return what tells a model file from others, and from what it was before a change. Raises OSError."""
-    status = path.stat()
-    with path.open("rb") as file:
-        start = hashlib.blake2b(file.read(_HASHED_BYTES), digest_size=16).hexdigest()
-    place = os.fsencode(path.resolve()).hex()
-    return [place, status.st_size, status.st_ino, start, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _remember(place: Path, text: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError, ModelFileError, NotSupported
+from edge_run.base.errors import BudgetError, ModelFileError, NotSupported, reason_of
 from edge_run.base.units import MIB, format_size, round_down, round_up
 from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.memory import process_memory
@@ -16,6 +16,7 @@ from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.learned_positions import learned_positions
 from edge_run.runtime.inspection.model_kind import check_generates, check_kind
 from edge_run.runtime.llama.context_shape import CELLS_STEP, context_shape
+from edge_run.runtime.llama.holdings import LOGIT_BYTES
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.tiers.gguf import GgufModel, read_gguf
@@ -25,7 +26,6 @@ from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES, Cells
 BEAM = 12  # guesses that are followed up at once
 SEQUENCES = 2 * BEAM  # at least: of texts, and of what is followed up besides
 MOST_SEQUENCES = 256  # that llama.cpp has
-LOGIT_BYTES = 4
 MOST_DEPTH = 16  # of a path of guesses
 GUESSED_TOKENS = (MOST_DEPTH + 1) * (1 + BEAM)  # beside the text at most: a path that is verified, what may follow it
 MICRO_BATCH_TOKENS = 128
@@ -166,4 +166,4 @@ def _blocks(path: Path, entry: MetadataEntry, n_bytes: int) -> Iterator[bytes]:
             for start in range(0, n_bytes, _BLOCK_BYTES):
                 yield file.read(min(_BLOCK_BYTES, n_bytes - start))
     except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+        raise ModelFileError(f"{path}: cannot be read ({reason_of(error)}); check its permissions") from error

@@ -23,6 +23,7 @@ from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import Driver, PassShape
 from edge_run.runtime.decoding.narrow_pass import NarrowPass, map_narrow_pass
+from edge_run.runtime.decoding.short_pass import SHORT_CONTEXT_TOKENS
 from edge_run.runtime.graph.cell_uses import cell_uses
 from edge_run.runtime.graph.nodes import GraphMap, WeightRead
 from edge_run.runtime.inspection.inspection import SHARD_BYTES, Inspection, pack_graph
@@ -38,7 +39,6 @@ from edge_run.tiers.gguf_header import ArrayValue
 from edge_run.tiers.kv.cells import CellTensor
 from edge_run.tiers.stub import Stubs, outline_heads, outline_metadata
 
-SHORT_CONTEXT_TOKENS = 64
 LONG_CONTEXT_TOKENS = 1 << 20  # llama.cpp keeps some 50 bytes for each, even where it allocates no cache
 SMALL_KV_TYPE = "q4_0"
 TOKEN_BYTES, MERGE_BYTES = 165, 155  # in llama.cpp's tables, of ordinary words

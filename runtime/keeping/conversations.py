@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_run.base.errors import ConfigError, TierReadError
+from edge_run.base.errors import ConfigError, TierReadError, reason_of
 from edge_run.base.files import read_text_file, whole_file
 from edge_run.base.units import MIB
 from edge_run.devices.host.locks import HAS_LOCKS, NO_LOCKS, LivingFile, locked, read_living
@@ -72,7 +71,7 @@ class Conversations:
             if error.errno in NO_LOCKS:
                 return None
             raise TierReadError(
-                f"{self._folder}: conversations cannot be kept ({error.strerror or error})", errno=error.errno
+                f"{self._folder}: conversations cannot be kept ({reason_of(error)})", errno=error.errno
             ) from error
 
     def save(self, conversation: Conversation) -> None:
@@ -87,12 +86,13 @@ class Conversations:
         }
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with whole_file(path, 0o600) as draft, draft.open("w", encoding="utf-8", errors="surrogatepass") as file:
+            with (
+                whole_file(path, 0o600, is_durable=True) as draft,
+                draft.open("w", encoding="utf-8", errors="surrogatepass") as file,
+            ):
                 json.dump(fields, file)
-                file.flush()
-                os.fsync(file.fileno())
         except OSError as error:
-            raise TierReadError(f"{path}: the conversation cannot be kept ({error.strerror or error})") from error
+            raise TierReadError(f"{path}: the conversation cannot be kept ({reason_of(error)})") from error
 
     def load(self, name: str) -> Conversation:
         """Return a conversation. Raises ConfigError where there is none of this name, or its file is damaged."""
@@ -157,7 +157,7 @@ def _remove(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise TierReadError(f"{path}: cannot be removed ({error.strerror or error})") from error
+        raise TierReadError(f"{path}: cannot be removed ({reason_of(error)})") from error
     return True
 
 

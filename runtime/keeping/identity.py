@@ -12,8 +12,9 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+from edge_run.base.files import file_facts
 from edge_run.base.results import Numerics
-from edge_run.runtime.inspection.cache import file_facts
+from edge_run.runtime.inspection.cache import HASHED_BYTES
 from edge_run.runtime.llama.library import library_build
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.kv.block_file import FORMAT
@@ -33,7 +34,7 @@ def kept_identity(gguf: GgufModel, numerics: Numerics, signature: str) -> KeptId
 
     Raises OSError where the model's files cannot be read.
     """
-    files = [file_facts(shard.path) for shard in gguf.shards]
+    files = [file_facts(shard.path, hashed_bytes=HASHED_BYTES) for shard in gguf.shards]
     library = _digest([library_build(), numerics.kernels]).hex()
     key = _digest([FORMAT, library, files, dataclasses.asdict(numerics), signature])
     path = str(gguf.shards[0].path.resolve())

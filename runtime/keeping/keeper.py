@@ -38,8 +38,6 @@ class PromptKeeper(RowWatcher):
     """The prompt cache of one context. Not thread-safe; its writer has a thread.
 
     It is over 200 lines because all that happens to rows, reading them back too, changes the one record of them.
-
-    restored_tokens: tokens that were read back so far.
     """
 
     def __init__(
@@ -56,7 +54,7 @@ class PromptKeeper(RowWatcher):
         """width: tokens in a pass of a prompt. has_passes: whether bits depend on passes. say: is told what failed."""
         self._store, self._key, self._layout, self._restorer = store, key, layout, restorer
         self._width, self._say = width, say
-        self._search = PrefixSearch(store, key, layout, width)
+        self._search = PrefixSearch(store, key, layout)
         self._drive = PatientDrive()
         self._record = RowRecord(has_passes=has_passes)
         self._states = SavingBlocks()
@@ -67,7 +65,6 @@ class PromptKeeper(RowWatcher):
         self._told_bytes = -1  # what was written when a failure was told last: it is told again after something was
         self._expected: ConversationRows | None = None
         self.keeps_answers = False
-        self.restored_tokens = 0
 
     @property
     def written_bytes(self) -> int:
@@ -219,7 +216,6 @@ class PromptKeeper(RowWatcher):
         with self._writer.lock:
             self._states.restored(position // BLOCK_ROWS)
         self._store.used([*prefix.blocks, *([prefix.snapshot] if prefix.snapshot else [])])
-        self.restored_tokens += position
         return position, failure
 
     def _save_blocks(self) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge_run.base.errors import NotSupported, TierReadError, from_system
+from edge_run.base.errors import NotSupported, TierReadError, from_system, reason_of
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.graph.flow import Flow, users
-from edge_run.runtime.keeping.daily import DailyWrites
 from edge_run.runtime.keeping.identity import kept_identity
 from edge_run.runtime.keeping.keeper import PromptKeeper
 from edge_run.runtime.keeping.restoring import RowRestorer
@@ -38,9 +37,9 @@ def _open(engine: Engine, say: Callable[[str], None]) -> PromptKeeper:
     try:
         identity = kept_identity(engine.gguf, engine.numerics, layout.signature)
     except OSError as error:
-        raise TierReadError(f"{engine.gguf.shards[0].path}: cannot be read ({error.strerror or error})") from error
-    store = PromptStore(engine.config.prompt_folder, identity, engine.config.most_prompt_bytes)
-    store.daily = DailyWrites(engine.config.prompt_folder, engine.config.most_daily_prompt_bytes)
+        raise TierReadError(f"{engine.gguf.shards[0].path}: cannot be read ({reason_of(error)})") from error
+    config = engine.config
+    store = PromptStore(config.prompt_folder, identity, config.most_prompt_bytes, config.most_daily_prompt_bytes)
     store.clean(say)
     width = engine.shape.micro_batch_tokens
     restorer = RowRestorer(engine.decoder, layout, identity.key, width, engine.interrupt.check)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from edge_run.base.errors import KernelError, NotSupported
+from edge_run.base.errors import KernelError, NotSupported, reason_of
 from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.keeping.search import KeptPrefix
@@ -172,7 +172,7 @@ class RowRestorer:
 
 def _reason(error: OSError | DamagedRows) -> str:
     """Return what failed, in a clause."""
-    return f"{Path(error.filename or '').name}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    return f"{Path(error.filename or '').name}: {reason_of(error)}" if isinstance(error, OSError) else str(error)
 
 
 def _clear(parts: Iterable[MemoryPart]) -> None:

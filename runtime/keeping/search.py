@@ -67,11 +67,11 @@ class PatientDrive:
 class PrefixSearch:
     """Looks for what is kept of a model's prompts.
 
-    root: the key of its rows. layout: what a context keeps. width: tokens in a pass of a prompt.
+    root: the key of its rows. layout: what a context keeps.
     """
 
-    def __init__(self, store: PromptStore, root: bytes, layout: KvLayout, width: int) -> None:
-        self._store, self._root, self._layout, self._width = store, root, layout, width
+    def __init__(self, store: PromptStore, root: bytes, layout: KvLayout) -> None:
+        self._store, self._root, self._layout = store, root, layout
 
     def block_paths(self, tokens: Sequence[int], passes: Sequence[RowPass] | None) -> list[Path]:
         """Return where the complete blocks of `tokens` are, or would be."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import PROMPT_CACHE_DAILY_BYTES
-from edge_run.base.errors import ConfigError, TierReadError
+from edge_run.base.errors import ConfigError, TierReadError, reason_of
 from edge_run.base.files import abandoned_drafts, read_text_file, whole_file
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.locks import locked
@@ -49,21 +49,23 @@ class _KeptFile:
 class PromptStore:
     """What is kept for one model under one numerics key. Thread-safe but for `clean`.
 
-    folder: of all models. most_bytes: what all of it may take. daily: what may be written to it in a day.
+    folder: of all models. most_bytes: what all of it may take. daily_bytes: what may be written to it in a day.
     why_no_writes: why nothing could be written there at the opening, where it is there to be read; else empty.
     """
 
-    def __init__(self, folder: Path, identity: KeptIdentity, most_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, identity: KeptIdentity, most_bytes: int, daily_bytes: int = PROMPT_CACHE_DAILY_BYTES
+    ) -> None:
         """Make the folder, for this user alone. Raises TierReadError where it cannot be, and is not there yet."""
         self.folder, self._identity, self._most_bytes = folder, identity, most_bytes
-        self.daily = DailyWrites(folder, PROMPT_CACHE_DAILY_BYTES)
+        self.daily = DailyWrites(folder, daily_bytes)
         self._own = folder / identity.key.hex()
         self._known_bytes, self._looked_s = 0, float("-inf")
         self.why_no_writes = ""
         try:
             self.make_folder()
         except OSError as error:
-            self.why_no_writes = error.strerror or str(error)
+            self.why_no_writes = reason_of(error)
             if not os.path.isdir(self._own):
                 raise TierReadError(
                     f"{folder}: cannot keep prompts there ({self.why_no_writes}); give another folder with "
@@ -162,7 +164,7 @@ def erase(folder: Path) -> int:
         except FileNotFoundError:
             pass
         except OSError as error:
-            why = f"{error.strerror or error}; check its permissions, and end what uses it"
+            why = f"{reason_of(error)}; check its permissions, and end what uses it"
             raise TierReadError(f"{one}: cannot be removed ({why})", errno=error.errno) from error
     return removed_bytes
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_run.base.errors import reason_of
 from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.base.protocols import Clock
 from edge_run.base.units import format_size
@@ -111,7 +112,7 @@ class BlockWriter:
             self._begin_anew()
             return False
         except Exception as error:  # of memory, too: the thread goes on, and what is submitted does not add up
-            self._fail(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+            self._fail(reason_of(error))
             return False
         self._store.used(paths)
         return True

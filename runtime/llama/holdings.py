@@ -21,7 +21,7 @@ TEXT_BYTES, TEXT_BYTES_OF_A_TOKEN = 10 * MIB, 40  # for each token of a vocabula
 SHORT_TEXT_TOKENS, BOOK_BYTES = 8192, 256  # that TEXT_BYTES cover; what llama.cpp and we note of each further one
 MOST_LOOKUP_TOKENS = 32_768  # of a text, whose runs are looked up (`runtime/speculation/lookup.py`); a power of two
 LOOKUP_TOKEN_BYTES = 120
-_LOGIT_BYTES = 4
+LOGIT_BYTES = 4
 
 
 def text_reserve_bytes(vocabulary: int, n_rows: int = 1, context_tokens: int = 0) -> int:
@@ -31,7 +31,7 @@ def text_reserve_bytes(vocabulary: int, n_rows: int = 1, context_tokens: int = 0
     context_tokens: as many as there may be, wherever their keys and values are.
     """
     books_bytes = max(0, context_tokens - SHORT_TEXT_TOKENS) * BOOK_BYTES
-    return TEXT_BYTES + books_bytes + (TEXT_BYTES_OF_A_TOKEN + _LOGIT_BYTES * (n_rows - 1)) * vocabulary
+    return TEXT_BYTES + books_bytes + (TEXT_BYTES_OF_A_TOKEN + LOGIT_BYTES * (n_rows - 1)) * vocabulary
 
 
 def lookup_bytes(config: ModelConfig, text_tokens: int) -> int:

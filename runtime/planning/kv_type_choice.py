@@ -12,21 +12,20 @@ Only types that cost next to no quality are weighed (benchmarks/kv_types.py): ke
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, ConfigError
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
-from edge_run.base.strict_json import parse
 from edge_run.base.units import format_size
-from edge_run.runtime.forecasting.forecast import pass_work
-from edge_run.runtime.forecasting.routing import place_of, save
 from edge_run.runtime.inspection.kv_rules import check_kv_types
-from edge_run.runtime.planning.micro_batch import ANSWER_TOKENS, READ_BYTES_PER_S, computing_s, decision_key
+from edge_run.runtime.planning.micro_batch import decision_key
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
+from edge_run.runtime.planning.weighing import ANSWER_TOKENS, Weighed, best, smaller, text_s
+from edge_run.runtime.probing.kept_findings import KeptFindings
 from edge_run.tiers.gguf import GgufModel
 
 if TYPE_CHECKING:
@@ -34,34 +33,22 @@ if TYPE_CHECKING:
 
 PLAIN = "f16"
 LEAST_GAINS = {PLAIN: 1.0, "q8_0": 1.1, "q8_0/q4_0": 1.3}  # over 16 bits, to be worth what they cost in quality
-STICKINESS = 1.1
-_FOLDER = "kv-types"
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A type, what the model was prepared as with it, and the seconds that a text is expected to take.
-
-    has_room: whether the whole context that was asked for has room.
-    token_bytes: what a token reads when half of the context is full.
-    """
-
-    kv_type: str
-    prepared: Prepared
-    cost_s: float
-    has_room: bool
-    token_bytes: int
-
-
-def choose_kv_type(gguf: GgufModel, config: ModelConfig, prepare: Callable[[ModelConfig], Prepared]) -> Prepared:
+def choose_kv_type(
+    gguf: GgufModel,
+    config: ModelConfig,
+    prepare: Callable[[ModelConfig], Prepared],
+    recall: Callable[[Prepared], DeviceProfile | None],
+) -> Prepared:
     """Return the model prepared with the type of keys and values that is best for it here.
 
-    prepare: prepares the model for a config with a type. Raises what `prepare` raises for 16 bits; BudgetError only
-    where no type has room.
+    prepare: prepares the model for a config with a type. recall: returns what is known of this device's speed. Raises
+    what `prepare` raises for 16 bits; BudgetError only where no type has room.
     """
     from edge_run.runtime.probing.attention import attention_speeds
 
-    options, refusal, n_tokens, speeds = list[Option](), None, 0, None
+    options, refusal, n_tokens, speeds = list[Weighed[str]](), None, 0, None
     for kv_type in LEAST_GAINS:
         typed = replace(config, kv_type=kv_type) if _can_be(gguf, config, kv_type) else None
         if typed is None:
@@ -69,46 +56,33 @@ def choose_kv_type(gguf: GgufModel, config: ModelConfig, prepare: Callable[[Mode
         try:
             prepared = prepare(typed)
         except BudgetError as error:
-            refusal = error if refusal is None or error.minimum_bytes < refusal.minimum_bytes else refusal
+            refusal = smaller(refusal, error)
             continue
         if prepared.known is None or prepared.why_plain:
             return replace(prepared, kv_type_reason=f"{kv_type}: llama.cpp's own loader keeps no budget")
         n_tokens = n_tokens or max(1, Planner(prepared).plan().wanted_context_tokens // 2)
         speeds = speeds or attention_speeds(config, list(LEAST_GAINS), prepared.budget_bytes)
-        options.append(_weighed(prepared, typed, n_tokens, speeds))
+        options.append(_weighed(prepared, typed, n_tokens, speeds, recall(prepared)))
     if speeds is None:
         assert refusal is not None
         raise refusal
-    key, kept = decision_key(replace(config, kv_type=PLAIN)), _decisions(gguf, config)
-    chosen = best(options, kept.get(key), is_kept_at_any_cost=speeds.is_disturbed)
-    if kept.get(key) != chosen.kv_type and not speeds.is_disturbed:
-        save(gguf, config.cache / _FOLDER, {**kept, key: chosen.kv_type})
+    key, findings = decision_key(replace(config, kv_type=PLAIN)), KeptFindings.of_model(config.cache / "kv-types", gguf)
+    kept = findings.read(_decisions) or {}
+    able = [one for one in options if one.has_room] or options
+    chosen = best(able, kept.get(key), is_kept_at_any_cost=speeds.is_disturbed)
+    if kept.get(key) != chosen.way and not speeds.is_disturbed:
+        findings.write({**kept, key: chosen.way})
     return replace(chosen.prepared, kv_type_reason=reason(options, chosen, n_tokens))
 
 
-def best(options: Sequence[Option], kept: str | None = None, *, is_kept_at_any_cost: bool = False) -> Option:
-    """Return the best of `options`, of which the first has the most bits.
-
-    kept: the type that was chosen before.
-    is_kept_at_any_cost: it stays where it has room, as the costs are not to be trusted.
-    """
-    able = [one for one in options if one.has_room] or options
-    costs = {one.kv_type: one.cost_s * LEAST_GAINS[one.kv_type] for one in able}
-    found = min(able, key=lambda one: costs[one.kv_type])
-    earlier = next((one for one in able if one.kv_type == kept), None)
-    if earlier and (is_kept_at_any_cost or costs[earlier.kv_type] <= STICKINESS * costs[found.kv_type]):
-        return earlier
-    return found
-
-
-def reason(options: Sequence[Option], chosen: Option, n_tokens: int) -> str:
+def reason(options: Sequence[Weighed[str]], chosen: Weighed[str], n_tokens: int) -> str:
     """Return what was chosen, and what was weighed, in a line."""
     weighed = "; ".join(
-        f"{one.kv_type} {one.cost_s:.3g} s, {format_size(one.token_bytes)} read for a token"
+        f"{one.way} {one.cost_s:.3g} s, {format_size(one.plan.streamed_bytes_per_pass)} read for a token"
         + ("" if one.has_room else ", no room for the whole context")
         for one in options
     )
-    return f"{chosen.kv_type}, for {n_tokens:,} tokens of text and {ANSWER_TOKENS} more: {weighed}"
+    return f"{chosen.way}, for {n_tokens:,} tokens of text and {ANSWER_TOKENS} more: {weighed}"
 
 
 def _can_be(gguf: GgufModel, config: ModelConfig, kv_type: str) -> bool:
@@ -119,29 +93,20 @@ def _can_be(gguf: GgufModel, config: ModelConfig, kv_type: str) -> bool:
     return True
 
 
-def _weighed(prepared: Prepared, config: ModelConfig, n_tokens: int, attention: AttentionSpeeds) -> Option:
+def _weighed(
+    prepared: Prepared,
+    config: ModelConfig,
+    n_tokens: int,
+    attention: AttentionSpeeds,
+    profile: DeviceProfile | None,
+) -> Weighed[str]:
     """Return a type with the time of a text of `n_tokens` tokens that goes on."""
-    from edge_run.runtime.probing.probe import recall
-
-    planner = Planner(prepared)
+    planner, speeds = Planner(prepared), attention.by_type[config.kv_type]
     plan = planner.plan()
     there = replace(plan, streamed_bytes_per_pass=_read_at(plan, n_tokens))
-    speeds = attention.by_type[config.kv_type]
-    profile = recall(prepared.gguf, prepared.config)
-    if profile and planner.can_time(profile):
-        profile = _with_attention(profile, speeds, attention.by_type[PLAIN])
-        times, width = planner.times(there, profile), planner.known.micro_batch_tokens
-        cost_s = times.prefill_s(n_tokens, width, is_first=False)
-        cost_s += ANSWER_TOKENS * times.pass_s(1, n_tokens, 1, is_first=False)
-    else:
-        cost_s = _unmeasured_s(planner, there, n_tokens, speeds)
-    return Option(
-        config.kv_type,
-        prepared,
-        cost_s,
-        plan.context_tokens >= plan.wanted_context_tokens,
-        there.streamed_bytes_per_pass,
-    )
+    profile = profile and _with_attention(profile, speeds, attention.by_type[PLAIN])
+    cost_s = text_s(prepared, there, n_tokens, planner.known.micro_batch_tokens, profile, speeds)
+    return Weighed(config.kv_type, prepared, there, cost_s, LEAST_GAINS[config.kv_type])
 
 
 def _with_attention(profile: DeviceProfile, speeds: tuple[float, float], plain: tuple[float, float]) -> DeviceProfile:
@@ -152,17 +117,6 @@ def _with_attention(profile: DeviceProfile, speeds: tuple[float, float], plain: 
     return replace(profile, attention_flops_per_s=(narrow, wide))
 
 
-def _unmeasured_s(planner: Planner, plan: Plan, n_tokens: int, speeds: tuple[float, float]) -> float:
-    """Return about how long it takes on a device of which only attention was measured."""
-    work = pass_work(planner.gguf, planner.known.graph, 0).attention_flops
-    narrow, wide = speeds
-    width = planner.known.micro_batch_tokens
-    wide_s = work * n_tokens * n_tokens / 2 / wide
-    prompt_s = -(-n_tokens // width) * max(plan.streamed_bytes_per_batch / READ_BYTES_PER_S, computing_s(plan))
-    token_s = max(plan.streamed_bytes_per_pass / READ_BYTES_PER_S, computing_s(plan) + work * n_tokens / narrow)
-    return prompt_s + wide_s + ANSWER_TOKENS * token_s
-
-
 def _read_at(plan: Plan, n_tokens: int) -> int:
     """Return what a token reads when the context has `n_tokens` tokens: between two points, as at the later one."""
     if not plan.by_context:
@@ -171,9 +125,5 @@ def _read_at(plan: Plan, n_tokens: int) -> int:
     return point.streamed_bytes_per_pass + point.kv_bytes_per_pass
 
 
-def _decisions(gguf: GgufModel, config: ModelConfig) -> dict[str, str]:
-    try:
-        found = parse(place_of(gguf, config.cache / _FOLDER).read_bytes())
-        return {str(key): kind for key, kind in found.items() if kind in LEAST_GAINS}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+def _decisions(found: Any) -> dict[str, str]:
+    return {str(key): kind for key, kind in found.items() if kind in LEAST_GAINS}

@@ -11,39 +11,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from edge_run.base.config import WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
-from edge_run.base.strict_json import parse
 from edge_run.partition.plan import MARGIN_BYTES, MARGIN_SHARE
-from edge_run.runtime.forecasting.routing import place_of, save
 from edge_run.runtime.inspection.cache import SHAPING
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
+from edge_run.runtime.planning.weighing import Weighed, best, smaller, text_s
+from edge_run.runtime.probing.kept_findings import KeptFindings
 from edge_run.tiers.gguf import GgufModel
 
 WIDTHS = (WIDEST_MICRO_BATCH, 128, 32, 1)
-PROMPT_TOKENS, ANSWER_TOKENS = 512, 256  # what a width is judged by
-LEAST_GAIN = 1.1
+PROMPT_TOKENS = 512  # of the text that a width is judged by
 SMALL_SHARE = 1 / 8  # of the budget, in buffers: then narrower passes cannot gain much
-READ_BYTES_PER_S, COMPUTED_BYTES_PER_S = 1e9, 20e9  # of a device that was not measured
-_FOLDER = "micro-batch"
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A width, what it was prepared as, and the seconds that a prompt and an answer are expected to take with it.
-
-    has_room: whether the whole context that was asked for fits beside such passes.
-    """
-
-    width: int
-    prepared: Prepared
-    cost_s: float
-    has_room: bool
 
 
 def widths(config: ModelConfig) -> Sequence[int]:
@@ -64,33 +49,31 @@ def choose(
     prepare: prepares the model for a config with a width, and may raise BudgetError. recall: returns what is known of
     this device's speed. Raises BudgetError with the smallest budget that works with any width.
     """
-    kept, found, refusal = _recall(gguf, config), list[_Candidate](), None
+    findings, key = KeptFindings.of_model(config.cache / "micro-batch", gguf), decision_key(config)
+    decisions = findings.read(_decisions) or {}
+    kept, found, refusal = decisions.get(key), list[Weighed[int]](), None
     for width in widths(config):
-        if found and found[0].width == WIDTHS[0] and _is_easy(found[0].prepared) and width != kept:
+        if found and found[0].way == WIDTHS[0] and _is_easy(found[0].prepared) and width != kept:
             continue
         try:
             prepared = prepare(replace(config, micro_batch_tokens=width))
             if prepared.known is None or prepared.why_plain or prepared.offload:
                 return prepared
             plan = _planned(prepared)
-            cost_s = _cost_s(prepared, plan, width, recall(prepared))
+            cost_s = text_s(prepared, plan, PROMPT_TOKENS, width, recall(prepared))
             if found or width == widths(config)[-1] or _has_margin(plan):
-                found.append(_Candidate(width, prepared, cost_s, plan.context_tokens >= plan.wanted_context_tokens))
+                found.append(Weighed(width, prepared, plan, cost_s))
         except BudgetError as error:
-            if refusal is None or error.minimum_bytes < refusal.minimum_bytes:
-                refusal = error
+            refusal = smaller(refusal, error)
     if not found:
         assert refusal is not None
         raise refusal
-    if any(one.has_room and one.width > 1 for one in found):
+    if any(one.has_room and one.way > 1 for one in found):
         found = [one for one in found if one.has_room]
-    best = min(found, key=lambda one: one.cost_s)
-    earlier = next((one for one in found if one.width == kept), None)
-    if earlier and earlier.cost_s <= LEAST_GAIN * best.cost_s:
-        return earlier.prepared
-    if kept or best.width != WIDTHS[0]:
-        _remember(gguf, config, best.width)
-    return best.prepared
+    chosen = best(found, kept)
+    if chosen.way != (kept or WIDTHS[0]):
+        findings.write({**decisions, key: chosen.way})
+    return chosen.prepared
 
 
 def _planned(prepared: Prepared) -> Plan:
@@ -110,54 +93,11 @@ def _has_margin(plan: Plan) -> bool:
     return plan.minimum_bytes + plan.minimum_bytes // MARGIN_SHARE + MARGIN_BYTES <= plan.budget_bytes
 
 
-def _cost_s(prepared: Prepared, plan: Plan, width: int, profile: DeviceProfile | None) -> float:
-    """Return the seconds that a prompt and an answer are expected to take."""
-    planner = Planner(prepared)
-    if profile and planner.can_time(profile):
-        times = planner.times(plan, profile)
-        token_s = times.pass_s(1, PROMPT_TOKENS, 1, is_first=False)
-        return times.prefill_s(PROMPT_TOKENS, width, is_first=False) + ANSWER_TOKENS * token_s
-    passes = -(-PROMPT_TOKENS // width)
-    return passes * _pass_s(plan, _batch_bytes(plan, width)) + ANSWER_TOKENS * _pass_s(
-        plan, plan.streamed_bytes_per_pass
-    )
-
-
-def _batch_bytes(plan: Plan, width: int) -> int:
-    """Return what a pass of `width` tokens reads; many tokens use all experts."""
-    if width == 1:
-        return plan.streamed_bytes_per_pass
-    if plan.expert_bytes:
-        return max(0, plan.model_bytes - plan.pinned_bytes - plan.expert_bytes)
-    return plan.streamed_bytes_per_batch
-
-
-def _pass_s(plan: Plan, read_bytes: int) -> float:
-    return max(read_bytes / READ_BYTES_PER_S, computing_s(plan))
-
-
-def computing_s(plan: Plan) -> float:
-    """Return about how long a pass computes with all weights, on a device that was not measured."""
-    return plan.model_bytes / COMPUTED_BYTES_PER_S
-
-
 def decision_key(config: ModelConfig) -> str:
     """Return what a decision is kept for, of a model on this device."""
     facts = {field: getattr(config, field) for field in SHAPING if field != "micro_batch_tokens"}
     return json.dumps({"memory": config.memory, "draft": str(config.draft_model or ""), **facts}, default=str)
 
 
-def _decisions(gguf: GgufModel, config: ModelConfig) -> dict[str, int]:
-    try:
-        found = parse(place_of(gguf, config.cache / _FOLDER).read_bytes())
-        return {str(key): width for key, width in found.items() if width in WIDTHS}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def _recall(gguf: GgufModel, config: ModelConfig) -> int | None:
-    return _decisions(gguf, config).get(decision_key(config))
-
-
-def _remember(gguf: GgufModel, config: ModelConfig, width: int) -> None:
-    save(gguf, config.cache / _FOLDER, {**_decisions(gguf, config), decision_key(config): width})
+def _decisions(found: Any) -> dict[str, int]:
+    return {str(key): width for key, width in found.items() if width in WIDTHS}

@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile
-from edge_run.base.strict_json import parse
-from edge_run.runtime.forecasting import routing
 from edge_run.runtime.gpu.offload import Offload
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
+from edge_run.runtime.probing.kept_findings import KeptFindings
 from edge_run.runtime.probing.probe import recall
 from edge_run.tiers.gguf import GgufModel
 
@@ -75,12 +75,12 @@ def known_paces(
     gguf: GgufModel, cache_folder: Path, clock: Callable[[], float] = time.time
 ) -> dict[str, tuple[float, float]]:
     """Return, by part, tokens' times over the forecast ones and when they were noted, for the last day."""
-    try:
-        found = parse(routing.place_of(gguf, cache_folder / "paces").read_bytes())
+
+    def understood(found: Any) -> dict[str, tuple[float, float]]:
         paces = {str(part): (float(pace), float(noted_s)) for part, (pace, noted_s) in found.items()}
         return {part: noted for part, noted in paces.items() if 0 <= clock() - noted[1] < FRESH_S}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+
+    return KeptFindings.of_model(cache_folder / "paces", gguf).read(understood) or {}
 
 
 def note_paces(
@@ -89,4 +89,4 @@ def note_paces(
     """Save how the tokens of a run compared with the forecast, if there were enough tokens. Never raises."""
     if len(paces) >= LEAST_PACES:
         noted = {part: (statistics.median(paces), clock())}
-        routing.save(gguf, cache_folder / "paces", known_paces(gguf, cache_folder, clock) | noted)
+        KeptFindings.of_model(cache_folder / "paces", gguf).write(known_paces(gguf, cache_folder, clock) | noted)

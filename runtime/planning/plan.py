@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_run.base.config import ModelConfig, ModelOptions
-from edge_run.base.errors import ConfigError, system_errors
-from edge_run.base.options import make_config
+from edge_run.base.errors import system_errors
+from edge_run.base.options import config_of
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
 from edge_run.runtime.planning.planner import Planner
@@ -40,7 +40,5 @@ def plan(
     No weights are read, and no memory is taken for them: a child process builds the graph, and what it found is kept in
     the cache folder. Raises like `Model`.
     """
-    if config is not None and options:
-        raise ConfigError("config and single options: give one of the two")
-    planned = planner(Path(path), config or make_config(ModelConfig, options))
+    planned = planner(Path(path), config_of(ModelConfig, config, options))
     return planned.timed(planned.plan(), profile, prompt_tokens)

@@ -24,7 +24,7 @@ from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.inspection.inspection import SHARD_BYTES
 from edge_run.runtime.llama.context_shape import context_shape, lends_cells
-from edge_run.runtime.llama.holdings import Holdings, lookup_bytes, text_reserve_bytes
+from edge_run.runtime.llama.holdings import LOGIT_BYTES, Holdings, lookup_bytes, text_reserve_bytes
 from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.runtime.planning.expert_plan import plan_moe
 from edge_run.runtime.planning.experts import routed_read
@@ -118,7 +118,7 @@ class Planner:
         if self.offload:  # which moves cells and buffers to a GPU
             return terms
         shape = context_shape(self.config, known.trained_context_tokens, self.threads)
-        output_bytes = 4 * known.vocabulary * shape.outputs_per_pass
+        output_bytes = LOGIT_BYTES * known.vocabulary * shape.outputs_per_pass
         idle = 0 if shape.pooling else idle_bytes(known.buffer_bytes - output_bytes, known.narrow_bytes)
         is_by_cell = known.cell_bytes >= LEAST_SPARSE_BYTES and lends_cells(self.config)
         cells = replace(known.cells, n_streams=shape.n_streams) if is_by_cell else None

@@ -66,29 +66,19 @@ def prepare(
     BudgetError.
     """
     check_kind(gguf)
-    if config.kv_type == KV_AUTO:
-        if is_slice:
-            raise NotSupported("kv type auto: devices of a mesh share one type; name it (--kv-type)")
-        return choose_kv_type(gguf, config, lambda typed: prepare(gguf, typed, ledger, is_opened=is_opened))
+    if config.kv_type == KV_AUTO and not is_slice:
+        return choose_kv_type(gguf, config, lambda typed: prepare(gguf, typed, ledger, is_opened=is_opened), _recalled)
     if is_opened:
         check_backend(config)
     check_positions(gguf, config.context_tokens or 0, config.sequences or USUAL_PARALLEL)
     ledger = ledger or Ledger()
     config = embedding_config(config, gguf, lambda: _budget_bytes(config, ledger))
+    if is_slice:
+        _check_slice(config)
     check_kv_types(gguf, config)
     if not config.micro_batch_tokens and (is_slice or config.gpu_memory != 0):  # a GPU has buffers of another kind
         config = replace(config, micro_batch_tokens=WIDEST_MICRO_BATCH)
     opening = _Opening(gguf, ledger, is_opened=is_opened, is_slice=is_slice)
-    if is_slice and config.repack == "on":
-        raise NotSupported("repack on: weights that devices share are not repacked; leave out --repack or --mesh")
-    if is_slice and config.embeddings:
-        raise NotSupported("embeddings: devices of a mesh make text; leave out --mesh")
-    if is_slice and config.spills_kv and config.sequences > 1:
-        raise NotSupported("kv spill: on a mesh that of one text only; give --parallel 1, or leave out --kv-spill")
-    if is_slice and config.kv_keep:
-        raise NotSupported("kv keep: devices of a mesh look at the whole context; leave out --kv-keep or --mesh")
-    if is_slice and config.context_shift:
-        raise NotSupported("context shift: devices of a mesh do not shift theirs; leave out --context-shift or --mesh")
     prepared = _shaped(opening, config)
     if is_slice or prepared.offload or prepared.why_plain:
         return prepared
@@ -97,6 +87,21 @@ def prepare(
     whole = choose_kinds(gguf, prepared.config)
     streamed = choose_kinds(gguf, prepared.config, streamed_in=prepared.budget_bytes, packed=packed)
     return replace(prepared, repacked=whole, repacked_streamed=streamed, repacked_file=file)
+
+
+def _check_slice(config: ModelConfig) -> None:
+    """Raise NotSupported for what the devices of a mesh cannot do together."""
+    spills_several = config.spills_kv and config.sequences > 1
+    for is_asked, why in (
+        (config.kv_type == KV_AUTO, "kv type auto: devices of a mesh share one type; name it (--kv-type)"),
+        (config.repack == "on", "repack on: weights that devices share are not repacked; leave out --repack or --mesh"),
+        (config.embeddings, "embeddings: devices of a mesh make text; leave out --mesh"),
+        (spills_several, "kv spill: on a mesh that of one text only; give --parallel 1, or leave out --kv-spill"),
+        (config.kv_keep, "kv keep: devices of a mesh look at the whole context; leave out --kv-keep or --mesh"),
+        (config.context_shift, "context shift: devices of a mesh do not shift; leave out --context-shift or --mesh"),
+    ):
+        if is_asked:
+            raise NotSupported(why)
 
 
 def _shaped(opening: _Opening, config: ModelConfig) -> Prepared:
@@ -185,12 +190,12 @@ class _Opening:
         if len(lengths) == 1 or not is_lent or not is_known or why_not_ours(asked, is_loaded=self.is_opened):
             return lengths[-1]
         try:
-            longest, usual = (self._outlined(replace(asked, context_tokens=n)) for n in (lengths[0], lengths[-1]))
+            longest, usual = (self._planned(replace(asked, context_tokens=n)) for n in (lengths[0], lengths[-1]))
         except NoInspector:
             return lengths[-1]
         return longest_that_fits(usual, longest, lengths)
 
-    def _outlined(self, asked: ModelConfig) -> Prepared:
+    def _planned(self, asked: ModelConfig) -> Prepared:
         """Return what a plan of the model is made from, with a context of the length that `asked` has."""
         config = speculation_config(asked, self.gguf)
         draft = self._draft(config, is_tried=False)

@@ -6,22 +6,17 @@ on it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from edge_run.base.config import PACKED_OFF, WIDEST_MICRO_BATCH, ModelConfig
-from edge_run.base.files import keep_file
 from edge_run.base.profile import KernelSpeed
-from edge_run.base.strict_json import parse
 from edge_run.partition.kernel_choice import Streaming, is_repacking_worth_it
 from edge_run.runtime.graph.repackable import is_by_expert, kind_of
+from edge_run.runtime.probing.kept_findings import KeptFindings
 from edge_run.tiers.gguf import GgufModel
-
-_FOLDER = "repacked"
 
 Speed = TypeVar("Speed", bound=KernelSpeed)
 
@@ -43,7 +38,8 @@ def choose_kinds(
     if config.repack != "auto":
         return frozenset(kinds) if config.repack == "on" else frozenset()
     plain, repacked = recall_kernels(config)
-    kept, widths, streaming = _decisions(config), _widths(config), None
+    findings = KeptFindings.of_setup(config.cache / "repacked")
+    kept, widths, streaming = findings.read(_decisions) or {}, _widths(config), None
     if not repacked and not kept and not packed:
         return frozenset()
     if streamed_in is not None:
@@ -62,7 +58,7 @@ def choose_kinds(
         if decision is not None:
             decided[name] = decision
     if any(kept.get(name) != decision for name, decision in decided.items()):
-        keep_file(_place(config), json.dumps({**kept, **decided}).encode(), "which weights are repacked")
+        findings.write({**kept, **decided})
     return frozenset(kind for kind, name in names.items() if decided.get(name, kind in packed))
 
 
@@ -91,15 +87,5 @@ def _like(kind: str, kernels: Sequence[Speed]) -> list[Speed]:
     return [kernel for kernel, distance in zip(alike, distances, strict=True) if distance == min(distances)]
 
 
-def _decisions(config: ModelConfig) -> Mapping[str, bool]:
-    try:
-        found = parse(_place(config).read_bytes())
-        return {str(name): decision for name, decision in found.items() if isinstance(decision, bool)}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def _place(config: ModelConfig) -> Path:
-    from edge_run.runtime.probing.probe import this_setup
-
-    return config.cache / _FOLDER / this_setup().file_name
+def _decisions(found: Any) -> Mapping[str, bool]:
+    return {str(name): decision for name, decision in found.items() if isinstance(decision, bool)}

@@ -6,19 +6,14 @@ longer. How much depends on the type and on the width of a pass; that it also de
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from edge_run.base.config import ModelConfig, kv_types
-from edge_run.base.files import keep_file
-from edge_run.base.strict_json import parse
 from edge_run.devices.host.machine import OtherLoad, compute_threads
-from edge_run.runtime.probing.probe import this_setup
+from edge_run.runtime.probing.kept_findings import KeptFindings
 from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHARE
-
-_FOLDER = "attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +38,8 @@ def attention_speeds(config: ModelConfig, types: Sequence[str], budget_bytes: in
     from edge_run.runtime.probing.kernels import narrow_bytes
 
     threads = compute_threads(config.threads)
-    kept, how = _kept(_place(config)), f"{threads} threads, {narrow_bytes(budget_bytes)} bytes"
+    findings = KeptFindings.of_setup(config.cache / "attention")
+    kept, how = findings.read(_kept) or {}, f"{threads} threads, {narrow_bytes(budget_bytes)} bytes"
     alike = kept.get(how, {})
     if all(kind in alike for kind in types):
         return AttentionSpeeds({kind: alike[kind] for kind in types})
@@ -54,7 +50,7 @@ def attention_speeds(config: ModelConfig, types: Sequence[str], budget_bytes: in
     is_disturbed = load.share > OTHERS_SHARE
     if not is_disturbed:
         kept[how] = {**alike, **found}
-        keep_file(_place(config), json.dumps(kept).encode(), "the speed of attention")
+        findings.write(kept)
     return AttentionSpeeds(found, is_disturbed)
 
 
@@ -68,19 +64,11 @@ def _measure(kind: str, threads: int, budget_bytes: int) -> tuple[float, float]:
     return narrow, wide
 
 
-def _kept(place: Path) -> dict[str, dict[str, tuple[float, float]]]:
+def _kept(found: Any) -> dict[str, dict[str, tuple[float, float]]]:
     """Return what was kept, by how it was measured; nothing of what is not as it should be."""
-    try:
-        found = parse(place.read_bytes())
-        kept = {
-            str(how): {str(kind): (float(narrow), float(wide)) for kind, (narrow, wide) in speeds.items()}
-            for how, speeds in found.items()
-        }
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+    kept = {
+        str(how): {str(kind): (float(narrow), float(wide)) for kind, (narrow, wide) in speeds.items()}
+        for how, speeds in found.items()
+    }
     has_all = all(min(pair) > 0 for speeds in kept.values() for pair in speeds.values())
     return kept if has_all else {}
-
-
-def _place(config: ModelConfig) -> Path:
-    return config.cache / _FOLDER / this_setup().file_name

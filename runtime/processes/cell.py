@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from edge_run.base.error_codes import error_of
-from edge_run.base.errors import Cancelled, EdgeRunError, NotSupported
+from edge_run.base.errors import Cancelled, EdgeRunError, NotSupported, reason_of
 from edge_run.runtime.processes.cell_child import DONE, OVERRUN, REPLY, REQUEST, run_job
 from edge_run.runtime.processes.child_process import (
     QUIET,
@@ -150,7 +150,7 @@ class Cell:
             self._child = _start(self._module)
             self.n_started += 1
         except OSError as error:
-            raise NotSupported(f"no process can be started for what strangers wrote ({error.strerror})") from error
+            raise NotSupported(f"no process can be started for what strangers wrote ({reason_of(error)})") from error
         self._finalizer = weakref.finalize(self, self._child.end)
         return self._child
 

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from edge_run.runtime.decoding.common import n_common
+
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
@@ -163,9 +165,5 @@ class SequencePool:
         """Return how many of `tokens`, but the last, a request could begin with that `held` holds."""
         if held.user is None and not self._keeps_ended:
             return 0
-        common = 0
-        for ours, theirs in zip(held.tokens, tokens[:-1], strict=False):
-            if ours != theirs:
-                break
-            common += 1
+        common = n_common(held.tokens, tokens)
         return common if self._can_rewind or common == len(held.tokens) else 0

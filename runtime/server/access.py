@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_run.base.errors import ConfigError
+from edge_run.base.files import key_lines
 from edge_run.runtime.server.page_files import PAGE, PAGE_FILES
 from edge_run.runtime.server.refusals import Refusal
 
@@ -109,8 +110,8 @@ def access_for(
 
 
 def read_keys(text: str, where: str) -> list[str]:
-    """Return the keys in the text of a key file, one a line; lines that begin with # are none. Raises ConfigError."""
-    keys = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    """Return the keys in the text of a key file (`key_lines`). Raises ConfigError."""
+    keys = key_lines(text)
     if not keys:
         raise ConfigError(f"{where}: has no key; write one, of {LEAST_KEY_LETTERS} letters or more, on a line")
     if len(keys) > MOST_KEYS:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import anyio
-
 from edge_run.base.errors import Cancelled, ContextFull
 from edge_run.base.results import Generation, TokenLogprobs
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.async_model import AsyncModel
-
-if sys.version_info < (3, 11):
-    from exceptiongroup import BaseExceptionGroup
+from edge_run.runtime.server.tasks import task_group
 
 _SEEDS = 2**32 - 1
 MOST_PROBABILITIES = 1 << 18  # of a request: each takes 100 bytes, and four times that as it is written
@@ -166,12 +161,9 @@ async def generate(model: AsyncModel, job: Job, take: Take, count: Callable[[int
     if job.n_answers == 1:
         await answer(0)
         return [outcomes[0]]
-    try:
-        async with anyio.create_task_group() as group:
-            for number in range(job.n_answers):
-                group.start_soon(answer, number, name=f"edge-run-choice-{number}")
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from failures.exceptions[0].__cause__
+    async with task_group() as group:
+        for number in range(job.n_answers):
+            group.start_soon(answer, number, name=f"edge-run-choice-{number}")
     return [outcomes[number] for number in range(job.n_answers)]
 
 

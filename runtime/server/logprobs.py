@@ -1,4 +1,4 @@
-"""How likely tokens were, as OpenAI's APIs say it."""
+"""How likely tokens were, as OpenAI's APIs and llama-server's say it."""
 
 from __future__ import annotations
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
-import anyio
 from starlette.requests import Request
 
 from edge_run.runtime.processes.fair_room import FairRoom
@@ -20,9 +18,7 @@ from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import AnswerDefaults, Preparing, ServedModel
 from edge_run.runtime.server.counts import Counts
 from edge_run.runtime.server.refusals import Refusal, shutting_down
-
-if sys.version_info < (3, 11):
-    from exceptiongroup import BaseExceptionGroup
+from edge_run.runtime.server.tasks import task_group
 
 MOST_NUMBERS = 1 << 22  # of the vectors of one answer: as text, some 20 bytes each
 FEW_NUMBERS = 1 << 16
@@ -112,20 +108,17 @@ class Service:
 async def _until_client_leaves(request: Request) -> AsyncIterator[None]:
     """Cancel this block when the client of a request, whose body was read, leaves. Raises Refusal then."""
     has_left = False
-    try:
-        async with anyio.create_task_group() as group:
+    async with task_group() as group:
 
-            async def watch() -> None:
-                nonlocal has_left
-                while (await request.receive())["type"] != "http.disconnect":
-                    pass
-                has_left = True
-                group.cancel_scope.cancel()
-
-            group.start_soon(watch, name="edge-run-watch-client")
-            yield
+        async def watch() -> None:
+            nonlocal has_left
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            has_left = True
             group.cancel_scope.cancel()
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from failures.exceptions[0].__cause__
+
+        group.start_soon(watch, name="edge-run-watch-client")
+        yield
+        group.cancel_scope.cancel()
     if has_left:
         raise Refusal(400, "the client went away before it had its answer", closes=True)

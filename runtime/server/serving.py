@@ -17,7 +17,7 @@ import anyio
 import uvicorn
 from anyio.abc import TaskGroup
 
-from edge_run.base.errors import ConfigError, EdgeRunError
+from edge_run.base.errors import ConfigError, EdgeRunError, reason_of
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.devices.host.service_manager import ServiceManager
@@ -89,13 +89,13 @@ def bind(host: str, port: int) -> BoundedListener:
         )[0]
         bound = BoundedListener(family, kind, protocol)
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"--host {host}: {getattr(error, 'strerror', None) or error}") from error
+        raise ConfigError(f"--host {host}: {reason_of(error)}") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise ConfigError(f"--host {host} --port {port}: {error.strerror}; give another one") from error
+        raise ConfigError(f"--host {host} --port {port}: {reason_of(error)}; give another one") from error
     return bound
 
 
@@ -292,7 +292,7 @@ async def _reread_certificate(context: ssl.SSLContext, options: ServeOptions, sa
         await anyio.to_thread.run_sync(fresh.load_cert_chain, *files, abandon_on_cancel=True)
     except OSError as error:
         names = f"--tls-cert {options.certificate} --tls-key {options.certificate_key}"
-        say(f"the certificate stays as it is: {names}: {error.strerror or error}")
+        say(f"the certificate stays as it is: {names}: {reason_of(error)}")
     else:
         # Into the same context a certificate would be loaded beside one with a key of another kind.
         context.set_servername_callback(lambda connection, name, before: setattr(connection, "context", fresh))

@@ -21,7 +21,7 @@ from edge_run.devices.host.ledger import Ledger
 from edge_run.partition.mesh_pipeline import MOST_IN_FLIGHT
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
 from edge_run.runtime.decoding.narrow_pass import touched_bytes
-from edge_run.runtime.engine.choosing import choosing
+from edge_run.runtime.engine.choosing import chooser_of
 from edge_run.runtime.engine.engine import garbage_collection_paused, one_opening
 from edge_run.runtime.engine.loading import Loaded, WeightBacking, load
 from edge_run.runtime.engine.passes import Passes
@@ -186,7 +186,7 @@ class SliceEngine:
             terms, spilled = replace(terms, away_bytes=plan.spilled_kv_bytes), None
             if terms.away_bytes:
                 spilled = open_spill(self.loaded, terms, readers, self._assigned)
-                choosing(self.loaded, graph, spilled)
+                spilled.chooser = chooser_of(self.loaded, graph, is_spilled=True)
             self._supply = Supply(self.loaded, Begun(plan, streams, spilled=spilled), readers)
             self._assigned.callback(self._supply.close)
             lent = lender(self.loaded, terms, plan, streams, self.decoder.count, spilled)

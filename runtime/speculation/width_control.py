@@ -84,7 +84,7 @@ class WidthControl:
         """
         self._since_plain += 1
         plain, n_plain = offers[0]
-        plain_s = self._costs.pass_s(plain)
+        plain_s = max(1e-9, self._costs.pass_s(plain))
         tokens = [n_tokens / n_plain for _, n_tokens in offers]
         seconds = [(self._costs.pass_s(width) + self._draft_s) / plain_s for width, _ in offers]
         usable = [n for n, (width, _) in enumerate(offers) if n == 0 or self._costs.is_within_reach(width)]
@@ -100,9 +100,11 @@ class WidthControl:
         self.is_on = self._gain >= self._least_gain
         if not self.is_on:
             return 0
-        if self._since_plain >= self._plain_due():
-            self._since_plain = 0
+        is_due = self._since_plain >= self._plain_due()
+        if is_due:
             self._plain_after *= PLAIN_GROWTH
+        if is_due or chosen == 0:
+            self._since_plain = 0
             return 0
         return chosen
 

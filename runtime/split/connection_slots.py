@@ -14,7 +14,7 @@ from ipaddress import IPv6Address, ip_address
 from edge_run.base.units import MIB
 
 MOST_PLACES, MOST_OF_AN_ADDRESS = 64, 16
-MOST_BODY_BYTES = 128 * MIB  # of requests that are being received or wait for their turn, and of answers being sent
+MOST_HELD_BYTES = 128 * MIB  # of requests that are being received or wait for their turn, and of answers being sent
 _NETWORK_BITS = 64  # of an IPv6 address: who has one has all of its network
 
 
@@ -40,7 +40,7 @@ class ConnectionSlots:
 
     most: int = MOST_PLACES
     most_of_an_address: int = MOST_OF_AN_ADDRESS
-    most_bytes: int = MOST_BODY_BYTES
+    most_bytes: int = MOST_HELD_BYTES
     _taken: list[ConnectionSlot] = field(default_factory=list)
 
     def enter(self, address: str, give_up: Callable[[], None], now_s: float) -> ConnectionSlot | None:

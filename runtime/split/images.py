@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, ProtocolError
+from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, ProtocolError, reason_of
 from edge_run.base.extras import SPLIT, need
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -95,7 +95,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+        raise ModelFileError(f"{path}: cannot be read ({reason_of(error)}); check its permissions") from error
 
 
 def image_paths(folder: Path, flag: str) -> list[Path]:

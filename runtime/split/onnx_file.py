@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_run.base.errors import ConfigError, ModelFileError, NotSupported
+from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, reason_of
 from edge_run.base.extras import TRAIN, need
 from edge_run.partition.cuts import Network, Operation, multiply_adds, operations_between, peak_bytes
 from edge_run.runtime.split.onnx_session import arbitrary, first_line, traced
@@ -81,7 +81,7 @@ def read_onnx(path: Path) -> OnnxModel:
         proto = onnx.load(str(path))
         onnx.checker.check_model(proto)
     except OSError as error:
-        why = error.strerror or error
+        why = reason_of(error)
         raise ModelFileError(f"{path}: cannot be read ({why}); check the path and its permissions") from error
     except NotSupported:
         raise

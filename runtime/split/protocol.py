@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_run.base.errors import ProtocolError
+from edge_run.base.errors import ProtocolError, reason_of
 from edge_run.base.strict_json import parse
 
 VERSION = 1
@@ -106,7 +106,7 @@ class ServerLink:
         try:
             self._socket = socket.create_connection(address, timeout=limit_s)
         except (OSError, ValueError) as error:  # a value: a name that no host can have
-            reason = getattr(error, "strerror", None) or error
+            reason = reason_of(error)
             raise LinkLost(f"{address[0]}:{address[1]}: {reason}") from error
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge_run.base.errors import TierReadError
+from edge_run.base.errors import TierReadError, reason_of
 from edge_run.base.files import cache_folder, check_room, folder_to_write, reserved, whole_folder, writing
 from edge_run.runtime.split.bundle import StoredCode, write_code
 
@@ -40,10 +40,10 @@ def write_result_folder(out: Path, files: dict[str, bytes], code: StoredCode, mo
         _write_folder(out, files, code, mode)
     except OSError as error:
         instead = cache_folder() / f"split-{code.head[:12]}"
-        with writing(f"--out {out}: {error.strerror or error}; {instead}"):
+        with writing(f"--out {out}: {reason_of(error)}; {instead}"):
             _write_folder(folder_to_write(instead, str(instead)), files, code, mode)
         raise TierReadError(
-            f"--out {out}: cannot be written ({error.strerror or error}); what was learned is in {instead}: move it"
+            f"--out {out}: cannot be written ({reason_of(error)}); what was learned is in {instead}: move it"
         ) from error
 
 

@@ -18,7 +18,7 @@ import anyio.abc
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, ProtocolError
+from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, ProtocolError, reason_of
 from edge_run.runtime.split.bundle import MODEL, TAIL, read_bundle
 from edge_run.runtime.split.connection_slots import ConnectionSlot, ConnectionSlots
 from edge_run.runtime.split.images import decode_image
@@ -103,7 +103,7 @@ class SplitServer:
         try:
             listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
         except (OSError, ValueError) as error:  # a value: a name that no host can have
-            reason = getattr(error, "strerror", None) or error
+            reason = reason_of(error)
             raise NotSupported(
                 f"{host}:{port}: cannot be listened at ({reason}); choose another --host or --port"
             ) from error
@@ -122,7 +122,7 @@ class SplitServer:
                 stream = await listener.accept()
             except OSError as error:
                 if error.errno in _EXHAUSTED:
-                    _log.warning("a device cannot be let in now (%s)", error.strerror)
+                    _log.warning("a device cannot be let in now (%s)", reason_of(error))
                     self._slots.make_room()
                 await anyio.sleep(PAUSE_S)
             else:

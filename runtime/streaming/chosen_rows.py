@@ -27,7 +27,7 @@ from edge_run.tiers.kv.key_bounds import Choice, KeyBounds, choose_pages, choose
 ATTENTION = "FLASH_ATTN_EXT"
 BLOCKS = "blocks"
 BLOCK_PAGES = 16  # about as many rows as a piece of them in a file has
-_HALF = 1  # llama.cpp's number of the type of 16 bits
+_HALF = ggml.TYPE_IDS["f16"]
 
 
 class ChosenRows:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edge_run.runtime.llama.row_products import RowProducts
     from edge_run.tiers.packed import PackedBlocks
 
-GUESSED_TOKENS = 16  # at most, of a pass that verifies guesses; others come after it
+VERIFIED_TOKENS = 16  # at most, of a pass that verifies guesses; others come after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class ExpertStreaming:
 
     def _next_tokens(self, n_tokens: int) -> int:
         """Return the tokens that the layer is expected to have in the next pass: as many, or 1 after a prompt's end."""
-        return n_tokens if n_tokens <= GUESSED_TOKENS or n_tokens == self._full_tokens else 1
+        return n_tokens if n_tokens <= VERIFIED_TOKENS or n_tokens == self._full_tokens else 1
 
     def _when_done(self, layer: int, address: int) -> None:
         if self.prefetch and layer == self._layer and len(self._ids) == self._n_used:

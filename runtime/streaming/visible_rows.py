@@ -15,7 +15,7 @@ from edge_run.tiers.kv.key_bounds import Choice
 
 INDEXER = "attention.indexer.head_count"  # in the metadata of a model that chooses
 HIDDEN = np.uint16(0xFC00)  # minus infinity, as a mask of 16 bits has it
-_HALF = 1  # llama.cpp's number of the type of 16 bits
+_HALF = ggml.TYPE_IDS["f16"]
 _MOST_TOKENS = 16  # more look at nearly all rows together, and from 64 on the kernel reads rows in tiles
 
 

@@ -27,10 +27,9 @@ from edge_run.devices.host.target_file import TargetFile, check_target, opened, 
 from edge_run.runtime.tools.inflate_blocks import Filler, GrownTensor, tensor_pieces
 from edge_run.runtime.tools.inflate_source import ROLES, InflateSource, Role, read_source
 from edge_run.tiers.gguf_format import MAGIC, SCALARS
-from edge_run.tiers.gguf_header import ArrayValue
+from edge_run.tiers.gguf_header import MOST_LAYERS, ArrayValue
 
 MAX_WIDTH = (1 << 31) - 32
-MAX_LAYERS = 512  # llama.cpp's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +80,9 @@ def plan_growth(source: InflateSource, size_bytes: int, layers: int | None = Non
     """Return the file with `layers` layers that is as wide as `size_bytes` allows. Raises like `inflate`."""
     n_trained = len(source.layers)
     n_layers = n_trained if layers is None else layers
-    if not n_trained <= n_layers <= MAX_LAYERS:
+    if not n_trained <= n_layers <= MOST_LAYERS:
         raise ConfigError(
-            f"{n_layers:,} layers: the model has {n_trained}, llama.cpp takes up to {MAX_LAYERS}; ask for a number "
+            f"{n_layers:,} layers: the model has {n_trained}, llama.cpp takes up to {MOST_LAYERS}; ask for a number "
             "between these",
             found=n_layers,
             needed=n_trained,

@@ -25,8 +25,8 @@ from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from edge_run.tiers.gguf_header import TensorInfo
 from edge_run.tiers.packed import set_apart
-from edge_run.tiers.packed_file import ENTRY, HEAD, Block, blocks_of, model_key, packed_path, write_head, write_index
-from edge_run.tiers.packed_index import LARGEST_BLOCK_BYTES, SMALLEST_BLOCK_BYTES, Facts
+from edge_run.tiers.packed_file import HEAD, Block, blocks_of, model_key, packed_path, write_head, write_index
+from edge_run.tiers.packed_index import ENTRY, LARGEST_BLOCK_BYTES, SMALLEST_BLOCK_BYTES, Facts
 
 MOST_SHARE = 0.95  # of its size that a tensor must come down to: less gained is not worth unpacking it
 LEVEL = 1  # higher ones find nothing more in weights

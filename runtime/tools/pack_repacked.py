@@ -21,8 +21,8 @@ from edge_run.runtime.planning.repack_choice import kinds_to_pack
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_header import TensorInfo
-from edge_run.tiers.packed_file import ALIGNMENT_BYTES, ENTRY, Block, model_key, write_head, write_index
-from edge_run.tiers.packed_index import LARGEST_BLOCK_BYTES, Facts
+from edge_run.tiers.packed_file import ALIGNMENT_BYTES, Block, model_key, write_head, write_index
+from edge_run.tiers.packed_index import ENTRY, LARGEST_BLOCK_BYTES, Facts
 from edge_run.tiers.source import SourceFile
 
 

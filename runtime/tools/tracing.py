@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edge_run.base.config import ModelConfig, ModelOptions
 from edge_run.base.errors import ConfigError, NotSupported, system_errors
 from edge_run.base.files import file_to_write, whole_file, writing
-from edge_run.base.options import make_config
+from edge_run.base.options import config_of
 from edge_run.base.replay import Recording
 from edge_run.prefetch.routes import DECODE, RouteWriter
 from edge_run.runtime.decoding.session import Session
@@ -45,14 +45,13 @@ def trace(
     `ModelConfig`, as for `Model`. Raises like `Model`; NotSupported for a model without experts, ConfigError for an
     output that exists, TierReadError where it cannot be written. Nothing is left of a trace that was not finished.
     """
-    if config is not None and options:
-        raise ConfigError("config and single options: give one of the two")
+    config = config_of(ModelConfig, config, options)
     output = file_to_write(Path(output), str(output), is_overwritten)
     gguf = read_gguf(Path(path))
     header = route_header(gguf)
     if not header.expert_bytes:
         raise NotSupported(f"{path}: no mixture of experts, so nothing is routed; give another GGUF file")
-    settings = replace(config or make_config(ModelConfig, options), gpu_memory=0)  # its routers are not seen
+    settings = replace(config, gpu_memory=0)  # its routers are not seen
     with writing(str(output)), whole_file(output) as draft, draft.open("w", encoding="utf-8") as file:
         recorder = RouteRecorder(header, RouteWriter(file, header))
         with opening or nullcontext():

@@ -43,7 +43,8 @@ class Journal:
             def sync(descriptor: int) -> None:
                 real[name](descriptor)
                 path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-                self.changes.append(("sync", path, path.read_bytes()))
+                if path.is_file():  # a folder's names count at once here
+                    self.changes.append(("sync", path, path.read_bytes()))
 
             return sync
 

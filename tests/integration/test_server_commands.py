@@ -26,7 +26,7 @@ CONTEXT_TOKENS = 16_384  # what fills it takes so long that it can be stopped
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("keys") / "keys"
-    file.write_text(f"# of this test\n{KEY}\n")
+    file.write_text(f"  # of this test\n {KEY} \n")
     return file
 
 

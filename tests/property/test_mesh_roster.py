@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from edge_run.base.errors import NotTrusted, ProtocolError
 from edge_run.devices.members.cluster import Cluster, new_cluster
 from edge_run.devices.members.identity import Identity, make_identity
-from edge_run.devices.members.keeping import ListEditor, ask, found
+from edge_run.devices.members.join_request import ask
 from edge_run.devices.members.keys import DeviceKey
+from edge_run.devices.members.list_changes import ListEditor, found
 from edge_run.devices.members.member_list import Invitation
 from edge_run.devices.members.roster import LEARN_S, MOST_WAITING, SAY_WITHIN_S, Roster
 from edge_run.devices.messages.envelope import MOST_OF_DEVICE, Gate, Writer

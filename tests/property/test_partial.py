@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,22 @@ def test_where_files_have_no_holes_nothing_is_given_up(partial: PartialModel, mo
     assert not partial.missing(range(partial.pieces.count))
     assert (partial.folder / JOURNAL).read_bytes() == journal
     partial.close()
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP])
+def test_a_file_system_that_syncs_no_folders(partial: PartialModel, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    fsync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    partial.close()
+    again = PartialModel(partial.folder, MODEL, Pieces(SIZES))
+    assert not again.missing(range(again.pieces.count))
+    again.close()
 
 
 def test_a_file_system_that_takes_no_advice(partial: PartialModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import ast
 import functools
 import graphlib
 import os
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -156,6 +157,12 @@ def test_installed_version_is_the_package_version() -> None:
 def test_numpy_random_is_imported_with_the_module() -> None:
     """Imported later, as `np.random` does, it may lose a Ctrl-C that comes meanwhile."""
     assert not [path for path in PRODUCT if "np.random" in (ROOT / path).read_text(encoding="utf-8")]
+
+
+def test_why_the_system_refused_is_said_in_one_way() -> None:
+    """An OSError that a library raises may be without the system's words."""
+    told = re.compile(r"(?<!\bos)\.strerror\b")
+    assert {path for path in PRODUCT if told.search((ROOT / path).read_text(encoding="utf-8"))} == set()
 
 
 def test_threads_are_counted_in_one_place() -> None:

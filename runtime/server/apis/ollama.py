@@ -20,6 +20,7 @@ from edge_run.base.results import Progress
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.answers import JSON_LINES, AnswerResponse, json_response
 from edge_run.runtime.server.apis.keep_alive import KeepAlive, rest_s
+from edge_run.runtime.server.apis.openai_chat import ToolEntry
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
@@ -35,7 +36,7 @@ from edge_run.runtime.server.sampling_fields import (
     unsupported,
 )
 from edge_run.runtime.server.service import Service
-from edge_run.runtime.server.tools import FunctionTool, Toolbox
+from edge_run.runtime.server.tools import Toolbox
 
 API_VERSION = "0.12.0"  # of Ollama, whose API this is: clients ask for a least one
 _NANOSECONDS = 1e9
@@ -69,13 +70,6 @@ class OllamaMessage(msgspec.Struct):
     images: list[Any] | None = None
     tool_calls: list[OllamaCall] | None = None
     tool_name: Name | None = None
-
-
-class OllamaTool(msgspec.Struct):
-    """A tool that may be called."""
-
-    function: FunctionTool
-    type: Literal["function"] = "function"
 
 
 class ShowRequest(msgspec.Struct):
@@ -126,7 +120,7 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
     """A conversation to be answered."""
 
     messages: Annotated[list[OllamaMessage], Meta(max_length=MOST_MESSAGES)] | None = None
-    tools: list[OllamaTool] | None = None
+    tools: list[ToolEntry] | None = None
 
     def task(self) -> ChatTask:
         """Return what is to be answered. Raises Refusal."""

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError
+from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, reason_of
 from edge_run.runtime.generation.chat import MOST_TEMPLATE_BYTES
 from edge_run.runtime.inspection.embedding_shape import makes_embeddings
 from edge_run.runtime.inspection.model_kind import check_kind
@@ -64,7 +64,7 @@ def read_folder(folder: Path) -> ModelFolder:
     try:
         files = sorted(path for path in folder.iterdir() if path.suffix == ".gguf")
     except OSError as error:
-        raise ConfigError(f"--models {folder}: {error.strerror or error}") from error
+        raise ConfigError(f"--models {folder}: {reason_of(error)}") from error
     if len(files) > MOST_FILES:
         raise ConfigError(f"--models {folder}: {len(files):,} files, {MOST_FILES:,} are the most")
     found = set(files)

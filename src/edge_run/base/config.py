@@ -65,7 +65,7 @@ def check_threads(threads: int | None) -> None:
 class ModelConfig:
     """How a model is opened. Everything that changes the numbers is part of the numerics key.
 
-    It is over 200 lines because every setting has a line here, and checks that concern several of them are together.
+    It is over 200 lines because what each setting means, and which exclude each other, is said in one place.
 
     memory: budget for the whole process, bytes or text (`4GiB`); None is what is available less a margin.
     gpu_memory: budget of a GPU's memory, for weights, keys and values, and buffers there; 0 leaves it out, as long as
@@ -130,8 +130,6 @@ class ModelConfig:
     pooling: how one vector is made of those of a text's tokens: `mean`, `cls` (the first), `last`; `none` keeps one for
         each token, `rank` gives a reranker's scores; `auto` is what the file says, else `mean` for an encoder, and
         `last` for other models.
-
-    It is over 200 lines because most of it is what each setting means, and which exclude each other.
     """
 
     memory: int | str | None = None

@@ -201,6 +201,11 @@ _NO_THREAD = "can't start new thread"  # which Python has no kind of error for
 _LESS_MEMORY = "a smaller --memory or a shorter context (-c) takes less"
 
 
+def reason_of(error: BaseException) -> str:
+    """Return why something failed: in the system's words where it was the system that refused."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
 def from_system(error: OSError | MemoryError, what: str) -> EdgeRunError:
     """Return what the system refused while `what` was done as an error of ours, with what to do about it."""
     if isinstance(error, EdgeRunError):
@@ -209,7 +214,7 @@ def from_system(error: OSError | MemoryError, what: str) -> EdgeRunError:
         return BudgetError(f"{what}: out of memory ({error or 'the system has no more'}); {_LESS_MEMORY}")
     where = f"{error.filename}: " if error.filename else ""
     advice = _ADVICE.get(error.errno or 0, "-v shows more")
-    return TierReadError(f"{what}: {where}{error.strerror or error}; {advice}", errno=error.errno)
+    return TierReadError(f"{what}: {where}{reason_of(error)}; {advice}", errno=error.errno)
 
 
 @contextlib.contextmanager

@@ -111,9 +111,9 @@ def is_number(value: object, least: float, most: float) -> TypeGuard[float]:
     return least <= value <= most and math.isfinite(value)
 
 
-def is_name(value: object, most_letters: int = MOST_LETTERS) -> TypeGuard[str]:
-    """Return whether `value` is a text of so many letters at most, that all can be printed."""
-    return isinstance(value, str) and len(value) <= most_letters and value.isprintable()
+def is_name(value: object, most_letters: int = MOST_LETTERS, least_letters: int = 0) -> TypeGuard[str]:
+    """Return whether `value` is a text of so many letters, that all can be printed."""
+    return isinstance(value, str) and least_letters <= len(value) <= most_letters and value.isprintable()
 
 
 def plain(text: str, most_letters: int = MOST_WORDS) -> str:

@@ -18,9 +18,9 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, TierReadError
+from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, TierReadError, reason_of
 from edge_run.base.units import format_size
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def read_text_file(path: str | Path, what: str, most_bytes: int) -> str:
         with open(os.path.expanduser(path), "rb") as file:
             return read_text(file, what, most_bytes)
     except OSError as error:
-        why = error.strerror or error
+        why = reason_of(error)
         raise ConfigError(f"{what}: cannot be read ({why}); check the path and its permissions") from error
     except ConfigError:
         raise
@@ -61,6 +61,11 @@ def read_text(file: BinaryIO, what: str, most_bytes: int) -> str:
         return b"".join(pieces).decode("utf-8")
     except ValueError as error:
         raise ConfigError(f"{what}: not UTF-8 text ({error})") from error
+
+
+def key_lines(text: str) -> list[str]:
+    """Return the keys in the text of a key file: one a line, without blanks around it; a line with # first is none."""
+    return [key for line in text.splitlines() if (key := line.strip()) and not key.startswith("#")]
 
 
 def file_to_write(path: Path, what: str, is_replacing: bool = True) -> Path:
@@ -88,10 +93,10 @@ def whole_file(path: Path, mode: int = 0o666, *, is_durable: bool = False) -> It
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         yield draft
         if is_durable:
-            _sync(draft)
+            sync(draft)
         draft.replace(path)
         if is_durable:
-            _sync(path.parent)
+            sync(path.parent)
 
 
 def common_mode(*paths: Path) -> int:
@@ -114,9 +119,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
         draft.mkdir()
         yield draft
         for one in (*draft.iterdir(), draft):
-            _sync(one)
+            sync(one)
         draft.rename(path)
-        _sync(path.parent)
+        sync(path.parent)
 
 
 @contextlib.contextmanager
@@ -175,7 +180,7 @@ def _remove(draft: Path) -> None:
             draft.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Return once what a file holds, or which files a folder holds, is on the drive; of folders not every one can."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -281,7 +286,7 @@ def writing(what: str, advice: str = "choose another name") -> Iterator[None]:
     except OSError as error:
         if isinstance(error, EdgeRunError):
             raise
-        raise TierReadError(f"{what}: cannot be written ({error.strerror or error}); {advice}") from error
+        raise TierReadError(f"{what}: cannot be written ({reason_of(error)}); {advice}") from error
 
 
 def keep_file(path: Path, content: bytes, what: str) -> None:
@@ -310,6 +315,33 @@ class FileIdentity:
     def of(cls, status: os.stat_result) -> FileIdentity:
         """Return that of the file with `status`."""
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+class FileFacts(NamedTuple):
+    """What tells a file that is not open from others, and from what it was before a change: a key of caches.
+
+    place: its path, in hexadecimal. start: a hash of its first bytes; empty where they were not read.
+    changed_ns: when its entry last changed, which nobody can set back after an edit.
+    """
+
+    place: str
+    size_bytes: int
+    inode: int
+    start: str
+    modified_ns: int
+    changed_ns: int
+
+
+def file_facts(path: Path, *, hashed_bytes: int = 0) -> FileFacts:
+    """Return what tells the file at `path` from others; so many of its first bytes count. Raises OSError."""
+    status, start = path.stat(), ""
+    if hashed_bytes:
+        import hashlib  # which takes long to load
+
+        with path.open("rb") as file:
+            start = hashlib.blake2b(file.read(hashed_bytes), digest_size=16).hexdigest()
+    place = os.fsencode(path.resolve()).hex()
+    return FileFacts(place, status.st_size, status.st_ino, start, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def changed(path: Path) -> ModelFileError:

@@ -28,6 +28,13 @@ def make_config(kind: type[_Config], options: Mapping[str, Any]) -> _Config:
     return kind(**options)
 
 
+def config_of(kind: type[_Config], config: _Config | None, options: Mapping[str, Any]) -> _Config:
+    """Return `config`, or where there is none one of keyword options. Raises ConfigError where both are given."""
+    if config is not None and options:
+        raise ConfigError("config and single options: give one of the two")
+    return config or make_config(kind, options)
+
+
 def check_types(config: Any) -> None:
     """Raise ConfigError where a field of a dataclass is none of what it is declared as.
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 import edge_run
-from edge_run.base.errors import Cancelled, EdgeRunError, TierReadError
+from edge_run.base.errors import Cancelled, EdgeRunError, TierReadError, reason_of
 from edge_run.cli.shared.process import end_on_termination, prepare_streams, printable_notices, release_streams
 from edge_run.cli.shared.settings_command import HELP_NAMES, CommandGroup, origin
 from edge_run.cli.shared.terminal import Terminal
@@ -122,7 +122,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, EdgeRunError):
         return str(error), error.exit_code
     if isinstance(error, OSError):
-        return f"{_what_failed(error)}: {error.strerror or error}", TierReadError.exit_code
+        return f"{_what_failed(error)}: {reason_of(error)}", TierReadError.exit_code
     if isinstance(error, MemoryError):
         return "out of memory; a smaller --memory or a shorter context (-c) takes less", EdgeRunError.exit_code
     logging.getLogger(__name__).info("%s", traceback.format_exc())

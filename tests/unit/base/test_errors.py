@@ -1,6 +1,7 @@
 """The tree of errors: what a caller catches, and what the shell sees."""
 
 import dataclasses
+import errno
 import inspect
 import pickle
 import re
@@ -9,7 +10,7 @@ import pytest
 
 import edge_run
 from edge_run.base import errors
-from edge_run.base.errors import BudgetError, ConfigError, EdgeRunError, TierReadError
+from edge_run.base.errors import BudgetError, ConfigError, EdgeRunError, TierReadError, reason_of
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, EdgeRunError)]
 
@@ -47,3 +48,16 @@ def test_each_can_be_made_anew_without_its_initializer(kind: type[EdgeRunError])
 def test_each_is_also_of_the_kind_that_python_has_for_it(kind: type[EdgeRunError], base: type[Exception]) -> None:
     with pytest.raises(base):
         raise kind("what was tried")
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (OSError(errno.ENOENT, "No such file or directory", "model.gguf"), "No such file or directory"),
+        (OSError("timed out"), "timed out"),
+        (TimeoutError(), "TimeoutError"),
+        (ValueError("no number"), "no number"),
+    ],
+)
+def test_why_something_failed(error: Exception, wanted: str) -> None:
+    assert reason_of(error) == wanted

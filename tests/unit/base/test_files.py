@@ -176,7 +176,7 @@ def test_what_is_written_durably_is_on_the_drive_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[tuple[str, bool]] = []
-    monkeypatch.setattr(files, "_sync", lambda path: synced.append((path.name, (tmp_path / "file").exists())))
+    monkeypatch.setattr(files, "sync", lambda path: synced.append((path.name, (tmp_path / "file").exists())))
     with whole_file(tmp_path / "file") as draft:
         draft.write_text("a cache")
     assert not synced

@@ -225,7 +225,7 @@ def test_what_another_chat_added_since_a_conversation_was_read_stays(
 def test_a_folder_that_cannot_be_written_is_said_once_and_read_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*given: object) -> None:
+    def refuse(*given: object, **options: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     fox = (("user", "Hello"), ("assistant", "Yes?"))

@@ -12,8 +12,8 @@ from edge_run.base.units import round_up
 from edge_run.runtime.planning import packed_choice
 from edge_run.runtime.planning.packed_choice import choose_repacked_file
 from edge_run.tiers.gguf import GgufModel
-from edge_run.tiers.packed_file import ENTRY, blocks_of, find_packed, model_key, packed_path, write_head, write_index
-from edge_run.tiers.packed_index import LARGEST_BLOCK_BYTES, Facts, decode_facts
+from edge_run.tiers.packed_file import blocks_of, find_packed, model_key, packed_path, write_head, write_index
+from edge_run.tiers.packed_index import ENTRY, LARGEST_BLOCK_BYTES, Facts, decode_facts
 from packing import model_of
 
 

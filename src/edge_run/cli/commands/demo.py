@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError, Cancelled, ConfigError, KernelError, TierReadError
+from edge_run.base.errors import BudgetError, Cancelled, ConfigError, KernelError, TierReadError, reason_of
 from edge_run.base.results import Plan
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.base.units import MIB, format_size
@@ -197,7 +197,7 @@ def _new_folder(parent: Path) -> Path:
         return Path(tempfile.mkdtemp(prefix="demo-", dir=parent))
     except OSError as error:
         raise TierReadError(
-            f"{parent}: cannot make a folder for the demo's model ({error.strerror}); name another with --cache-dir"
+            f"{parent}: cannot make a folder for the demo's model ({reason_of(error)}); name another with --cache-dir"
         ) from error
 
 

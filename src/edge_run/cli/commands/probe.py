@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from edge_run.base.profile import DeviceProfile, DiskProfile, GpuProfile, KernelSpeed
-from edge_run.base.units import MIB, format_size
+from edge_run.base.units import MIB, format_count, format_size
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.setting import PATH
@@ -131,7 +131,7 @@ def _tables(profile: DeviceProfile) -> Iterator[_Table]:
     for place, kernels in ("", profile.kernels), (" repacked", profile.repacked_kernels), *on_gpus:
         if kernels:
             widths = sorted({kernel.tokens for kernel in kernels})
-            columns = (f"weights{place}", *(f"{tokens} token{'s' * (tokens > 1)}" for tokens in widths))
+            columns = (f"weights{place}", *(format_count(tokens, "token") for tokens in widths))
             rows = tuple(_kernel_rows(kernels, widths))
             yield _Table(f"Computing{place}: weights gone through, MiB/s", columns, rows)
     if profile.gpus:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from edge_run.base.replay import PolicyReplay, Replay
-from edge_run.base.units import format_size
+from edge_run.base.units import format_count, format_size
 from edge_run.cli.reports import replay_plot
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.plot_file import PLOT, draw_plot
@@ -57,7 +57,7 @@ def replay(
 
 def describe(result: Replay) -> str:
     """Return `result` as a table of hits and one of bytes, a budget on a line."""
-    tokens = f"{result.decoded_tokens:,} token{'s' * (result.decoded_tokens != 1)}"
+    tokens = format_count(result.decoded_tokens, "token")
     experts = f"{result.experts_per_token} of {result.experts} experts in each of {result.layers} layers"
     lines = [
         f"{result.trace}: {tokens} decoded, with {experts}; all experts take {format_size(result.expert_bytes)}",

@@ -12,7 +12,7 @@ import click
 
 import edge_run
 from edge_run.base.config import POOLING
-from edge_run.base.errors import ConfigError
+from edge_run.base.errors import ConfigError, reason_of
 from edge_run.base.extras import SERVE, need
 from edge_run.base.files import read_text_file
 from edge_run.cli.shared.answer import open_file, opened
@@ -194,7 +194,7 @@ def _check_certificate(certificate: Path | None, key: Path | None) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
     except OSError as error:  # ssl.SSLError is one too
-        raise ConfigError(f"--tls-cert {certificate} --tls-key {key}: {error.strerror or error}") from error
+        raise ConfigError(f"--tls-cert {certificate} --tls-key {key}: {reason_of(error)}") from error
 
 
 def _usual_parallel(settings: RunSettings) -> int:

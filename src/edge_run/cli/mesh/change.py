@@ -18,7 +18,7 @@ from edge_run.cli.shared.tables import align
 from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:
-    from edge_run.devices.members.keeping import ListEditor
+    from edge_run.devices.members.list_changes import ListEditor
     from edge_run.devices.members.member_list import MemberList
 
 _NODE = click.Argument(["node"], metavar="NODE")

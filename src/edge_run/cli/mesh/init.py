@@ -60,7 +60,7 @@ def init(terminal: Terminal, /, broker: str | None, serve: str | None, **given: 
     from edge_run.devices.link.hosts import parse_place, place_text
     from edge_run.devices.members.cluster import PORT, new_cluster, write_cluster
     from edge_run.devices.members.identity import device_key
-    from edge_run.devices.members.keeping import found
+    from edge_run.devices.members.list_changes import found
     from edge_run.devices.mesh.opening import EVERYWHERE, check_listen
 
     if broker is not None and (serve is not None or given["find"]):

@@ -10,7 +10,7 @@ from edge_run.base.fields import MOST_RATE, is_number
 from edge_run.base.files import mesh_folder
 from edge_run.base.mesh import Document, JsonValue, names_apart
 from edge_run.base.mesh_status import MeshMember, MeshStatus
-from edge_run.base.units import format_size
+from edge_run.base.units import format_count, format_size
 from edge_run.cli.mesh.options import OTHER_BROKER
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.printable import one_line
@@ -48,7 +48,7 @@ def describe(found: MeshStatus) -> str:
     """Return `found` as text: a device on a line, then the links."""
     names = names_apart(found.members)
     count = len(found.members)
-    lines = [f"cluster {found.cluster}, broker {found.broker}: {count} device{'s' * (count != 1)}"]
+    lines = [f"cluster {found.cluster}, broker {found.broker}: {format_count(count, 'device')}"]
     if found.coordinator:
         model = found.plan.get("model", "a model")
         lines[0] += f"; {names.get(found.coordinator, found.coordinator)} runs {model}"

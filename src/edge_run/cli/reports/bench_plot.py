@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edge_run.base.bench import Bench, RunSpread
-from edge_run.base.units import format_size
+from edge_run.base.units import format_count, format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +71,7 @@ def _conditions(bench: Bench) -> str:
         mmap = f"; {mmap}"
     threads, rounds = bench.numerics.threads, bench.rounds
     return (
-        f"{bench.cpu}, {threads} thread{'s' * (threads > 1)}; {bench.library}; {bench.started_at[:10]}\n"
+        f"{bench.cpu}, {format_count(threads, 'thread')}; {bench.library}; {bench.started_at[:10]}\n"
         f"prompt of {bench.prompt_tokens:,} tokens, {bench.predict_tokens:,} decoded; cold, "
         f"{f'{rounds} rounds, whiskers from least to most' if rounds > 1 else '1 round'}{mmap}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edge_run.base.bench import MMAP, Bench, Comparison, RunSpread
-from edge_run.base.units import format_rate, format_size
+from edge_run.base.units import format_count, format_rate, format_size
 from edge_run.cli.shared.figures import describe_decision, describe_plan
 from edge_run.cli.shared.tables import align
 
@@ -36,7 +36,7 @@ def _conditions(bench: Bench) -> str:
     rounds = "1 round" if bench.rounds == 1 else f"{bench.rounds} rounds"
     return (
         f"{rounds}, cold: a prompt of {bench.prompt_tokens:,} tokens, {bench.predict_tokens:,} decoded; "
-        f"{numerics.threads} thread{'s' * (numerics.threads > 1)} of {bench.cpu}; {bench.library}"
+        f"{format_count(numerics.threads, 'thread')} of {bench.cpu}; {bench.library}"
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from edge_run.base.errors import ConfigError
+from edge_run.base.errors import ConfigError, reason_of
 from edge_run.base.files import config_folder
 from edge_run.cli.shared.setting import (
     BROKER_VARIABLE,
@@ -61,7 +61,7 @@ def read_config_file(path: Path, settings: Iterable[Setting]) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); repair it or remove it") from error
+        raise ConfigError(f"{path}: cannot be read ({reason_of(error)}); repair it or remove it") from error
     except ValueError as error:  # no TOML, or no UTF-8
         raise ConfigError(f"{path}: not a TOML file: {error}; repair it or remove it") from error
     known = {setting.key: setting for setting in settings}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
+from edge_run.base.fields import plain
 from edge_run.base.files import remove_drafts
 from edge_run.cli.shared.printable import LogFormatter, PrintableStream
 
@@ -84,9 +85,8 @@ def end_on_termination() -> None:
 
 def end_with(message: str, code: int) -> NoReturn:
     """Write one line and end the process at once, from wherever it is: what it computes in may be broken."""
-    line = "".join(letter if letter.isprintable() else " " for letter in message)
     with contextlib.suppress(OSError):
-        os.write(2, f"\n{line}\n".encode("utf-8", "replace"))
+        os.write(2, f"\n{plain(message)}\n".encode("utf-8", "replace"))
     os._exit(code)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.files import read_text_file
+from edge_run.base.files import key_lines, read_text_file
 from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.setting import KEY_VARIABLE, PATH
 from edge_run.cli.shared.settings_command import origin
@@ -62,8 +62,8 @@ def asked_server(context: click.Context, given: dict[str, Any]) -> ServerAddress
     key = os.environ.get(KEY_VARIABLE, "")
     if file is not None:
         tell_if_open(file, context.obj.say)
-        lines = read_text_file(file, f"--api-key-file {file}", MOST_KEY_FILE_BYTES).splitlines()
-        key = next((line.strip() for line in lines if line.strip() and not line.startswith("#")), "")
+        keys = key_lines(read_text_file(file, f"--api-key-file {file}", MOST_KEY_FILE_BYTES))
+        key = next(iter(keys), "")
     if not (key.isascii() and key.isprintable()):
         raise ConfigError("the key for --server: must be letters, digits and signs of ASCII")
     return server_address(given["server"], key)

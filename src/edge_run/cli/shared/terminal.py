@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from edge_run.base.errors import ConfigError, TierReadError
+from edge_run.base.errors import ConfigError, TierReadError, reason_of
 from edge_run.base.files import read_text
 from edge_run.base.units import format_size
 from edge_run.cli.shared.printable import PrintableStream, answer_text, one_line, printable, printable_json
@@ -176,7 +176,7 @@ class Terminal:
         try:
             text = read_text(sys.stdin.buffer, "standard input", most_bytes) if sys.stdin is not None else ""
         except OSError as error:
-            raise TierReadError(f"standard input: cannot be read ({error.strerror})") from error
+            raise TierReadError(f"standard input: cannot be read ({reason_of(error)})") from error
         text = text.removesuffix("\n")
         if not text:
             raise ConfigError("prompt: standard input is empty; give one with -p, or start at a terminal to chat")
@@ -192,7 +192,7 @@ class Terminal:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise OutputError(f"standard output: cannot be written ({error.strerror})") from error
+            raise OutputError(f"standard output: cannot be written ({reason_of(error)})") from error
 
 
 def _raw(stream: TextIO) -> TextIO:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edge_run.base.split import Cut, CutReport
-from edge_run.base.units import format_size
+from edge_run.base.units import format_count, format_size
 from edge_run.cli.shared.options import MODEL, some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
@@ -39,8 +39,8 @@ def describe(report: CutReport) -> str:
     head = ("tensor", "shape", "bytes", "head", "head ms", "tail ms", "head memory", "tail memory", "difference")
     lines = [
         f"{report.model}: {report.multiply_adds / 1e6:,.1f} million multiply-adds, {report.whole_s * 1e3:.2f} ms and "
-        f"{format_size(report.whole_peak_bytes)} of tensors uncut, {report.threads} "
-        f"thread{'s' * (report.threads != 1)}; {len(report.cuts)} cuts",
+        f"{format_size(report.whole_peak_bytes)} of tensors uncut, "
+        f"{format_count(report.threads, 'thread')}; {len(report.cuts)} cuts",
         "",
         *align([head, *map(_row, report.cuts)]),
     ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from edge_run.base.units import format_count
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
@@ -49,6 +50,6 @@ def serve(context: click.Context, /, tails: tuple[Path, ...], host: str, port: i
     server = SplitServer(tails, given["threads"])
 
     def ready(found: int) -> None:
-        terminal.write(f"serving {len(tails)} tail{'s' * (len(tails) != 1)} at {host}:{found}\n")
+        terminal.write(f"serving {format_count(len(tails), 'tail')} at {host}:{found}\n")
 
     anyio.run(server.serve, host, port, ready)

@@ -11,7 +11,7 @@ from zmq.utils import z85
 
 from edge_run.base.errors import ProtocolError
 from edge_run.devices.link import places as link_places
-from edge_run.devices.link.places import AddressFilter, Mark, check_key, is_own, may_try, parse_place
+from edge_run.devices.link.places import AddressFilter, Mark, check_key, is_own, may_try, parse_link_address
 
 FIELD = 2**255 - 19
 
@@ -59,7 +59,7 @@ def test_a_weak_key(number: int) -> None:
 )
 def test_a_place_that_is_none(place: str) -> None:
     with pytest.raises(ProtocolError, match="address of a data link"):
-        parse_place(place)
+        parse_link_address(place)
     assert not may_try("k", place)
 
 
@@ -77,7 +77,7 @@ def test_addresses_of_network_cards_are_this_machine_s_too() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         one.connect(("192.0.2.1", 9))
         own = one.getsockname()[0]
-    assert is_own(parse_place(f"tcp://{own}:5000")[0])
+    assert is_own(parse_link_address(f"tcp://{own}:5000")[0])
     assert not may_try("k", f"tcp://{own}:5000")
 
 

@@ -13,7 +13,7 @@ import pytest
 from edge_run.devices.members import list_file
 from edge_run.devices.members.cluster import read_cluster
 from edge_run.devices.members.identity import device_key
-from edge_run.devices.members.keeping import ListEditor
+from edge_run.devices.members.list_changes import ListEditor
 from edge_run.devices.members.list_file import ListFile
 from mesh_lists import let_in, make_cluster
 

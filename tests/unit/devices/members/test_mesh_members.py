@@ -10,17 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from edge_run.base.errors import EdgeRunError, NotTrusted, ProtocolError
-from edge_run.devices.members.keeping import (
-    REQUEST_AGE_S,
-    JoinRequest,
-    ListEditor,
-    ask,
-    found,
-    read_request,
-    secret_of,
-    take_over,
-)
+from edge_run.devices.members.join_request import REQUEST_AGE_S, JoinRequest, ask, read_request
 from edge_run.devices.members.keys import DeviceKey, seal
+from edge_run.devices.members.list_changes import ListEditor, found, secret_of, take_over
 from edge_run.devices.members.member_list import (
     MOST_FOUNDERS,
     MOST_INVITATIONS,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,9 +26,11 @@ from edge_run.base.errors import (
     ProtocolError,
     TierReadError,
 )
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.batches import answering
 from edge_run.runtime.batches.answering import BatchResult, PlacesHere
 from edge_run.runtime.batches.input_file import BatchRequest
+from edge_run.runtime.server.refusals import Refusal
 
 REQUEST = BatchRequest("a", "/v1/completions", {"prompt": "x"})
 OF_ALL = (TierReadError, BudgetError, KernelError)
@@ -86,3 +90,24 @@ def test_what_is_wrong_with_one_request_is_its_result(
     found = answer(monkeypatch, step, error)
     assert found.status == status
     assert str(error) in json.dumps(found.body)
+
+
+def test_a_model_is_called_as_the_server_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    async def note(served: Any, request: BatchRequest) -> Any:
+        names.append(served.name)
+        raise Refusal(400, "enough")
+
+    monkeypatch.setattr(answering, "_job", note)
+    monkeypatch.setattr(answering, "AsyncModel", SimpleNamespace(of=nullcontext))
+
+    async def main() -> None:
+        for name in ("x.gguf", "y-00001-of-00003.gguf"):
+            model: Any = SimpleNamespace(path=Path(name), most_parallel=1)
+            async with PlacesHere.of(model, SamplingConfig()) as places:
+                place = await places.take(1)
+                assert (await place(REQUEST)).status == 400
+
+    anyio.run(main)
+    assert names == ["x", "y"]

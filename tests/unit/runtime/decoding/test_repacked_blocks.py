@@ -13,8 +13,8 @@ from edge_run.base.files import FileIdentity
 from edge_run.runtime.decoding.repacked_blocks import RepackedBlocks
 from edge_run.tiers import _libc
 from edge_run.tiers._libc import PAGE
-from edge_run.tiers.packed_file import ENTRY, PackedFile
-from edge_run.tiers.packed_index import SMALLEST_BLOCK_BYTES, Facts, check_blocks
+from edge_run.tiers.packed_file import PackedFile
+from edge_run.tiers.packed_index import ENTRY, SMALLEST_BLOCK_BYTES, Facts, check_blocks
 from edge_run.tiers.source import SourceFile
 from packing import model_of
 

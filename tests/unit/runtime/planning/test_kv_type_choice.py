@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,18 +12,17 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError
 from edge_run.base.units import MIB
 from edge_run.runtime.planning import kv_type_choice
-from edge_run.runtime.planning.kv_type_choice import LEAST_GAINS, Option, best
+from edge_run.runtime.planning.kv_type_choice import LEAST_GAINS
 from edge_run.runtime.planning.plan import plan
+from edge_run.runtime.planning.weighing import Weighed, best
 from edge_run.runtime.probing import attention
 from tiny_models import make_model
 
 
-def options(*costs_s: float, room: Sequence[bool] = (True, True, True)) -> list[Option]:
+def options(*costs_s: float) -> list[Weighed[str]]:
     nothing: Any = None
-    return [
-        Option(kind, nothing, cost_s, has_room, 0)
-        for kind, cost_s, has_room in zip(LEAST_GAINS, costs_s, room, strict=True)
-    ]
+    given = zip(LEAST_GAINS.items(), costs_s, strict=True)
+    return [Weighed(kind, nothing, nothing, cost_s, gain) for (kind, gain), cost_s in given if cost_s]
 
 
 @pytest.mark.parametrize(
@@ -33,16 +31,13 @@ def options(*costs_s: float, room: Sequence[bool] = (True, True, True)) -> list[
         (options(10, 9.5, 9.5), None, "f16"),  # not worth the quality
         (options(10, 8, 7), None, "q8_0"),
         (options(10, 8, 5), None, "q8_0/q4_0"),
-        (options(10, 9, 20, room=(False, True, True)), None, "q8_0"),  # room comes first
-        (options(10, 90, 80, room=(False, True, True)), None, "q8_0"),
-        (options(10, 20, 15, room=(False, False, False)), None, "f16"),
         (options(10, 9.5, 20), "q8_0", "q8_0"),  # what was chosen before stays for a small loss
         (options(10, 20, 30), "q8_0", "f16"),
-        (options(10, 9, 20, room=(True, False, True)), "q8_0", "f16"),
+        (options(10, 0, 20), "q8_0", "f16"),  # which has no room now
     ],
 )
-def test_the_best(found: list[Option], kept: str | None, wanted: str) -> None:
-    assert best(found, kept).kv_type == wanted
+def test_the_best(found: list[Weighed[str]], kept: str | None, wanted: str) -> None:
+    assert best(found, kept).way == wanted
 
 
 def speeds(slowness: float, *, is_disturbed: bool = False) -> Any:

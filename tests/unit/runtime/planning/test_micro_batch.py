@@ -48,7 +48,7 @@ def chosen(tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch) ->
             return SimpleNamespace(**budget, context_tokens=tokens, wanted_context_tokens=4096)
 
         monkeypatch.setattr(micro_batch, "_planned", planned)
-        monkeypatch.setattr(micro_batch, "_cost_s", lambda prepared, plan, width, profile: costs[width])
+        monkeypatch.setattr(micro_batch, "text_s", lambda prepared, plan, n_tokens, width, profile: costs[width])
         monkeypatch.setattr(micro_batch, "_is_easy", lambda prepared: prepared.width == easy)
         config = ModelConfig(cache_folder=tmp_path / "cache", **options)
         found: Any = choose(gguf, config, prepare, lambda prepared: None)

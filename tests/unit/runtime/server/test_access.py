@@ -132,7 +132,10 @@ def test_a_server_that_everybody_could_ask_does_not_start(arguments: tuple[objec
 
 
 def test_key_files() -> None:
-    assert read_keys("# of Anna\nanna-s-key\n\n  of-the-editor  \n", "file") == ["anna-s-key", "of-the-editor"]
+    assert read_keys("# of Anna\nanna-s-key\n\n  # of the editor\n  of-the-editor  \n", "file") == [
+        "anna-s-key",
+        "of-the-editor",
+    ]
     for text, message in (
         ("# none\n", "has no key"),
         ("short\n", "5 letters"),

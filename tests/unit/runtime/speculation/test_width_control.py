@@ -221,23 +221,6 @@ def test_noise_does_not_let_the_costs_of_plain_passes_wander_off(seed: int) -> N
     assert costs.pass_s(1) == pytest.approx(1.0, rel=0.15)
 
 
-def test_a_processor_that_is_free_again_is_known_for_all_widths() -> None:
-    """While it was slow, passes of 16 were; they are not made since, as narrower ones promised more."""
-    costs = WidthCosts()
-    for width, pace in ((8, 1.0), (16, 1.0), *[(16, 1.6), (8, 1.6)] * 4, *[(8, 1.0)] * 6):
-        costs.observe(width, pace * (2.0 if width == 8 else 2.2), 0.0, 0.0, 0)
-    assert costs.pass_s(16) == pytest.approx(2.2, rel=0.05)
-
-
-def test_a_pass_is_expected_to_take_no_longer_than_a_wider_one_did() -> None:
-    costs = WidthCosts()
-    for width, wall_s in ((1, 1.0), (8, 4.0), (8, 4.0), (16, 2.2)):
-        costs.observe(width, wall_s, 0.0, 0.0, 0)
-    assert costs.pass_s(8) == pytest.approx(2.2)
-    assert costs.pass_s(4) <= costs.pass_s(8)
-    assert costs.pass_s(1) == pytest.approx(1.0)
-
-
 def test_a_wide_pass_whose_reads_come_late_says_nothing_of_narrow_ones() -> None:
     """A drive that waits for the processor delivers in bursts, and what was in flight for a moment is not its pace."""
     costs = WidthCosts()

@@ -1,4 +1,4 @@
-"""Changes to the list of members by a device that may make them, and requests to become a member. Without I/O.
+"""Changes to the list of members by a device that may make them. Without I/O.
 
 Each change returns a new signed list with a later number. Only the founder changes the charter: who leads, whether a
 leading device is removed, and who the next founder is.
@@ -7,25 +7,20 @@ leading device is removed, and who the next founder is.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_run.base.errors import NotTrusted, ProtocolError
-from edge_run.base.strict_json import parse
+from edge_run.base.errors import NotTrusted
+from edge_run.devices.members.join_request import REQUEST_AGE_S, JoinRequest
 from edge_run.devices.members.keys import (
-    SIGNATURE_BYTES,
     DeviceKey,
-    from_text,
-    is_signed,
     node_of,
     seal,
-    to_text,
 )
 from edge_run.devices.members.member_list import (
     MOST_FOUNDERS,
     MOST_INVITATIONS,
-    MOST_LETTERS,
     MOST_MEMBERS,
     MOST_NUMBER,
     MOST_REMOVED,
@@ -36,27 +31,11 @@ from edge_run.devices.members.member_list import (
     MemberList,
     Role,
     Roll,
-    canonical,
+    fitting,
     handing,
     parse_list,
     signed,
 )
-
-MOST_REQUEST_BYTES = 1 << 10
-REQUEST_AGE_S = 120.0
-_REQUEST = {"key", "seal_key", "name", "invitation", "time_s", "invited", "signature"}
-
-
-@dataclass(frozen=True, slots=True)
-class JoinRequest:
-    """A device asks to become a member.
-
-    invitation: the key of the invitation that it has.
-    """
-
-    member: ListedMember
-    invitation: bytes
-    time_s: int
 
 
 def found(device: DeviceKey, cluster: str, name: str, secret: bytes, *, runs_broker: bool) -> MemberList:
@@ -64,11 +43,6 @@ def found(device: DeviceKey, cluster: str, name: str, secret: bytes, *, runs_bro
     member = ListedMember(device.public_key, device.seal_key, fitting(name), "lead")
     charter = Charter(cluster, 1, device.public_key, (), device.seal_key if runs_broker else b"")
     return signed(device, charter, b"", Roll(1, 1, (member,), (), (), 1, _sealed([member], secret, cluster)))
-
-
-def fitting(name: str) -> str:
-    """Return `name` as a list may have it."""
-    return "".join(one if one.isprintable() else "?" for one in name)[:MOST_LETTERS] or "device"
 
 
 def secret_of(listed: MemberList, device: DeviceKey) -> bytes:
@@ -222,51 +196,6 @@ def take_over(listed: MemberList, device: DeviceKey) -> MemberList | None:
     )
     roll = dataclasses.replace(roll, charter=1, number=1, members=members)
     return signed(device, charter, b"", roll, (*listed.handed, (old.heir, old.heir_signature)))
-
-
-def ask(invitation: DeviceKey, device: DeviceKey, cluster: str, name: str, now_s: float) -> bytes:
-    """Return what `device` says to come into `cluster` with an invitation, signed by both keys."""
-    words: dict[str, Any] = {
-        "key": to_text(device.public_key),
-        "seal_key": to_text(device.seal_key),
-        "name": fitting(name),
-        "invitation": to_text(invitation.public_key),
-        "time_s": int(now_s),
-    }
-    content = _asking(cluster, words)
-    return canonical(words | {"invited": to_text(invitation.sign(content)), "signature": to_text(device.sign(content))})
-
-
-def read_request(payload: bytes, cluster: str, is_known: Callable[[bytes], bool]) -> JoinRequest:
-    """Return who asks to come in. `is_known` says whether there is such an invitation: of others, nothing is verified.
-
-    Raises ProtocolError for what is malformed, NotTrusted for what is not signed with both keys.
-    """
-    try:
-        words = parse(payload) if len(payload) <= MOST_REQUEST_BYTES else None
-        if not isinstance(words, dict) or words.keys() != _REQUEST or canonical(words) != payload:
-            raise ValueError
-        key, seal_key, invitation = (from_text(words.pop(name)) for name in ("key", "seal_key", "invitation"))
-        invited, signature = (from_text(words.pop(name), SIGNATURE_BYTES) for name in ("invited", "signature"))
-        name, time_s = words["name"], words["time_s"]
-        if not isinstance(name, str) or fitting(name) != name or type(time_s) is not int or not 0 < time_s < 1 << 40:
-            raise ValueError
-    except (ValueError, TypeError):
-        raise ProtocolError("a request to come in that is malformed") from None
-    node = node_of(key)
-    if not is_known(invitation):
-        raise NotTrusted("asks to come in with an invitation that is not known", node=node)
-    content = _asking(
-        cluster,
-        words | {"key": to_text(key), "seal_key": to_text(seal_key), "invitation": to_text(invitation)},
-    )
-    if not is_signed(invitation, invited, content) or not is_signed(key, signature, content):
-        raise NotTrusted("asks to come in, and did not sign that so", node=node)
-    return JoinRequest(ListedMember(key, seal_key, name, "compute"), invitation, time_s)
-
-
-def _asking(cluster: str, words: dict[str, Any]) -> bytes:
-    return b"edge-run request\0" + cluster.encode() + b"\0" + canonical(words)
 
 
 def _sealed(members: Sequence[ListedMember], secret: bytes, cluster: str) -> dict[str, bytes]:

@@ -1,0 +1,103 @@
+"""How one of several ways to prepare a model is chosen: that with which a text is expected to take the least time.
+
+In seconds where the device was measured, else by what is read and computed. What was chosen before stays unless another
+way gains more than a tenth, as the numerics key hangs on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from edge_run.base.errors import BudgetError
+from edge_run.base.profile import DeviceProfile
+from edge_run.base.results import Plan
+from edge_run.runtime.forecasting.forecast import pass_work
+from edge_run.runtime.planning.planner import Planner
+from edge_run.runtime.planning.prepared import Prepared
+
+ANSWER_TOKENS = 256  # that a text goes on with
+LEAST_GAIN = 1.1
+READ_BYTES_PER_S, COMPUTED_BYTES_PER_S = 1e9, 20e9  # of a device that was not measured
+
+Way = TypeVar("Way", int, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed(Generic[Way]):
+    """A way, what the model was prepared as and planned with it, and the seconds that a text is expected to take.
+
+    least_gain: how much faster it has to be than others, to be worth what it costs besides.
+    """
+
+    way: Way
+    prepared: Prepared
+    plan: Plan
+    cost_s: float
+    least_gain: float = 1.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the whole context that was asked for has room."""
+        return self.plan.context_tokens >= self.plan.wanted_context_tokens
+
+    @property
+    def weight(self) -> float:
+        """What is compared."""
+        return self.cost_s * self.least_gain
+
+
+def best(able: Sequence[Weighed[Way]], kept: Way | None, *, is_kept_at_any_cost: bool = False) -> Weighed[Way]:
+    """Return the best of `able`, of which the first is to be preferred.
+
+    kept: the way that was chosen before. is_kept_at_any_cost: it stays, as the costs are not to be trusted.
+    """
+    found = min(able, key=lambda one: one.weight)
+    earlier = next((one for one in able if one.way == kept), None)
+    if earlier and (is_kept_at_any_cost or earlier.weight <= LEAST_GAIN * found.weight):
+        return earlier
+    return found
+
+
+def smaller(refusal: BudgetError | None, other: BudgetError) -> BudgetError:
+    """Return the refusal that names the smaller budget."""
+    return other if refusal is None or other.minimum_bytes < refusal.minimum_bytes else refusal
+
+
+def text_s(
+    prepared: Prepared,
+    plan: Plan,
+    n_tokens: int,
+    width: int,
+    profile: DeviceProfile | None,
+    attention: tuple[float, float] | None = None,
+) -> float:
+    """Return the seconds that a text of so many tokens, read in passes of `width`, and its answer are expected to take.
+
+    profile: the speed of this device, where it is known.
+    attention: floating point operations a second in narrow and wide passes; where nothing else was measured, attention
+        counts with them alone.
+    """
+    planner = Planner(prepared)
+    if profile and planner.can_time(profile):
+        times = planner.times(plan, profile)
+        token_s = times.pass_s(1, n_tokens, 1, is_first=False)
+        return times.prefill_s(n_tokens, width, is_first=False) + ANSWER_TOKENS * token_s
+    work = pass_work(planner.gguf, planner.known.graph, 0).attention_flops if attention else 0.0
+    narrow, wide = attention or (math.inf, math.inf)
+    computing_s = plan.model_bytes / COMPUTED_BYTES_PER_S
+    passes = -(-n_tokens // width)
+    prompt_s = passes * max(_batch_bytes(plan, width) / READ_BYTES_PER_S, computing_s) + work * n_tokens**2 / 2 / wide
+    token_s = max(plan.streamed_bytes_per_pass / READ_BYTES_PER_S, computing_s + work * n_tokens / narrow)
+    return prompt_s + ANSWER_TOKENS * token_s
+
+
+def _batch_bytes(plan: Plan, width: int) -> int:
+    """Return what a pass of `width` tokens reads; many tokens use all experts."""
+    if width == 1:
+        return plan.streamed_bytes_per_pass
+    if plan.expert_bytes:
+        return max(0, plan.model_bytes - plan.pinned_bytes - plan.expert_bytes)
+    return plan.streamed_bytes_per_batch

@@ -1,0 +1,57 @@
+"""What was found out about a model or this device, and is kept in the cache folder, each in a file of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edge_run.base.files import file_facts, keep_file
+from edge_run.base.strict_json import parse
+from edge_run.tiers.gguf import GgufModel
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFindings:
+    """The file at `place`; None where nothing can be kept."""
+
+    place: Path | None
+
+    @classmethod
+    def of_model(cls, folder: Path, gguf: GgufModel) -> KeptFindings:
+        """Return what is kept about a model in a folder of the cache, until its files change."""
+        import hashlib  # which takes long to load
+
+        try:
+            facts = [file_facts(shard.path) for shard in gguf.shards]
+        except OSError:  # where the model file is gone by now
+            return cls(None)
+        file_name = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+        return cls(folder / f"{file_name}.json")
+
+    @classmethod
+    def of_setup(cls, folder: Path) -> KeptFindings:
+        """Return what is kept about this device and its llama.cpp in a folder of the cache."""
+        from edge_run.runtime.probing.probe import this_setup
+
+        return cls(folder / this_setup().file_name)
+
+    def read(self, understood: Callable[[Any], _Found]) -> _Found | None:
+        """Return what `understood` makes of what is kept; None where there is nothing, or it is not understood.
+
+        understood: may raise what comes of a document of any other form: ValueError, TypeError, KeyError,
+            AttributeError.
+        """
+        try:
+            return understood(parse(self.place.read_bytes())) if self.place else None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    def write(self, found: object) -> None:
+        """Keep `found` in place of what was kept; that it cannot be written is no error."""
+        if self.place:
+            keep_file(self.place, json.dumps(found).encode(), "what was found out")
