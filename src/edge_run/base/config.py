@@ -151,7 +151,7 @@ class ModelConfig:
     expert_policy: str = "default"
     expert_prefetch: str = "auto"
     packed: Path | str | None = None
-    cache_folder: Path | None = None
+    cache_folder: Path | str | None = None
     prompt_cache: Path | str = PROMPT_CACHE_OFF
     prompt_cache_size: int | str = PROMPT_CACHE_BYTES
     prompt_cache_daily: int | str = PROMPT_CACHE_DAILY_BYTES
