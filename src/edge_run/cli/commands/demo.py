@@ -113,8 +113,7 @@ def _model_file(own: Path | None, size: int, config: ModelConfig, keep: bool, te
         terminal.say(f"1. {own}: {format_size(read_gguf(own).data_bytes)} of weights.")
         yield own
         return
-    assert config.cache_folder is not None
-    folder, is_kept = _new_folder(config.cache_folder), False
+    folder, is_kept = _new_folder(config.cache), False
     with cleaned_up(lambda: None if is_kept else shutil.rmtree(folder, ignore_errors=True)):
         model_file = folder / "demo.gguf"
         terminal.say(

@@ -40,13 +40,12 @@ def probe(context: click.Context, /, folders: tuple[Path, ...], model: Path | No
     terminal: Terminal = context.obj
     config = model_config(context, given)
     report(context, terminal, config)
-    assert config.cache_folder is not None
     if not folders and model is None:
-        folders = tuple(_default_folders(config.cache_folder))
+        folders = tuple(_default_folders(config.cache))
     from edge_run.devices.host.profile import ProfileStore
     from edge_run.runtime.probing.probe import probe as measure
 
-    store = ProfileStore(config.cache_folder)
+    store = ProfileStore(config.cache)
     profile = measure(folders, model, config, fresh, lambda text: terminal.show(f"{text} (Ctrl-C stops)"), store)
     terminal.write_result(profile, given["json"], _as_tables if terminal.shows_answer else _as_lines)
     if store.problem:
