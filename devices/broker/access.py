@@ -122,6 +122,11 @@ def member_topics(cluster: str, *, leads: bool = True) -> tuple[str, ...]:
     )
 
 
+def is_plan(topic: str) -> bool:
+    """Return whether a topic is that of a plan, to which those publish who lead."""
+    return covers(f"{ROOT}/+/plan/+", topic)
+
+
 def mosquitto_acl(cluster: str, user: str | None) -> str:
     """Return an access list for mosquitto: what members of `cluster` may do, who share `user`; None: who names nobody.
 

@@ -1,7 +1,8 @@
 """The messages that the broker keeps for clients that subscribe later. The oldest messages go first.
 
 The messages are bounded for each user and in all. A user fills its own share only, so no user can push out the lease
-or the plan of another, nor have it forgotten; only who may publish to a topic can put another message in its place.
+or the plan of another. Only who may publish to a topic can put another message in its place, and have one forgotten:
+its own, and a plan of anybody, as who leads has that of who led before forgotten.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from edge_run.devices.broker.access import covers
+from edge_run.devices.broker.access import covers, is_plan
 from edge_run.devices.broker.packets import Publish
 
 MOST_OF_USER, MOST_BYTES_OF_USER = 128, 1 << 20
@@ -40,9 +41,10 @@ class KeptMessages:
         return sum(one.size for one in self._messages.values())
 
     def put(self, user: str, message: Publish) -> None:
-        """Keep `message` of `user` in place of the one of its topic; an empty one has the user's own forgotten."""
+        """Keep a message of `user`, who may publish to its topic; an empty one has the one there forgotten."""
         if not message.payload:
-            if (known := self._messages.get(message.topic)) and known.user == user:
+            known = self._messages.get(message.topic)
+            if known and (known.user == user or is_plan(message.topic)):
                 del self._messages[message.topic]
             return
         self._messages.pop(message.topic, None)

@@ -134,8 +134,10 @@ async def _job(served: ServedModel, request: BatchRequest) -> tuple[Job, AnswerF
         raise Refusal(400, f"method {request.method[:20]!r}: must be POST", param="method")
     if request.url == CHAT:
         chat = convert(request.body, ChatRequest, "body")
+        chat.check()
         return await chat_job(chat, served), ChatForm(served.name, chat)
     if request.url == COMPLETIONS:
         completion = convert(request.body, CompletionRequest, "body")
+        completion.check()
         return await completion_job(completion, served), CompletionForm(served.name, completion)
     raise Refusal(400, f"url {request.url[:80]!r}: must be {CHAT} or {COMPLETIONS}", param="url")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
 import anyio
 import anyio.to_thread
 
-from edge_run.base.errors import Cancelled, EdgeRunError
+from edge_run.base.errors import BudgetError, Cancelled, EdgeRunError
 from edge_run.base.results import Piece
 from edge_run.runtime.generation.batch import Batch
 from edge_run.runtime.generation.batched_answers import Event
@@ -24,6 +25,7 @@ from edge_run.runtime.processes.fair_room import FairRoom
 from edge_run.runtime.processes.model_thread import ModelThread
 
 GRAMMARS_AHEAD = 2  # that are open for answers which are next
+GRAMMAR_PAUSE_S = 0.1  # until it is looked again whether there is room for one more
 
 
 class _Inbox:
@@ -129,8 +131,7 @@ class SharedPasses:
 
         try:
             if grammar_text(request.sampling)[0]:
-                self._opening = self._opening or anyio.CapacityLimiter(1)
-                await anyio.to_thread.run_sync(open_grammar, limiter=self._opening)
+                await self._open(open_grammar, request.turn.deadline_s)
             await self._thread.run(submit)
         except BaseException:
             is_gone.set()
@@ -140,6 +141,18 @@ class SharedPasses:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(grammar.close)
             raise
+
+    async def _open(self, open_grammar: Callable[[], None], deadline_s: float | None) -> None:
+        """Open a grammar, once those that are open leave room for it. Raises what `GrammarRoom.open` does."""
+        self._opening = self._opening or anyio.CapacityLimiter(1)
+        end_s = math.inf if deadline_s is None else time.monotonic() + deadline_s
+        while True:
+            try:
+                return await anyio.to_thread.run_sync(open_grammar, limiter=self._opening)
+            except BudgetError:
+                if time.monotonic() >= end_s:
+                    raise
+            await anyio.sleep(GRAMMAR_PAUSE_S)
 
     def _hand_over(self) -> None:
         """Where nobody computes, wake a task that can."""

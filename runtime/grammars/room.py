@@ -45,8 +45,8 @@ class GrammarRoom(Closing):
     def open(self, name: str, text: str, n_vocab: int) -> RoomedGrammar:
         """Open a grammar, called `name` in errors, or a JSON schema. Close it when its answer has ended.
 
-        Raises ConfigError for one that llama.cpp cannot use, or that takes too much; NotSupported, KernelError; and
-        Cancelled where the room is closed meanwhile.
+        Raises ConfigError for one that llama.cpp cannot use, or that takes too much; BudgetError where it must wait for
+        the end of another one; NotSupported, KernelError; and Cancelled where the room is closed meanwhile.
         """
         _check_length(name, text)
         n_closed = self._n_closed
@@ -56,9 +56,11 @@ class GrammarRoom(Closing):
                 _check_length(f"{name} as a grammar", text)
             if self._n_closed != n_closed:
                 raise Cancelled(_CLOSED)
-            number, opening = next(self._numbers), {"n_vocab": n_vocab, "name": name, "text": text}
+            number = next(self._numbers)
+            opening: dict[str, Any] = {"n_vocab": n_vocab, "name": name, "text": text}
             grammar = RoomedGrammar(self._cell, name, n_vocab, number, partial(self._load, number, opening))
             grammar.load()
+            opening["is_again"] = True  # from now on, where another one ends the process
         except Overrun as overrun:
             raise ConfigError(f"{name}: reading it {overrun}; simplify it") from None
         return grammar

@@ -77,7 +77,7 @@ def allow_memory(more_bytes: int, most_bytes: int | None = None) -> None:
     with contextlib.suppress(OSError, ValueError):
         held = held_bytes()
         most_bytes = held + more_bytes if most_bytes is None else min(held + more_bytes, most_bytes)
-        _allowed[:] = [more_bytes]
+        _allowed[:] = [max(0, most_bytes - held)]
         limit(DATA=most_bytes)
 
 

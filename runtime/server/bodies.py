@@ -63,7 +63,7 @@ class BodyRoom:
                 raise Refusal(400, "the client went away before it had sent the request", closes=True) from None
             if len(body) <= SMALL_BYTES:
                 return decode(body, kind)
-            self._hold(held, min(BYTES_OF_A_VALUE * body.count(b","), self._room_bytes // 2), key)
+            self._hold(held, min(BYTES_OF_A_VALUE * body.count(b","), self._room_bytes // 4), key)  # half a key's share
             async with self._turn.held(key):
                 return await anyio.to_thread.run_sync(decode, body, kind)
 

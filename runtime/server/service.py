@@ -12,7 +12,7 @@ from starlette.requests import Request
 from edge_run.runtime.processes.fair_room import FairRoom
 from edge_run.runtime.server.access import whose
 from edge_run.runtime.server.admission import Admission
-from edge_run.runtime.server.bodies import BodyRoom
+from edge_run.runtime.server.bodies import BODY, BodyRoom
 from edge_run.runtime.server.catalogue.catalogue import Catalogue, OpenModel
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import AnswerDefaults, Preparing, ServedModel
@@ -29,6 +29,7 @@ class Service:
     """A server without HTTP. Belongs to one event loop.
 
     catalogue: the models. defaults: what counts where a request says nothing. version: of edge-run.
+    encoding: one answer with vectors at a time becomes JSON, which takes much memory meanwhile.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Service:
         self._room = BodyRoom()
         self._preparing = Preparing()
         self._few_numbers, self._many_numbers = FairRoom(MOST_NUMBERS), FairRoom(2 * MOST_NUMBERS)
+        self.encoding = FairRoom(1)
 
     async def read(self, request: Request, kind: type[_Kind]) -> _Kind:
         """Return the body of a request as a `kind`. Raises Refusal."""
@@ -65,7 +67,14 @@ class Service:
         """Have a model open for what is done at once, until the client leaves. Raises what `hold` raises, and Refusal.
 
         Where it is not at hand, that waits in the queue, as answers do: so many may, and not past the server's end.
+        The room of the request's body is given back at the end of the block, and not when the answer is read.
         """
+        with request.scope.get(BODY) or contextlib.nullcontext():
+            async with self._visited(entry, request) as served:
+                yield served
+
+    @contextlib.asynccontextmanager
+    async def _visited(self, entry: ModelEntry, request: Request) -> AsyncIterator[ServedModel]:
         key = whose(request.scope)
         if self.catalogue.is_at_hand(entry):
             async with _until_client_leaves(request), self.hold(entry, key) as served:

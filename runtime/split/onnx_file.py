@@ -71,7 +71,8 @@ class OnnxModel:
 def read_onnx(path: Path) -> OnnxModel:
     """Return the model in the ONNX file `path`, its shapes found by running it once on arbitrary numbers.
 
-    Raises ModelFileError where the file is missing or broken, NotSupported where it has not one input of known size.
+    Raises ModelFileError where the file is missing or broken, NotSupported where it has not one input of known size or
+    takes too much memory or time, and TierReadError where the folder for temporary files is full.
     """
     onnx = need("onnx", TRAIN)
     try:

@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from edge_run.base.config import check_threads
 from edge_run.base.errors import KernelError, ModelFileError, NotSupported
 from edge_run.base.extras import SPLIT, need
+from edge_run.base.files import writing
 from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.memory import available_bytes
 from edge_run.runtime.processes.cell import Cell, Overrun
@@ -29,6 +31,7 @@ from edge_run.runtime.processes.cell_child import allow_memory
 TIMED_RUNS = 7
 TIMED_S = 0.5
 LONGEST_S = 600.0  # of a pass that finds the shapes of tensors
+_NO_MEMORY = ("bad_alloc", "bad allocation", "bfc_arena", "allocate memory")  # as onnxruntime says it
 _JOB = "edge_run.runtime.split.onnx_session"
 
 
@@ -68,13 +71,16 @@ def traced(
 ) -> Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]:
     """Return the shape and type of each output of a network that has one input, by name.
 
-    proto: the network. shape, dtype: of its input. name: what messages call it. Raises ModelFileError, KernelError, and
-    NotSupported where it takes more memory than there is, or too long.
+    proto: the network. shape, dtype: of its input. name: what messages call it. Raises ModelFileError, KernelError,
+    TierReadError where the network cannot be written to a file for that, and NotSupported where it takes more memory
+    than there is, or too long.
     """
-    with tempfile.NamedTemporaryFile(suffix=".onnx") as file, contextlib.closing(Cell(_JOB)) as cell:
-        file.write(proto)
-        file.flush()
-        asked: dict[str, Any] = {"path": file.name, "shape": list(shape), "dtype": dtype.str, "name": name}
+    with tempfile.TemporaryDirectory(prefix="edge-run-") as folder, contextlib.closing(Cell(_JOB)) as cell:
+        file = Path(folder, "network.onnx")
+        with writing(str(file), "make room, or name another folder in the variable TMPDIR"):
+            file.write_bytes(proto)
+        del proto
+        asked: dict[str, Any] = {"path": str(file), "shape": list(shape), "dtype": dtype.str, "name": name}
         try:
             found = cell.ask("trace", LONGEST_S, most_bytes=available_bytes(), **asked)
         except Overrun as overrun:
@@ -87,7 +93,13 @@ def trace(path: str, shape: list[int], dtype: str, name: str, most_bytes: int) -
     allow_memory(most_bytes)
     session = open_session(path, name, is_optimised=False)
     names = [one.name for one in session.get_outputs()]
-    found = dict(zip(names, run_session(session, arbitrary(tuple(shape), np.dtype(dtype), 0)), strict=True))
+    try:
+        values = run_session(session, arbitrary(tuple(shape), np.dtype(dtype), 0))
+    except KernelError as error:
+        if any(word in str(error) for word in _NO_MEMORY):
+            raise MemoryError from error
+        raise
+    found = dict(zip(names, values, strict=True))
     tensors = {one: value for one, value in found.items() if isinstance(value, np.ndarray)}
     return json.dumps({one: (value.shape, value.dtype.str) for one, value in tensors.items()}).encode()
 

@@ -127,6 +127,9 @@ def test_what_init_and_join_refuse(tmp_path: Path) -> None:
         "pasted" in device.run("join", "nonsense", code=2).stderr or "paste" in device.run("join", "x", code=2).stderr
     )
     assert "--serve and --find" in device.run("init", "--broker", "h", "--find", "--replace", code=2).stderr
+    device.environment["EDGE_RUN_BROKER"] = "mqtt://127.0.0.1:1"
+    other = json.loads(device.run("init", "--serve", "127.0.0.1", "--replace", "--json", "--show-line").stdout)
+    del device.environment["EDGE_RUN_BROKER"]
     assert "no address of this device" in device.run("join", "--listen", "192.0.2.1", code=2).stderr
     assert "is not there" in device.run("join", "--models", "/nowhere", code=2).stderr
     assert "no PEM file" in device.run("init", "--authority", __file__, "--replace", code=2).stderr

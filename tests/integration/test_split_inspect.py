@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import subprocess
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edge_run.base.errors import ConfigError, KernelError, ModelFileError, NotSupported
+from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
 from edge_run.partition.cuts import find_cuts
 from edge_run.runtime.split import onnx_session
 from edge_run.runtime.split.inspection import inspect_cuts
@@ -77,12 +80,22 @@ def test_a_file_of_a_stranger_takes_neither_memory_nor_time(tmp_path: Path, monk
         helper.make_node("ConstantOfShape", ["size"], ["many"]),
     ]
     monkeypatch.setattr(onnx_session, "available_bytes", lambda: 1 << 30)
-    with pytest.raises((KernelError, NotSupported)):
+    with pytest.raises(NotSupported, match="memory"):
         read_onnx(hostile(tmp_path, *many))
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2 << 20
     monkeypatch.setattr(onnx_session, "LONGEST_S", 0.01)
     with pytest.raises(NotSupported, match="takes longer than"):
         read_onnx(hostile(tmp_path))
+
+
+def test_a_full_folder_for_temporary_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = residual_network(tmp_path)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(TierReadError, match=tempfile.gettempdir()):
+        read_onnx(path)
 
 
 def test_weights_listed_as_inputs_are_none(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_run import ConfigError, ContextFull, Model, ModelFileError, NotSupported
+from edge_run import BudgetError, ConfigError, ContextFull, Model, ModelFileError, NotSupported
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.base.units import MIB
 from edge_run.devices.host.memory import process_memory
@@ -261,18 +261,26 @@ def test_a_grammar_that_explodes_while_tokens_are_chosen(model: Model) -> None:
 
 
 def test_grammars_that_are_open_at_once_have_one_bound(model: Model) -> None:
-    """One that finds no room ends the process, and fails alone; those that are open go on in the next."""
+    """One that finds no room must wait until another one ends, and those that are open go on as before."""
     letters = "".join(chr(0x4E00 + 2 * number) for number in range(400))
     large, n_vocab = f'root ::= "a"* [{letters}]{{2000}} "x"', model._opened.model.vocabulary
     (a,) = model.tokenize("a", add_special=False)
     with growing_less_than(300 << 20), GrammarRoom(MODEL) as room:
         small = room.open("grammar", FREE, n_vocab)
         opened = list[RoomedGrammar]()
-        with contextlib.suppress(ConfigError):
+        with pytest.raises(BudgetError, match="grammar: the grammars that are open leave no room"):
             opened.extend(room.open("grammar", large, n_vocab) for _ in range(40))
-        assert 4 <= len(opened) < 15
+        assert 2 <= len(opened) < 15
         assert small.fits(a)
         assert opened[0].fits(a)
+        assert room._cell.n_started == 1
+        for grammar in opened[1:]:
+            grammar.close()
+        again = room.open("grammar", large, n_vocab)
+        assert again.fits(a)
+        room._cell.close()  # as one that takes too much would have it
+        assert opened[0].fits(a)
+        assert again.fits(a)
 
 
 def test_an_answer_that_waits_has_no_window_for_penalties(model: Model) -> None:

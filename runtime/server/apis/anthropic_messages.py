@@ -105,7 +105,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     thinking: Thinking | None = None
 
     def task(self) -> ChatTask:
-        """Return what is to be answered. Raises Refusal."""
+        """Return what is to be answered. Raises Refusal. May take its time."""
         messages: list[dict[str, Any]] = []
         if system := _plain_text(self.system or "", "system"):
             messages.append({"role": "system", "content": system})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import sys
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +12,16 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import msgspec
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edge_run.base.errors import Cancelled, ContextFull
 from edge_run.runtime.embedding.results import EmbeddingShape, Vector, Vectors
-from edge_run.runtime.embedding.texts import Text, TextTokens
+from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.server.access import whose
 from edge_run.runtime.server.admission import Place
-from edge_run.runtime.server.answers import json_response
+from edge_run.runtime.server.answers import JSON
+from edge_run.runtime.server.bodies import BODY
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.refusals import Refusal, shutting_down
@@ -35,6 +38,14 @@ class Computed:
     of_texts: Sequence[list[msgspec.Raw]]
     tokens: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An answer, and how many tokens its texts have."""
+
+    body: bytes
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +69,7 @@ class EmbeddingResponse:
     """An ASGI response that computes vectors. It ends that when its client goes away, or when it is cancelled.
 
     Texts are computed as many at a time as share a pass, and then it is another request's turn: one with a thousand
-    texts does not hold up one with a single text.
+    texts does not hold up one with a single text, unless both want very many numbers (`Service.numbers`).
     """
 
     def __init__(
@@ -75,8 +86,7 @@ class EmbeddingResponse:
         """Answer. Raises Refusal, or an error of ours."""
         counts, reason, found = self._service.counts_of(self._entry.name), "abort", None
         has_left, key = False, whose(scope)
-        async with contextlib.AsyncExitStack() as holding:
-            place = holding.enter_context(self._service.admission.place(self._entry.name, key))
+        with self._service.admission.place(self._entry.name, key) as place:
             try:
                 async with anyio.create_task_group() as group:
 
@@ -90,7 +100,7 @@ class EmbeddingResponse:
                     group.start_soon(watch, name="edge-run-watch-client")
                     with place.scope:
                         async with self._service.hold(self._entry, key) as served:
-                            found = await self._compute(served, place, key, holding)
+                            found = await self._compute(served, place, scope)
                     group.cancel_scope.cancel()
             except BaseExceptionGroup as failures:
                 if not has_left:  # else it is the end of a pass that nobody waits for
@@ -99,51 +109,63 @@ class EmbeddingResponse:
             finally:
                 counts.request_s.add(place.age_s)
                 counts.end("stop" if found else reason)
-            if found:
-                counts.prompt_tokens += found.tokens
-                await json_response(self._document(found))(scope, receive, send)
-            elif not has_left:
-                raise shutting_down()
+        if found:
+            counts.prompt_tokens += found.tokens
+            await Response(found.body, media_type=JSON)(scope, receive, send)
+        elif not has_left:
+            raise shutting_down()
 
-    async def _compute(
-        self, served: ServedModel, place: Place, key: str, holding: contextlib.AsyncExitStack
-    ) -> Computed:
-        """Compute the vectors. Room for them is held from before the first one until the answer is written."""
+    async def _compute(self, served: ServedModel, place: Place, scope: Scope) -> _Found:
+        """Compute the vectors, with room for their numbers until they are JSON: who reads that slowly holds up nobody.
+
+        What was asked, which takes more than the tokens that come of it, and its room are given back before.
+        """
         if (shape := served.model.embedding) is None:
             raise no_embeddings(served.name)
-        wanted = self._wanted
-        wanted.begin(shape)
-        texts = await text_tokens(served, wanted.texts, truncate=wanted.truncate)
-        is_of_tokens = shape.pooling == "none"
-        n_numbers = shape.width * (sum(map(len, texts.tokens)) if is_of_tokens else len(texts.tokens))
+        self._wanted.begin(shape)
+        texts = await text_tokens(served, self._wanted.texts, truncate=self._wanted.truncate)
+        wanted = self._wanted = dataclasses.replace(self._wanted, texts=())
+        if asked := scope.get(BODY):
+            asked.close()
+        n_tokens, is_of_tokens = sum(map(len, texts)), shape.pooling == "none"
+        n_numbers = shape.width * (n_tokens if is_of_tokens else len(texts))
         if n_numbers > MOST_NUMBERS:
             raise Refusal(400, f"{n_numbers:,} numbers are wanted, {MOST_NUMBERS:,} are the most: ask for fewer texts")
         normalize = wanted.is_normalized and not (wanted.keeps_token_lengths and is_of_tokens)
-        await holding.enter_async_context(self._service.numbers(n_numbers, key))
-        found, together = list[Vectors](), served.model.most_parallel
-        for first in range(0, len(texts.tokens), together):
-            group = texts.tokens[first : first + together]
-            embedded = await served.answering.embed(group, normalize=normalize)
-            found += [embedded.of(number) for number in range(len(group))]
-            if not place.has_begun:
-                place.begin()
-                served.counts.first_token_s.add(place.age_s)
-        of_texts = await anyio.to_thread.run_sync(self._encoded, found)
-        return Computed(of_texts, sum(map(len, texts.tokens)), place.age_s)
+        key = whose(scope)
+        async with self._service.numbers(n_numbers, key):
+            vectors, together = list[Vectors](), served.model.most_parallel
+            for first in range(0, len(texts), together):
+                group = [list(tokens) for tokens in texts[first : first + together]]
+                embedded = await served.answering.embed(group, normalize=normalize)
+                vectors += [embedded.of(number) for number in range(len(group))]
+                if not place.has_begun:
+                    place.begin()
+                    served.counts.first_token_s.add(place.age_s)
+            async with self._service.encoding.held(key):
+                body = await anyio.to_thread.run_sync(self._encoded, vectors, n_tokens, place.age_s)
+        return _Found(body, n_tokens)
 
-    def _encoded(self, found: list[Vectors]) -> list[list[msgspec.Raw]]:
-        """Return the vectors of each text as JSON, which takes five times as much; `found` is empty then."""
+    def _encoded(self, vectors: list[Vectors], n_tokens: int, seconds: float) -> bytes:
+        """Return the answer with these vectors, each of which is let go once it is JSON, as that takes much more."""
         encode, of_texts = self._wanted.encode, list[list[msgspec.Raw]]()
-        for number, vectors in enumerate(found):
-            of_texts.append([msgspec.Raw(msgspec.json.encode(encode(vector))) for vector in vectors])
-            found[number] = vectors[:0].copy()
-        return of_texts
+        for number, rows in enumerate(vectors):
+            of_texts.append([msgspec.Raw(msgspec.json.encode(encode(vector))) for vector in rows])
+            vectors[number] = rows[:0].copy()
+        return msgspec.json.encode(self._document(Computed(of_texts, n_tokens, seconds)))
 
 
-async def text_tokens(served: ServedModel, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:
-    """Return the tokens of a request's texts. Raises Refusal, and errors of ours that say which text is wrong."""
+async def text_tokens(served: ServedModel, texts: Text | Sequence[Text], *, truncate: bool = False) -> list[array[int]]:
+    """Return the tokens of a request's texts, 4 bytes each, as they may wait for long.
+
+    Raises Refusal, and errors of ours that say which text is wrong.
+    """
+
+    def tokens() -> list[array[int]]:
+        return [array("i", of_text) for of_text in served.model.text_tokens(texts, truncate=truncate).tokens]
+
     try:
-        return await served.prepare(lambda: served.model.text_tokens(texts, truncate=truncate))
+        return await served.prepare(tokens)
     except ContextFull as error:
         raise Refusal(400, str(error), param="input", code="context_length_exceeded") from error
 

@@ -68,12 +68,12 @@ class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
 async def embeddings(service: Service, request: Request) -> ASGIApp:
     """Return the vectors of texts."""
     asked = await service.read(request, EmbeddingRequest)
-    entry = service.catalogue.asked(asked.model)
+    entry, dimensions = service.catalogue.asked(asked.model), asked.dimensions
 
-    def begin(shape: EmbeddingShape) -> None:
+    def begin(shape: EmbeddingShape) -> None:  # keeps nothing of `asked`, which may be large
         if shape.pooling == "none":
             raise Refusal(400, "the model gives a vector for each token, which /embeddings has", code="not_supported")
-        _check_dimensions(asked.dimensions, shape.width)
+        _check_dimensions(dimensions, shape.width)
 
     def document(computed: Computed) -> dict[str, Any]:
         data = [
@@ -109,9 +109,10 @@ async def ollama_embed(service: Service, request: Request) -> ASGIApp:
     """Return the vectors of texts as Ollama does; texts that are too long are cut unless that is forbidden."""
     asked = await service.read(request, OllamaEmbedRequest)
     entry, keep_s = service.catalogue.asked(asked.model), rest_s(asked.keep_alive)
+    dimensions = asked.dimensions or None
 
     def begin(shape: EmbeddingShape) -> None:
-        _check_dimensions(asked.dimensions or None, shape.width)
+        _check_dimensions(dimensions, shape.width)
         service.catalogue.keep_open(keep_s)
 
     def document(computed: Computed) -> dict[str, Any]:

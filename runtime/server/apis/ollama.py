@@ -123,7 +123,7 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
     tools: list[ToolEntry] | None = None
 
     def task(self) -> ChatTask:
-        """Return what is to be answered. Raises Refusal."""
+        """Return what is to be answered. Raises Refusal. May take its time."""
         messages = self.messages or []
         for index, message in enumerate(messages):
             if message.images:

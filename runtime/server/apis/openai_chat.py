@@ -158,8 +158,7 @@ async def count_chat(service: Service, request: Request) -> Response:
 
 
 async def chat_job(asked: ChatRequest, served: ServedModel) -> Job:
-    """Return what is to be generated. Raises Refusal, and errors of ours."""
-    asked.check()
+    """Return what is to be generated for a request that was checked. Raises Refusal, and errors of ours."""
     schema = asked.schema()
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     sampling = asked.sampling(served.sampling, schema, (asked.top_logprobs or 0) if asked.logprobs else None)

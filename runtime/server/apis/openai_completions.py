@@ -82,8 +82,7 @@ async def completions(service: Service, request: Request) -> AnswerResponse:
 
 
 async def completion_job(asked: CompletionRequest, served: ServedModel) -> Job:
-    """Return what is to be generated. Raises Refusal, and errors of ours."""
-    asked.check()
+    """Return what is to be generated for a request that was checked. Raises Refusal, and errors of ours."""
     schema = asked.response_format.text() if asked.response_format else None
     most = USUAL_TOKENS if asked.max_tokens is None else asked.max_tokens
     first, *others = await _prompts_of(served, asked.prompt)

@@ -59,10 +59,11 @@ def template_messages(messages: Sequence[ChatMessage], param: str = "messages") 
     check_arguments(
         (call.function.arguments for message in messages for call in message.tool_calls or ()), f"{param}.tool_calls"
     )
-    return [_template_message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
+    return [template_message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
 
 
-def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
+def template_message(message: ChatMessage, where: str) -> dict[str, Any]:
+    """Return one whose calls' arguments were checked. Raises Refusal."""
     role = _ROLES.get(message.role)
     if role is None:
         raise Refusal(400, f"{where}.role: must be one of {', '.join(_ROLES)}", param=f"{where}.role")

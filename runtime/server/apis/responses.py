@@ -16,7 +16,7 @@ from edge_run.runtime.server.apis.openai_messages import (
     ChatMessage,
     ContentPart,
     check_arguments,
-    template_messages,
+    template_message,
 )
 from edge_run.runtime.server.apis.responses_form import ResponseForm
 from edge_run.runtime.server.catalogue.served_model import ServedModel
@@ -36,6 +36,7 @@ from edge_run.runtime.server.sampling_fields import (
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.tools import AUTO, FunctionTool, Toolbox, ToolName
 
+MOST_DESCRIPTION_LETTERS = 1024  # of a format that are given back
 _LEFT_OUT = ("reasoning",)
 
 Metadata = Annotated[  # as OpenAI bounds it
@@ -74,10 +75,10 @@ class FlatChoice(msgspec.Struct):
 class TextFormat(msgspec.Struct, omit_defaults=True):
     """What form the text has, as `ResponseFormat`; the rest is given back."""
 
-    type: Name
+    type: Name = ""  # text, which is given back then
     schema: dict[str, Any] | None = None
     name: Name | None = None
-    description: Annotated[str, Meta(max_length=1024)] | None = None
+    description: str | None = None
     strict: bool | None = None
 
 
@@ -122,8 +123,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
     def task(self) -> ChatTask:
         """Return what is to be answered. Raises Refusal. May take its time."""
-        said = [ChatMessage("system", self.instructions)] if self.instructions else []
-        messages = template_messages(said)
+        messages = list[dict[str, Any]]()
+        if self.instructions:
+            messages.append(template_message(ChatMessage("system", self.instructions), "instructions"))
         if isinstance(self.input, str):
             messages.append({"role": "user", "content": self.input})
         else:
@@ -145,7 +147,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     def form(self) -> TextFormat:
         """What form the text has."""
         given = self.text.format if self.text else None
-        return given if given and given.type != "text" else TextFormat("text")
+        if not given or given.type in ("", "text"):
+            return TextFormat("text")
+        return msgspec.structs.replace(given, description=(given.description or "")[:MOST_DESCRIPTION_LETTERS] or None)
 
     def _toolbox(self) -> Toolbox:
         for index, tool in enumerate(self.tools or ()):
@@ -192,15 +196,15 @@ async def count_response(service: Service, request: Request) -> Response:
 def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
     """Add an item to a conversation; calls in a row are one message."""
     if item.type == "message":
-        messages += template_messages([ChatMessage(item.role, item.content)], where)
+        messages.append(template_message(ChatMessage(item.role, item.content), where))
     elif item.type == "function_call":
         call = {"function": {"name": item.name, "arguments": item.arguments}, "id": item.call_id}
-        (made,) = template_messages([msgspec.convert({"role": "assistant", "tool_calls": [call]}, ChatMessage)], where)
+        made = template_message(msgspec.convert({"role": "assistant", "tool_calls": [call]}, ChatMessage), where)
         if messages and messages[-1]["role"] == "assistant":
             messages[-1].setdefault("tool_calls", []).extend(made["tool_calls"])
         else:
             messages.append(made)
     elif item.type == "function_call_output":
-        messages += template_messages([ChatMessage("tool", item.output, tool_call_id=item.call_id)], where)
+        messages.append(template_message(ChatMessage("tool", item.output, tool_call_id=item.call_id), where))
     elif item.type not in _LEFT_OUT:
         raise unsupported(f"{where}.type", f"{item.type[:40]!r} is not taken")

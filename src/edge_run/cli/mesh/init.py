@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.files import file_to_write, mesh_folder, writing
@@ -50,8 +51,8 @@ from edge_run.cli.shared.terminal import Terminal
     ],
     short_help="Make a cluster, and print the line that lets others join.",
 )
-@click.pass_obj
-def init(terminal: Terminal, /, broker: str | None, serve: str | None, **given: Any) -> None:
+@click.pass_context
+def init(context: click.Context, /, broker: str | None, serve: str | None, **given: Any) -> None:
     """Make a cluster: a list of members that this device signs, a broker, and one line to paste on each other device.
 
     The line lets devices in while `edge-run mesh join` runs here: treat it as a password. Without --broker this device
@@ -63,8 +64,12 @@ def init(terminal: Terminal, /, broker: str | None, serve: str | None, **given: 
     from edge_run.devices.members.list_changes import found
     from edge_run.devices.mesh.opening import EVERYWHERE, check_listen
 
+    terminal: Terminal = context.obj
     if broker is not None and (serve is not None or given["find"]):
-        raise ConfigError("--broker: names a broker that is there, so --serve and --find go without it")
+        if context.get_parameter_source("broker") is ParameterSource.ENVIRONMENT:
+            broker = None  # flags count before the variable
+        else:
+            raise ConfigError("--broker: names a broker that is there, so --serve and --find go without it")
     acl: Path | None = given["acl"]
     if acl and broker is None:
         raise ConfigError("--acl: is for a mosquitto that is there; name it with --broker")

@@ -7,6 +7,7 @@ import pytest
 from edge_run.devices.broker.access import covers, member_user, mosquitto_acl
 from edge_run.devices.broker.kept import KeptMessages
 from edge_run.devices.broker.packets import Publish
+from edge_run.devices.messages.topics import ROOT
 
 NODE, OTHER = "abcdefghijklmnop", "qrstuvwxyz234567"
 
@@ -53,3 +54,11 @@ def test_nobody_has_forgotten_what_another_user_had_kept() -> None:
     assert [one.payload for one in kept.matching("members")] == [b"list"]
     kept.put("a", Publish("members", b"", is_kept=True))
     assert not len(kept)
+
+
+def test_who_leads_has_the_plan_forgotten_of_who_led_before() -> None:
+    kept = KeptMessages()
+    for epoch, user in enumerate("abab"):
+        kept.put(user, Publish(f"{ROOT}/c/plan/{epoch - 1}", b"", is_kept=True))
+        kept.put(user, Publish(f"{ROOT}/c/plan/{epoch}", b"plan", is_kept=True))
+    assert [one.topic for one in kept.matching("#")] == [f"{ROOT}/c/plan/3"]

@@ -28,7 +28,7 @@ from edge_run.base.errors import (
 )
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.batches import answering
-from edge_run.runtime.batches.answering import BatchResult, PlacesHere
+from edge_run.runtime.batches.answering import CHAT, COMPLETIONS, BatchResult, PlacesHere
 from edge_run.runtime.batches.input_file import BatchRequest
 from edge_run.runtime.server.refusals import Refusal
 
@@ -111,3 +111,18 @@ def test_a_model_is_called_as_the_server_calls_it(monkeypatch: pytest.MonkeyPatc
 
     anyio.run(main)
     assert names == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 1}),
+        (COMPLETIONS, {"prompt": "x", "best_of": 2}),
+    ],
+)
+def test_what_a_server_refuses_at_once_is_refused(url: str, body: dict[str, Any]) -> None:
+    async def main() -> None:
+        with pytest.raises(Refusal, match=r"top_logprobs|best_of"):
+            await answering._job(SimpleNamespace(), BatchRequest("a", url, body))  # type: ignore[arg-type]
+
+    anyio.run(main)

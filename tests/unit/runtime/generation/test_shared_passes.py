@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_run.base.errors import Cancelled
+from edge_run.base.errors import BudgetError, Cancelled
 from edge_run.base.results import Piece
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation import shared_passes
@@ -112,8 +112,9 @@ def test_tasks_that_are_cancelled_while_they_wait_leave_the_turn_to_others() -> 
     anyio.run(main)
 
 
-def test_no_more_grammars_are_open_than_answers_that_run_or_are_next() -> None:
-    """And none of a key is opened while another key, which has fewer, waits for one."""
+@pytest.mark.parametrize("most_fitting", [3, 99])
+def test_no_more_grammars_are_open_than_answers_that_run_or_are_next(most_fitting: int) -> None:
+    """And none of a key is opened while another key, which has fewer, waits for one. None fails where fewer fit."""
 
     class Grammared(Passes):
         most_parallel = 2
@@ -123,6 +124,8 @@ def test_no_more_grammars_are_open_than_answers_that_run_or_are_next() -> None:
             self.grammars, self.most, self.keys = set[int](), 0, list[str]()
 
         def open_grammar(self, sampling: SamplingConfig) -> Any:
+            if len(self.grammars) >= most_fitting:
+                raise BudgetError("there is no room")
             grammar = SimpleNamespace(close=lambda: self.grammars.discard(id(grammar)))
             self.grammars.add(id(grammar))
             self.most = max(self.most, len(self.grammars))
@@ -157,7 +160,7 @@ def test_no_more_grammars_are_open_than_answers_that_run_or_are_next() -> None:
 
     model = Grammared()
     anyio.run(main)
-    assert model.most == model.most_parallel + shared_passes.GRAMMARS_AHEAD
+    assert model.most == min(model.most_parallel + shared_passes.GRAMMARS_AHEAD, most_fitting)
     assert len(model.keys) == 22
     assert model.keys.index("few") < 8
     assert not model.grammars

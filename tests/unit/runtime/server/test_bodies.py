@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -12,8 +13,10 @@ from starlette.types import Message
 
 from edge_run.base.units import MIB
 from edge_run.runtime.server.access import WHOSE
+from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.bodies import BODY, SMALL_BYTES, BodyRoom
 from edge_run.runtime.server.refusals import Refusal
+from edge_run.runtime.server.service import Service
 
 pytestmark = pytest.mark.anyio
 
@@ -82,5 +85,24 @@ async def test_a_body_of_many_values_takes_the_room_that_they_take() -> None:
     upload._pieces = [b'{"a": [' + b"1," * 100_000 + b"1]}"]
     stack = upload.request.scope[BODY] = contextlib.ExitStack()
     assert await status(room, upload) == 200
-    assert room._held_bytes.total() == 4 * MIB
+    assert room._held_bytes.total() == 2 * MIB
     stack.close()
+
+
+async def test_a_body_of_many_values_is_read_beside_another_of_its_key() -> None:
+    room, other, upload = BodyRoom(8 * MIB), Upload(2 * SMALL_BYTES, "key"), Upload(0, "key")
+    upload._pieces = [b'{"a": [' + b"1," * 100_000 + b"1]}"]
+    other.request.scope[BODY] = contextlib.ExitStack()
+    assert [await status(room, other), await status(room, upload)] == [200, 200]
+
+
+async def test_who_is_counted_holds_no_room_while_the_answer_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack, closed = contextlib.ExitStack(), list[str]()
+    stack.callback(closed.append, "room")
+    service = Service(SimpleNamespace(is_at_hand=lambda entry: True), Admission(1))  # type: ignore[arg-type]
+    monkeypatch.setattr(service, "hold", lambda entry, key: contextlib.nullcontext("served"))
+    never = anyio.Event()
+    request = Request({"type": "http", "headers": [], BODY: stack}, never.wait)  # type: ignore[arg-type]
+    async with service.visit(SimpleNamespace(name="m"), request) as served:  # type: ignore[arg-type]
+        assert (served, closed) == ("served", [])
+    assert closed == ["room"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from edge_run.runtime.embedding.results import EmbeddingShape
 from edge_run.runtime.embedding.texts import TextTokens
 from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.apis.embedding_response import MOST_NUMBERS, EmbeddingResponse, WantedVectors
+from edge_run.runtime.server.bodies import BODY
 from edge_run.runtime.server.catalogue.catalogue import Catalogue
 from edge_run.runtime.server.refusals import Refusal, refusal_of
 from edge_run.runtime.server.service import Service
@@ -134,6 +136,35 @@ async def test_answers_of_very_many_numbers_wait_for_each_other_and_none_of_few_
         assert model.turns[2] == [[9]]
     assert all(client.body for client in clients)
     assert not service._many_numbers.n_waiting()
+
+
+async def test_what_was_asked_takes_no_room_while_it_is_computed_and_vectors_none_while_they_are_read() -> None:
+    model, slow, reads = FakeModel(), Client(), anyio.Event()
+    model.embedding = EmbeddingShape("mean", MOST_NUMBERS // 2, 8)
+    service, asked = service_of(model), contextlib.ExitStack()
+
+    async def read(message: Any) -> None:
+        await reads.wait()
+        await Client.send(slow, message)
+
+    response = EmbeddingResponse(
+        service, service.catalogue.asked(None), WantedVectors([[1], [2]]), lambda computed: computed.of_texts
+    )
+    has_room = anyio.Event()
+    asked.callback(has_room.set)
+    async with anyio.create_task_group() as group:
+        group.start_soon(response, {"type": "http", BODY: asked}, slow.receive, read)
+        with anyio.fail_after(30):
+            await has_room.wait()
+            assert not response._wanted.texts
+            model.goes_on.set()
+            others = [Client() for _ in range(3)]
+            async with responding(service, *((other, [[1], [2]]) for other in others)):
+                pass
+            assert all(other.body for other in others)
+            assert not slow.body
+            reads.set()
+    assert slow.body
 
 
 async def test_a_client_that_leaves_ends_its_work() -> None:

@@ -252,6 +252,8 @@ def test_a_response_gives_back_what_is_bounded() -> None:
     assert json.loads(msgspec.json.encode(form)) == known
     text = asked(text={"format": {"type": "text", "schema": {"a": ["x"] * 1000}}}).form
     assert json.loads(msgspec.json.encode(text)) == {"type": "text"}
+    assert asked(text={"format": {}}).form == text
+    assert asked(text={"format": {**known, "description": "x" * 2000}}).form.description == "x" * 1024
 
 
 @pytest.mark.parametrize("schema", [{"a": ["x"] * 40_000}, {str(n): {} for n in range(20_000)}, {"a": "x" * 70_000}])
