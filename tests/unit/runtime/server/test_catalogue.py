@@ -356,7 +356,7 @@ async def test_the_end_of_the_server_does_not_wait_for_an_opening(hangs: bool, m
 async def test_a_model_that_does_not_close_is_named_to_those_who_wait_for_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(catalogue, "MOST_WAIT_S", 0.2)
+    monkeypatch.setattr(catalogue, "MOST_WAIT_S", 2.0)
     files, answers = Files(), threading.Event()
     async with catalogue_of(files) as found:
         await use(found, "a")
