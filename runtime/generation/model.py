@@ -321,10 +321,11 @@ class Model(ModelTexts):
             self._end_running()
             self._engine.interrupt.reset()
             self._session.forget()
-            return BatchedAnswers(self._engine, self._meter, self.most_parallel, keeper=self._keeper)
+            made = BatchedAnswers(self._engine, self._meter, self.most_parallel, keeper=self._keeper)
+            self._running = made
+            return made
 
-        self._running = made = self._workplace.do(work)
-        return made
+        return self._workplace.do(work)
 
     def cancel(self) -> None:
         """End the running generation, from any thread: its stream finishes with reason `cancelled`."""

@@ -17,6 +17,7 @@ import pytest
 
 from edge_run import AsyncModel, Cancelled, ConfigError, EdgeRunError, Model, Request, Turn
 from edge_run.runtime.generation.batch import Batch
+from edge_run.runtime.generation.stream import Stream
 from in_child import in_child
 from kit_models import KIT
 from program import fresh_environment
@@ -207,6 +208,25 @@ def test_a_batch_that_another_answer_ended_touches_nothing(model: Model) -> None
     batch.close()
     with pytest.raises(ConfigError, match="closed"):
         batch.advance()
+
+
+def test_a_thread_that_comes_when_a_batch_has_just_been_opened_ends_it(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both went on, in the same sequences."""
+    do, streams = model._workplace.do, list[Stream]()
+
+    def do_and_let_in(work: Callable[[], Any]) -> Any:
+        found = do(work)
+        monkeypatch.undo()
+        streams.append(model.generate(PROMPT, max_tokens=8, temperature=0))
+        return found
+
+    monkeypatch.setattr(model._workplace, "do", do_and_let_in)
+    batch = model.open_batch()
+    with pytest.raises(Cancelled, match="another answer"):
+        batch.advance()
+    assert streams[0].result().finish_reason == "length"
 
 
 def test_a_batch_that_was_left_is_ended_by_the_next_answer(model: Model) -> None:
