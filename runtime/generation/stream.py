@@ -42,7 +42,9 @@ class Stream:
         return self
 
     def __next__(self) -> Piece:
-        if self._answer.is_closed or getgeneratorstate(self._pieces) == GEN_CLOSED:
+        if self.generation is not None:
+            self.close()
+        if getgeneratorstate(self._pieces) == GEN_CLOSED:
             raise StopIteration
         if self._answer.gave_way:
             raise Cancelled(GAVE_WAY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -10,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edge_run import AsyncModel, Cancelled, ConfigError, EdgeRunError, Model, Request, Turn
+from edge_run import AsyncModel, Cancelled, ConfigError, EdgeRunError, Generation, Model, Piece, Request, Turn
 from edge_run.runtime.generation.batch import Batch
 from edge_run.runtime.generation.stream import Stream
 from in_child import in_child
@@ -25,6 +27,7 @@ from tiny_models import make_model
 
 PROMPT = "Once upon a time there was"
 OPTIONS: dict[str, Any] = {"context_tokens": 512, "threads": 1}
+GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
 
 
 @pytest.fixture
@@ -48,6 +51,19 @@ def busy(model: Model) -> tuple[threading.Thread, list[object]]:
     while model.stats.completion_tokens == 0 and model.progress is None and thread.is_alive():
         time.sleep(0.001)
     return thread, found
+
+
+def beside(model: Model, action: Callable[[], Any]) -> Any:
+    """Return what `action` returns while another thread is at work."""
+    has_begun, may_end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: model._workplace.do(lambda: (has_begun.set(), may_end.wait(60))))
+    thread.start()
+    try:
+        assert has_begun.wait(60)
+        return action()
+    finally:
+        may_end.set()
+        thread.join(60)
 
 
 def test_another_thread_is_refused_and_told_what_to_do(kit: Path) -> None:
@@ -75,6 +91,68 @@ def test_another_thread_is_refused_and_told_what_to_do(kit: Path) -> None:
         thread.join(60)
         assert done == ["done"]
         assert model.generate(PROMPT, max_tokens=60, temperature=0).result().text == wanted
+
+
+def test_answers_go_on_after_a_refusal(model: Model) -> None:
+    """Many answers were all lost, without a word, and the prompt that had just been taken."""
+    prompts = [PROMPT, "One day", "There was", "Once"]
+    wanted = [one.text for one in model.generate_many(prompts, **GREEDY).results() if isinstance(one, Generation)]
+    stream = model.generate_many(prompts, **GREEDY)
+    texts, n_refused = [""] * 4, 0
+    for n_asked in range(1000):
+        action = partial(next, stream, None)
+        try:
+            found = beside(model, action) if n_asked % 3 == 0 else action()
+        except ConfigError:
+            n_refused += 1
+            continue
+        if found is None:
+            break
+        assert isinstance(found[1], Piece)
+        texts[found[0]] += found[1].text
+    assert texts == wanted
+    assert n_refused > 4
+    assert next(stream, None) is None
+
+
+def test_prompts_that_ask_the_answers_themselves_are_refused(model: Model) -> None:
+    def prompts() -> Iterator[str]:
+        yield PROMPT
+        with pytest.raises(ConfigError, match="at work"):
+            next(stream)
+        yield "One day"
+
+    stream = model.generate_many(prompts(), **GREEDY)
+    assert len(stream.results()) == 2
+
+
+def test_many_answers_that_were_left_free_their_samplers(model: Model) -> None:
+    stream = model.generate_many([PROMPT, "One day"], max_tokens=8, temperature=1.0)
+    next(stream)
+    answers = [request.answer for request in stream._many._answers._open.values()]
+    assert not any(answer._sampler._is_closed for answer in answers)
+    del stream
+    gc.collect()
+    assert len(answers) == 2
+    assert all(answer._sampler._is_closed for answer in answers)
+    assert model.generate(PROMPT, max_tokens=2).result().finish_reason == "length"
+
+
+def test_an_answer_whose_model_was_closed_says_so(kit: Path) -> None:
+    """It ended as one that is whole."""
+    model = Model(kit, **OPTIONS)
+    done = model.generate(PROMPT, max_tokens=2)
+    for _ in range(3):
+        next(done)
+    stream = model.generate(PROMPT, **GREEDY)
+    next(stream)
+    model.close()
+    for action in (partial(next, stream), stream.result):
+        with pytest.raises(ConfigError, match="closed"):
+            action()
+    assert next(done, None) is None
+    stream.close()
+    assert next(stream, None) is None
 
 
 def test_threads_that_take_no_turns_have_right_texts_or_errors_of_ours(kit: Path) -> None:
