@@ -30,7 +30,7 @@ class ManyStream:
 
     def __init__(self, owner: object, many: ManyAnswers, workplace: Workplace) -> None:
         self._owner, self._many, self._workplace = owner, many, workplace
-        self._asking = threading.Lock()
+        self._asking, self._asker = threading.Lock(), 0  # the thread that asked last
         weakref.finalize(self, many.leave).atexit = False
 
     def __iter__(self) -> Iterator[tuple[int, Piece | EdgeRunError]]:
@@ -38,8 +38,9 @@ class ManyStream:
 
     def __next__(self) -> tuple[int, Piece | EdgeRunError]:
         if self._asking.locked():
-            raise self._workplace.refusal()
+            raise self._workplace.refusal(self._asker)
         with self._asking:
+            self._asker = threading.get_ident()
             found = self._many.next()
         if found is None:
             raise StopIteration
@@ -63,7 +64,7 @@ class ManyStream:
     def close(self) -> None:
         """End all answers here. Idempotent."""
         if self._asking.locked():
-            raise self._workplace.refusal()
+            raise self._workplace.refusal(self._asker)
         self._many.close()
 
 

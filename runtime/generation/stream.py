@@ -142,7 +142,7 @@ class Answer:
     def _why_stop(self) -> str:
         why = self._continuation.why_stop()
         if why != "stop" and self._engine.interrupt.is_set:
-            return "cancelled"
+            return "deadline" if self._is_late else "cancelled"  # which sets it too
         return why or ("deadline" if self._is_late else "context" if self._session.is_full else "")
 
     @property

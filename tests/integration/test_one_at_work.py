@@ -10,11 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from edge_run import AsyncModel, Cancelled, ConfigError, EdgeRunError, Generation, Model, Piece, Request, Turn
@@ -118,7 +118,7 @@ def test_answers_go_on_after_a_refusal(model: Model) -> None:
 def test_prompts_that_ask_the_answers_themselves_are_refused(model: Model) -> None:
     def prompts() -> Iterator[str]:
         yield PROMPT
-        with pytest.raises(ConfigError, match="at work"):
+        with pytest.raises(ConfigError, match="in the call that this one comes from"):
             next(stream)
         yield "One day"
 
@@ -259,8 +259,9 @@ def test_a_model_that_is_asked_from_within_refuses_and_goes_on(tmp_path: Path) -
                 action()
             refusals.append(str(caught.value))
 
-    with Model(make_model("bert", tmp_path), embeddings=True, context_tokens=64) as model, suppress(Cancelled):
+    with Model(make_model("bert", tmp_path), embeddings=True, context_tokens=64) as model:
         model.embed([[5, 6, 7]], on_text=ask_again)
+        assert model.embed([[5, 6, 7]]).tokens  # what was refused did not close it
     assert len(refusals) == 2
     assert all("in the call that this one comes from" in one for one in refusals)
 
@@ -349,6 +350,43 @@ async def test_tasks_go_on_where_the_owner_of_their_model_ended_their_batch(mode
                 pass
         found = [piece.text async for piece in shared.generate(PROMPT, max_tokens=8, temperature=0)]
         assert "".join(found) == wanted
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("sequences", [1, 2])
+async def test_tasks_wait_for_a_thread_that_is_at_work_beside_them(kit: Path, sequences: int) -> None:
+    """All their answers were lost."""
+    async with AsyncModel(kit, **{**OPTIONS, "sequences": sequences}) as shared:
+        has_begun, texts = threading.Event(), list[str]()
+        wanted = (await shared.complete(PROMPT, **GREEDY)).text
+
+        def work() -> None:
+            has_begun.set()
+            time.sleep(0.1)
+
+        async def answer() -> None:
+            pieces = shared.generate(PROMPT, **GREEDY)
+            text = (await anext(pieces)).text
+            thread = threading.Thread(target=until_done, args=(partial(shared.model._workplace.do, work),))
+            thread.start()
+            assert await anyio.to_thread.run_sync(has_begun.wait, 60)
+            texts.append("".join([text, *[piece.text async for piece in pieces]]))
+            thread.join(60)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(sequences):
+                group.start_soon(answer)
+        assert texts == [wanted] * sequences
+
+
+def until_done(work: Callable[[], object]) -> None:
+    """Ask for `work` until it is not refused."""
+    while True:
+        try:
+            work()
+            return
+        except ConfigError:
+            time.sleep(0.0001)
 
 
 PROGRAM = """
