@@ -31,7 +31,7 @@ class ManyStream:
     def __init__(self, owner: object, many: ManyAnswers, workplace: Workplace) -> None:
         self._owner, self._many, self._workplace = owner, many, workplace
         self._asking, self._asker = threading.Lock(), 0  # the thread that asked last
-        weakref.finalize(self, many.leave).atexit = False
+        weakref.finalize(self, many.answers.leave).atexit = False  # not `many`, whose prompts may know this stream
 
     def __iter__(self) -> Iterator[tuple[int, Piece | EdgeRunError]]:
         return self
@@ -71,7 +71,7 @@ class ManyStream:
 class ManyAnswers:
     """Answers in the making: what a `ManyStream` asks for the next piece, without a reference to it.
 
-    n_taken: the prompts that were taken so far.
+    answers: the requests in shared passes. n_taken: the prompts that were taken so far.
     is_complete: whether all answers have come that will.
     """
 
@@ -89,7 +89,7 @@ class ManyAnswers:
         usual: what is asked of a prompt that is no `Request`.
         begin: returns the beginning of an answer, or raises what is wrong with a request.
         """
-        self._answers, self._workplace, self._usual, self._begin = answers, workplace, usual, begin
+        self.answers, self._workplace, self._usual, self._begin = answers, workplace, usual, begin
         self._prompts = iter(prompts)
         self._most = min(max_parallel or answers.most_parallel, answers.most_parallel)
         self._prompt: Any = _NONE  # that was taken, and is not submitted yet
@@ -106,7 +106,7 @@ class ManyAnswers:
         if self._is_closed or self.is_complete:
             return None
         self._workplace.check()
-        self._answers.check()
+        self.answers.check()
         while not self._found:
             if self._takes_more:
                 self._take()
@@ -115,20 +115,15 @@ class ManyAnswers:
             if not self._numbers:
                 self.is_complete = True
                 return None
-            for event in self._workplace.do(self._answers.advance):
+            for event in self._workplace.do(self.answers.advance):
                 self._note(event)
         return self._found.popleft()
 
     def close(self) -> None:
         """End all answers. Idempotent."""
         self._is_closed = True
-        if self._workplace.is_here and not self._answers.is_closed:
-            self._workplace.do(self._answers.close)
-
-    def leave(self) -> None:
-        """Free what nobody asks for any more, as far as any thread may; the next answer frees the rest."""
-        if self._workplace.is_here:
-            self._answers.leave()
+        if self._workplace.is_here and not self.answers.is_closed:
+            self._workplace.do(self.answers.close)
 
     def _note(self, event: Event) -> None:
         number = self._numbers[event.request]
@@ -156,14 +151,14 @@ class ManyAnswers:
 
     def _submit(self, prompt: Any) -> int | EdgeRunError:
         """Take a prompt on; return its number in the batch, or what is wrong with it."""
-        self._answers.check()
+        self.answers.check()
         try:
             request = prompt if isinstance(prompt, Request) else replace(self._usual, prompt=prompt)
             answer = self._begin(request)
         except EdgeRunError as error:
             return error
         try:
-            return self._answers.submit(answer, request.turn)
+            return self.answers.submit(answer, request.turn)
         except ContextFull as error:
             answer.close()
             return error

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,18 @@ from typing import Any
 import anyio
 import pytest
 
-from edge_run import AsyncModel, Cancelled, ConfigError, EdgeRunError, Generation, Model, Piece, Request, Turn
+from edge_run import (
+    AsyncModel,
+    Cancelled,
+    ConfigError,
+    EdgeRunError,
+    Generation,
+    ManyStream,
+    Model,
+    Piece,
+    Request,
+    Turn,
+)
 from edge_run.runtime.generation.batch import Batch
 from edge_run.runtime.generation.stream import Stream
 from in_child import in_child
@@ -116,20 +128,26 @@ def test_answers_go_on_after_a_refusal(model: Model) -> None:
 
 
 def test_prompts_that_ask_the_answers_themselves_are_refused(model: Model) -> None:
-    def prompts() -> Iterator[str]:
-        yield PROMPT
-        with pytest.raises(ConfigError, match="in the call that this one comes from"):
-            next(stream)
-        yield "One day"
+    def answer() -> weakref.ref[ManyStream]:
+        def prompts() -> Iterator[str]:
+            yield PROMPT
+            with pytest.raises(ConfigError, match="in the call that this one comes from"):
+                next(stream)
+            yield "One day"
 
-    stream = model.generate_many(prompts(), **GREEDY)
-    assert len(stream.results()) == 2
+        stream = model.generate_many(prompts(), **GREEDY)
+        assert len(stream.results()) == 2
+        return weakref.ref(stream)
+
+    left = answer()
+    gc.collect()
+    assert left() is None
 
 
 def test_many_answers_that_were_left_free_their_samplers(model: Model) -> None:
     stream = model.generate_many([PROMPT, "One day"], max_tokens=8, temperature=1.0)
     next(stream)
-    answers = [request.answer for request in stream._many._answers._open.values()]
+    answers = [request.answer for request in stream._many.answers._open.values()]
     assert not any(answer._sampler._is_closed for answer in answers)
     del stream
     gc.collect()
