@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict
 
 import anyio
 
@@ -24,7 +23,6 @@ from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.request import Message, Request, Turn, chat_request, text_request
 from edge_run.runtime.generation.shared_passes import SharedPasses
-from edge_run.runtime.generation.stream import Stream
 from edge_run.runtime.processes.async_owner import AsyncOwner
 
 if TYPE_CHECKING:
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from edge_run.runtime.mesh.engine import MeshOptions
 
 _LOOKS, _LOOK_S = 20, 0.01  # at who has the turn
-_SOONEST_S = 1e-9  # the deadline of an answer that is late when its turn comes
 
 
 class OpeningOptions(ModelOptions, total=False):
@@ -74,7 +71,7 @@ class AsyncModel(AsyncOwner[Model]):
 
         def open_model(interrupt: Interrupt) -> Model:
             options["interrupt"] = interrupt
-            return Model(path, **options)
+            return _waiting_here(Model(path, **options))
 
         given = options.get("interrupt") or getattr(options.get("mesh"), "interrupt", None)
         super().__init__(open_model, "AsyncModel(path)", given)
@@ -87,7 +84,7 @@ class AsyncModel(AsyncOwner[Model]):
     def of(cls, model: Model) -> AsyncModel:
         """Return an AsyncModel of a model that is open: `async with` takes it over, and closes it at the end."""
         made = cls(model.path)
-        made._open = lambda interrupt: model
+        made._open = lambda interrupt: _waiting_here(model)
         return made
 
     @property
@@ -151,7 +148,7 @@ class AsyncModel(AsyncOwner[Model]):
         priority, key, deadline_s, salt: as of `Turn`; the first two matter where answers share passes.
         """
         turn = Turn(priority, key, deadline_s, salt)
-        return self._stream(text_request(prompt, turn=turn, **options), self._opened.generate, options)
+        return self._stream(text_request(prompt, turn=turn, **options))
 
     def stream_chat(
         self,
@@ -168,7 +165,7 @@ class AsyncModel(AsyncOwner[Model]):
         priority, key, deadline_s, salt: as of `generate`.
         """
         turn = Turn(priority, key, deadline_s, salt)
-        return self._stream(chat_request(messages, turn=turn, **options), self._opened.stream_chat, options)
+        return self._stream(chat_request(messages, turn=turn, **options))
 
     async def complete(self, prompt: str | Sequence[int], **options: Unpack[CompletionOptions]) -> Generation:
         """Continue `prompt`; return the finished answer. Arguments and errors as for `generate`."""
@@ -199,23 +196,18 @@ class AsyncModel(AsyncOwner[Model]):
         self._passes = None  # those of the model that is closed
         await super().__aexit__()
 
-    def _stream(
-        self, request: Request, start: Callable[..., Stream], options: Mapping[str, object]
-    ) -> AsyncGenerator[Piece, None]:
+    def _stream(self, request: Request) -> AsyncGenerator[Piece, None]:
         if self._opened.most_parallel == 1:
-            return self._stream_alone(request, partial(start, request.prompt, **cast("dict[str, Any]", options)))
+            return self._stream_alone(request)
         self._passes = self._passes or SharedPasses(self._opened, self._thread)
         return self._passes.stream(request)
 
-    async def _stream_alone(self, request: Request, start: Callable[..., Stream]) -> AsyncGenerator[Piece, None]:
+    async def _stream_alone(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Answer when it is the task's turn; the wait for that counts towards its deadline."""
-        model, asked_s, deadline_s = self._opened, time.monotonic(), request.turn.deadline_s
+        model, asked_s = self._opened, time.monotonic()
         compute = partial(self._thread.run, on_cancel=model.cancel)
         async with self._own_turn():
-            turn = request.turn
-            if deadline_s is not None:
-                turn = replace(turn, deadline_s=max(_SOONEST_S, deadline_s - (time.monotonic() - asked_s)))
-            stream = await compute(partial(start, turn=turn))
+            stream = await compute(partial(model._start, request.after(time.monotonic() - asked_s)))
             try:
                 while (piece := await compute(partial(next, stream, None))) is not None:
                     yield piece
@@ -243,6 +235,12 @@ class AsyncModel(AsyncOwner[Model]):
                 yield
             finally:
                 self._holder = None
+
+
+def _waiting_here(model: Model) -> Model:
+    """Return a model for which this thread, the one of its tasks, waits where another one is at work on it."""
+    model._workplace.wait_here()
+    return model
 
 
 async def _finished(answer: AsyncGenerator[Piece, None]) -> Generation:

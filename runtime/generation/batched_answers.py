@@ -217,6 +217,11 @@ class BatchedAnswers(Closing):
         self._gave_way = self._gave_way or not self.is_closed
         self.close()
 
+    def leave(self) -> None:
+        """Free samplers and grammars, from any thread, as nobody asks for more; the next answer closes the rest."""
+        for request in list(self._open.values()):
+            request.answer.close()
+
     def close(self) -> None:
         """Forget all requests, and empty the sequences. Idempotent."""
         if self.is_closed:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from typing import Any
 
 from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError
 from edge_run.base.results import Generation, Piece
-from edge_run.runtime.generation.batched_answers import BatchedAnswers
+from edge_run.runtime.generation.batched_answers import BatchedAnswers, Event
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.request import Prompt, Request
 from edge_run.runtime.processes.workplace import Workplace
@@ -28,17 +30,21 @@ class ManyStream:
 
     def __init__(self, owner: object, many: ManyAnswers, workplace: Workplace) -> None:
         self._owner, self._many, self._workplace = owner, many, workplace
-        self._pieces = many.run()
+        self._asking, self._asker = threading.Lock(), 0  # the thread that asked last
+        weakref.finalize(self, many.answers.leave).atexit = False  # not `many`, whose prompts may know this stream
 
     def __iter__(self) -> Iterator[tuple[int, Piece | EdgeRunError]]:
         return self
 
     def __next__(self) -> tuple[int, Piece | EdgeRunError]:
-        if (state := getgeneratorstate(self._pieces)) == GEN_RUNNING:
-            raise self._workplace.refusal()
-        if state != GEN_CLOSED:
-            self._many.check()
-        return next(self._pieces)
+        if self._asking.locked():
+            raise self._workplace.refusal(self._asker)
+        with self._asking:
+            self._asker = threading.get_ident()
+            found = self._many.next()
+        if found is None:
+            raise StopIteration
+        return found
 
     def results(self) -> list[Generation | EdgeRunError]:
         """Run to the end; return what came of each prompt, in their order: its answer, or the error that ended it.
@@ -57,16 +63,15 @@ class ManyStream:
 
     def close(self) -> None:
         """End all answers here. Idempotent."""
-        if getgeneratorstate(self._pieces) == GEN_RUNNING:
-            raise self._workplace.refusal()
-        self._pieces.close()
+        if self._asking.locked():
+            raise self._workplace.refusal(self._asker)
         self._many.close()
 
 
 class ManyAnswers:
-    """Answers in the making: what a `ManyStream` iterates over, without a reference to it.
+    """Answers in the making: what a `ManyStream` asks for the next piece, without a reference to it.
 
-    n_taken: the prompts that were taken so far.
+    answers: the requests in shared passes. n_taken: the prompts that were taken so far.
     is_complete: whether all answers have come that will.
     """
 
@@ -84,61 +89,76 @@ class ManyAnswers:
         usual: what is asked of a prompt that is no `Request`.
         begin: returns the beginning of an answer, or raises what is wrong with a request.
         """
-        self._answers, self._workplace, self._usual, self._begin = answers, workplace, usual, begin
+        self.answers, self._workplace, self._usual, self._begin = answers, workplace, usual, begin
         self._prompts = iter(prompts)
         self._most = min(max_parallel or answers.most_parallel, answers.most_parallel)
+        self._prompt: Any = _NONE  # that was taken, and is not submitted yet
+        self._takes_more, self._is_closed = True, False
         self.n_taken, self.is_complete = 0, False
         self._numbers: dict[int, int] = {}  # of the batch's requests, those of ours
+        self._found: deque[tuple[int, Piece | EdgeRunError]] = deque()
 
-    def run(self) -> Generator[tuple[int, Piece | EdgeRunError], None, None]:
-        """Compute the answers piece by piece, once."""
-        takes_more = True
-        while True:
-            if takes_more:
-                yield from self._take()
+    def next(self) -> tuple[int, Piece | EdgeRunError] | None:
+        """Return what comes next, which is computed where it has to be; None at the end.
+
+        Raises what `Batch.advance` raises, or the prompts; it may be asked again then.
+        """
+        if self._is_closed or self.is_complete:
+            return None
+        self._workplace.check()
+        self.answers.check()
+        while not self._found:
+            if self._takes_more:
+                self._take()
+            if self._found:
+                break
             if not self._numbers:
                 self.is_complete = True
-                return
-            for event in self._workplace.do(self._answers.advance):
-                number = self._numbers[event.request]
-                if event.is_last:
-                    del self._numbers[event.request]
-                found = event.error or event.piece
-                assert found is not None
-                if event.piece and event.piece.generation and event.piece.generation.finish_reason == "cancelled":
-                    takes_more = False  # `Model.cancel` ends all of them, those that have not begun too
-                yield number, found
-
-    def check(self) -> None:
-        """Raise what ended all answers, if anything has."""
-        self._workplace.check()
-        self._answers.check()
+                return None
+            for event in self._workplace.do(self.answers.advance):
+                self._note(event)
+        return self._found.popleft()
 
     def close(self) -> None:
         """End all answers. Idempotent."""
-        if self._workplace.is_here and not self._answers.is_closed:
-            self._workplace.do(self._answers.close)
+        self._is_closed = True
+        if self._workplace.is_here and not self.answers.is_closed:
+            self._workplace.do(self.answers.close)
 
-    def _take(self) -> Iterator[tuple[int, EdgeRunError]]:
-        """Take prompts as long as there is room for more; yield the errors of those that cannot be."""
-        while len(self._numbers) < self._most and (prompt := next(self._prompts, _NONE)) is not _NONE:
-            submitted = self._workplace.do(partial(self._submit, prompt))
-            number, self.n_taken = self.n_taken, self.n_taken + 1
+    def _note(self, event: Event) -> None:
+        number = self._numbers[event.request]
+        if event.is_last:
+            del self._numbers[event.request]
+        found = event.error or event.piece
+        assert found is not None
+        if event.piece and event.piece.generation and event.piece.generation.finish_reason == "cancelled":
+            self._takes_more = False  # `Model.cancel` ends all of them, those that have not begun too
+        self._found.append((number, found))
+
+    def _take(self) -> None:
+        """Take prompts as long as there is room for more, up to one that cannot be."""
+        while len(self._numbers) < self._most and not self._found:
+            if self._prompt is _NONE:
+                self._prompt = next(self._prompts, _NONE)
+            if self._prompt is _NONE:
+                return
+            submitted = self._workplace.do(partial(self._submit, self._prompt))
+            number, self.n_taken, self._prompt = self.n_taken, self.n_taken + 1, _NONE
             if isinstance(submitted, EdgeRunError):
-                yield number, submitted
+                self._found.append((number, submitted))
             else:
                 self._numbers[submitted] = number
 
     def _submit(self, prompt: Any) -> int | EdgeRunError:
         """Take a prompt on; return its number in the batch, or what is wrong with it."""
-        self._answers.check()
+        self.answers.check()
         try:
             request = prompt if isinstance(prompt, Request) else replace(self._usual, prompt=prompt)
             answer = self._begin(request)
         except EdgeRunError as error:
             return error
         try:
-            return self._answers.submit(answer, request.turn)
+            return self.answers.submit(answer, request.turn)
         except ContextFull as error:
             answer.close()
             return error

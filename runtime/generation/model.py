@@ -57,8 +57,9 @@ class Model(ModelTexts):
 
     A context manager. A model belongs to the process that opened it: in a forked child its methods raise NotSupported,
     and closing it does nothing. Only `cancel`, `close`, `progress`, `mesh_use` and what turns texts into tokens are
-    thread-safe; else a thread that comes while another one is at work gets ConfigError. One generation runs at a time:
-    starting another one while the first is being iterated ends the first, which raises Cancelled when it is asked for
+    thread-safe; of the rest, what computes or begins an answer raises ConfigError in a thread that comes while another
+    one is at work. One generation runs at a time: starting another one while the first is being iterated ends the
+    first, which raises Cancelled when it is asked for
     its next piece. Use `AsyncModel` to share a model between tasks.
 
     The class is over 200 lines because it is the whole interface of an open model, and most of it is one call each.
@@ -321,10 +322,11 @@ class Model(ModelTexts):
             self._end_running()
             self._engine.interrupt.reset()
             self._session.forget()
-            return BatchedAnswers(self._engine, self._meter, self.most_parallel, keeper=self._keeper)
+            made = BatchedAnswers(self._engine, self._meter, self.most_parallel, keeper=self._keeper)
+            self._running = made
+            return made
 
-        self._running = made = self._workplace.do(work)
-        return made
+        return self._workplace.do(work)
 
     def cancel(self) -> None:
         """End the running generation, from any thread: its stream finishes with reason `cancelled`."""
@@ -332,13 +334,9 @@ class Model(ModelTexts):
 
     def close(self) -> None:
         """Free the model, from any thread; what another one computes is cancelled, and ends first. Idempotent."""
-        try:
-            if self._workplace.end() and self._running:
-                self._running.close()
-        finally:
-            self._workplace.close()
-            self._templates.close()
-            self._grammars.close()
+        self._workplace.close(first=self._close_running)
+        self._templates.close()
+        self._grammars.close()
 
     def _start(self, request: Request) -> Stream:
         return self._workplace.do(partial(self._start_here, request))
@@ -393,3 +391,7 @@ class Model(ModelTexts):
         """End what is being answered, as another answer begins."""
         if self._running:
             self._running.give_way()
+
+    def _close_running(self) -> None:
+        if self._running:
+            self._running.close()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.options import check_types, is_list, make_config, whole_numbers
+from edge_run.base.options import check_types, is_list, make_config, texts_of, whole_numbers
 from edge_run.base.sampling_config import SamplingConfig, SamplingOptions
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 _FORM = '[{"role": "user", "content": "..."}]'
+_OVER_S = sys.float_info.min  # the deadline of a request whose time is over: added to a clock it is nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Turn:
     salt: str = ""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.deadline_s is not None and not self.deadline_s > 0:
             raise ConfigError(f"deadline {self.deadline_s}: must be more than 0 seconds")
 
@@ -63,7 +66,7 @@ class Request:
         check_types(self)
         if self.max_tokens is not None and self.max_tokens < 0:
             raise ConfigError(f"max tokens {self.max_tokens}: must be 0 or more")
-        object.__setattr__(self, "marks", tuple(self.marks))
+        object.__setattr__(self, "marks", texts_of("mark", self.marks))
         if not isinstance(self.prompt, str):
             object.__setattr__(self, "prompt", _checked(self.prompt))
 
@@ -72,6 +75,15 @@ class Request:
         """The messages, where the prompt is a conversation; none where it is not."""
         is_chat = not isinstance(self.prompt, str) and bool(self.prompt) and isinstance(self.prompt[0], Mapping)
         return cast("Sequence[Message]", self.prompt) if is_chat else ()
+
+    def after(self, waited_s: float) -> Request:
+        """Return it as it is after such a wait: its deadline is nearer, and once that is over it needs no grammar."""
+        if self.turn.deadline_s is None:
+            return self
+        if (left_s := self.turn.deadline_s - waited_s) > 0:
+            return replace(self, turn=replace(self.turn, deadline_s=left_s))
+        sampling = replace(self.sampling, grammar=None, json_schema=None)
+        return replace(self, sampling=sampling, turn=replace(self.turn, deadline_s=_OVER_S))
 
 
 def _checked(prompt: object) -> Sequence[int] | Sequence[Message]:

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import replace
 
 import anyio
 import anyio.to_thread
@@ -23,6 +22,7 @@ from edge_run.runtime.grammars.grammar import grammar_text
 from edge_run.runtime.grammars.room import RoomedGrammar
 from edge_run.runtime.processes.fair_room import FairRoom
 from edge_run.runtime.processes.model_thread import ModelThread
+from edge_run.runtime.scheduling.shares import AGING_S
 
 GRAMMARS_AHEAD = 2  # that are open for answers which are next
 GRAMMAR_PAUSE_S = 0.1  # until it is looked again whether there is room for one more
@@ -77,12 +77,10 @@ class SharedPasses:
 
     async def _roomed(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Answer a request with a grammar, once one more may be open: those of all that wait would fill the memory."""
-        self._grammars = self._grammars or FairRoom(self._model.most_parallel + GRAMMARS_AHEAD)
+        self._grammars = self._grammars or FairRoom(self._model.most_parallel + GRAMMARS_AHEAD, AGING_S)
         turn, began_s = request.turn, time.monotonic()
-        async with self._grammars.held(turn.key, priority=turn.priority, patience_s=turn.deadline_s):
-            if turn.deadline_s is not None:
-                left_s = turn.deadline_s - (time.monotonic() - began_s)
-                request = replace(request, turn=replace(turn, deadline_s=max(left_s, 1e-6)))
+        async with self._grammars.held(turn.key, priority=turn.priority, patience_s=turn.deadline_s) as is_held:
+            request = request.after(time.monotonic() - began_s if is_held else math.inf)
             async with aclosing(self._stream(request)) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -183,8 +181,8 @@ class SharedPasses:
         try:
             found: list[Event] = batch.advance()
         except EdgeRunError as error:
-            batch.drop_all()
             self._end_all(error)
+            batch.drop_all()
             return
         for event in found:
             self._inboxes[event.request].items.append(event)
@@ -204,9 +202,9 @@ class SharedPasses:
         assert batch is not None
 
         def drop() -> None:
+            batch.drop(inbox.number)
             if self._inboxes.get(inbox.number) is inbox:
                 del self._inboxes[inbox.number]
-            batch.drop(inbox.number)
 
         if self._is_computing:
             batch.cancel(inbox.number)

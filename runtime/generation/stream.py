@@ -42,7 +42,9 @@ class Stream:
         return self
 
     def __next__(self) -> Piece:
-        if self._answer.is_closed or getgeneratorstate(self._pieces) == GEN_CLOSED:
+        if self.generation is not None:
+            self.close()
+        if getgeneratorstate(self._pieces) == GEN_CLOSED:
             raise StopIteration
         if self._answer.gave_way:
             raise Cancelled(GAVE_WAY)
@@ -140,7 +142,7 @@ class Answer:
     def _why_stop(self) -> str:
         why = self._continuation.why_stop()
         if why != "stop" and self._engine.interrupt.is_set:
-            return "cancelled"
+            return "deadline" if self._is_late else "cancelled"  # which sets it too
         return why or ("deadline" if self._is_late else "context" if self._session.is_full else "")
 
     @property

@@ -61,6 +61,8 @@ class AsyncOwner(Generic[_Model]):
         finally:
             self._thread.close()
             self._is_entered = False
+            if self._interrupt is not None:
+                self._interrupt.reset()  # it ended what was open here, and nothing that is opened later
 
     @property
     def _opened(self) -> _Model:

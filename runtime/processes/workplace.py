@@ -27,7 +27,8 @@ class Workplace:
         self._name, self._interrupt, self._free = name, interrupt, free
         self._process = OwnerProcess()
         self._lock = threading.Lock()
-        self._thread = 0  # the last one that was at work
+        self._inside = set[int]()  # the threads that are at work, or in the moment before
+        self._patient = 0  # the thread that is never refused for another one
         self._is_closed = False
 
     @property
@@ -41,24 +42,30 @@ class Workplace:
         if self._is_closed:
             raise ConfigError(f"{self._name}: this model was closed; open it again with Model(...)")
 
+    def wait_here(self) -> None:
+        """Have the calling thread wait, from here on, where another one is at work, and is refused else."""
+        self._patient = threading.get_ident()
+
     def do(self, work: Callable[[], _Result]) -> _Result:
         """Return what `work` returns. Raises what `check` raises, and ConfigError where a thread is at work.
 
-        Two threads that come in the same moment may both pass the first look: then one waits for the other. A lock
-        that is taken by `with` is never left locked, wherever Ctrl-C falls.
+        Two threads that come in the same moment may both pass the first look: then one waits for the other.
         """
         self.check()
-        if self._lock.locked():
-            raise self.refusal()
         thread = threading.get_ident()
-        with self._lock:
-            self._thread = thread
+        if self._lock.locked() and (thread in self._inside or thread != self._patient):
+            raise self.refusal()
+
+        def checked() -> _Result:
             self.check()  # again: who closes the model does so when nobody has the lock
             return work()
 
-    def refusal(self) -> ConfigError:
-        """Return what is told to who comes while a thread is at work."""
-        if self._thread == threading.get_ident():
+        return self._alone(checked)
+
+    def refusal(self, thread: int = 0) -> ConfigError:
+        """Return what is told to who comes while a thread is at work: while `thread` is, where that is known."""
+        own = threading.get_ident()
+        if own == thread or own in self._inside:
             return ConfigError(
                 f"{self._name}: is at work already, in the call that this one comes from; ask when that has returned"
             )
@@ -67,24 +74,37 @@ class Workplace:
             "it with a lock of your own"
         )
 
-    def end(self, timeout_s: float = math.inf) -> bool:
-        """Let nobody begin any more, cancel what is being done, and wait for it; return whether nobody is at work.
+    def close(self, timeout_s: float = math.inf, first: Callable[[], object] = lambda: None) -> None:
+        """Let nobody begin any more, cancel what is being done, wait for it, call `first`, and free the model.
 
-        In a forked child that is never so. Raises ConfigError where this very thread is at work, further up.
+        Nothing is freed under who is still at work after the timeout, nor in a forked child. Raises ConfigError where
+        this very thread is at work, further up; the model stays open then.
         """
         if not self.is_here:
-            return False
+            return
+        if self._lock.locked() and threading.get_ident() in self._inside:
+            raise self.refusal()
         self._is_closed, until_s = True, time.monotonic() + timeout_s
         while self._lock.locked():
-            if self._thread == threading.get_ident():
-                raise self.refusal()
             if time.monotonic() >= until_s:
-                return False
+                return
             self._interrupt.cancel()  # again and again: what had just begun has reset it
             time.sleep(_LOOK_S)
-        return True
 
-    def close(self, timeout_s: float = math.inf) -> None:
-        """End what is being done as `end` does, and free the model; nothing is freed under who is still at work."""
-        if self.end(timeout_s):
-            self._free()
+        def free() -> None:
+            try:
+                first()
+            finally:
+                self._free()
+
+        self._alone(free)
+
+    def _alone(self, work: Callable[[], _Result]) -> _Result:
+        """Return what `work` returns. A lock that is taken by `with` is never left locked, wherever Ctrl-C falls."""
+        thread = threading.get_ident()
+        try:
+            self._inside.add(thread)
+            with self._lock:
+                return work()
+        finally:
+            self._inside.discard(thread)

@@ -48,7 +48,7 @@ class Service:
         """Return the body of a request as a `kind`. Raises Refusal."""
         return await self._room.read(request, kind)
 
-    def numbers(self, n_numbers: int, key: str) -> contextlib.AbstractAsyncContextManager[None]:
+    def numbers(self, n_numbers: int, key: str) -> contextlib.AbstractAsyncContextManager[object]:
         """Return a block that waits for room for so many numbers of an answer, and holds it.
 
         Those that are few have room of their own, so that they need not wait for answers of very many.

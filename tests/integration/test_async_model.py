@@ -78,7 +78,8 @@ async def test_leaving_the_model_while_a_generator_is_half_way(kit: Path) -> Non
         async with AsyncModel(kit, context_tokens=256, threads=1) as model:
             pieces = model.generate(PROMPT, temperature=0)
             await pieces.__anext__()
-        assert [piece async for piece in pieces] == []
+        with pytest.raises(ConfigError, match="closed"):
+            await pieces.__anext__()
     with pytest.raises(ConfigError, match="async with"):
         model.generate(PROMPT)
 
@@ -243,6 +244,23 @@ async def test_a_deadline_ends_an_answer_however_it_is_computed(grown: Path, seq
         pieces = [piece async for piece in model.generate(PROMPT, max_tokens=3, deadline_s=600)]
         assert pieces[-1].generation is not None
         assert pieces[-1].generation.finish_reason in ("length", "stop")
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+async def test_options_may_be_such_as_are_read_once(kit: Path, sequences: int) -> None:
+    """Stop strings of a generator were ignored where answers run one after the other."""
+    async with AsyncModel(kit, context_tokens=256, threads=1, sequences=sequences) as model:
+        text = (await model.complete(PROMPT, max_tokens=12, temperature=0)).text
+        found = await model.complete(PROMPT, max_tokens=12, temperature=0, stop=(one for one in [text[3:5]]))  # type: ignore[arg-type]
+        assert (found.finish_reason, found.text) == ("stop", text[: text.index(text[3:5])])
+
+
+async def test_an_interrupt_of_the_caller_serves_several_openings(kit: Path) -> None:
+    """The second one raised Cancelled."""
+    model = AsyncModel(kit, context_tokens=256, threads=1, interrupt=Interrupt())
+    for _ in range(2):
+        async with model:
+            assert (await model.complete(PROMPT, max_tokens=2)).finish_reason == "length"
 
 
 async def test_a_model_that_is_open_is_not_entered_again(kit: Path) -> None:

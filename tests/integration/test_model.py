@@ -6,14 +6,14 @@ import gc
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edge_run import Cancelled, ConfigError, ContextFull, EdgeRunError, Model, NotSupported, to_json
+from edge_run import Cancelled, ConfigError, ContextFull, EdgeRunError, Model, NotSupported, Request, Turn, to_json
 from in_child import in_child
 from kit_models import streamed
 
@@ -226,7 +226,8 @@ def test_closing_twice_and_using_after(kit: Path) -> None:
     stream = model.generate(PROMPT, max_tokens=5)
     model.close()
     model.close()
-    assert list(stream) == []
+    with pytest.raises(ConfigError, match="closed"):
+        list(stream)
     with pytest.raises(EdgeRunError, match="closed"):
         model.generate(PROMPT)
     with pytest.raises(EdgeRunError, match="closed"):
@@ -330,6 +331,24 @@ def test_a_token_reads_what_the_plan_says(grown: Path) -> None:
         assert generation.completion_tokens == 100
         streamed_bytes = model.plan.streamed_bytes_per_pass
     assert 0.95 <= generation.io.bytes_per_token / streamed_bytes <= 1.05
+
+
+def test_an_answer_that_is_late_when_its_prompt_was_read_ended_by_its_deadline(
+    kit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was called cancelled: what watches the deadline cancels."""
+    with Model(kit, context_tokens=256, threads=1) as model:
+        stream = model._start(Request("Once", 5, turn=Turn(deadline_s=600)))
+        answer, feed = stream._answer, model._session.feed
+
+        def feed_until_late(prompt: Sequence[int]) -> Any:
+            found = feed(prompt)
+            answer._until_s = 0
+            model.cancel()
+            return found
+
+        monkeypatch.setattr(model._session, "feed", feed_until_late)
+        assert stream.result().finish_reason == "deadline"
 
 
 def test_a_model_that_is_dropped_is_closed(kit: Path) -> None:

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
-from edge_run import AsyncModel, Cancelled, ConfigError, EdgeRunError, Model, Request, Turn
+from edge_run import (
+    AsyncModel,
+    Cancelled,
+    ConfigError,
+    EdgeRunError,
+    Generation,
+    ManyStream,
+    Model,
+    Piece,
+    Request,
+    Turn,
+)
 from edge_run.runtime.generation.batch import Batch
+from edge_run.runtime.generation.stream import Stream
 from in_child import in_child
 from kit_models import KIT
 from program import fresh_environment
@@ -24,6 +39,7 @@ from tiny_models import make_model
 
 PROMPT = "Once upon a time there was"
 OPTIONS: dict[str, Any] = {"context_tokens": 512, "threads": 1}
+GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
 
 
 @pytest.fixture
@@ -47,6 +63,19 @@ def busy(model: Model) -> tuple[threading.Thread, list[object]]:
     while model.stats.completion_tokens == 0 and model.progress is None and thread.is_alive():
         time.sleep(0.001)
     return thread, found
+
+
+def beside(model: Model, action: Callable[[], Any]) -> Any:
+    """Return what `action` returns while another thread is at work."""
+    has_begun, may_end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: model._workplace.do(lambda: (has_begun.set(), may_end.wait(60))))
+    thread.start()
+    try:
+        assert has_begun.wait(60)
+        return action()
+    finally:
+        may_end.set()
+        thread.join(60)
 
 
 def test_another_thread_is_refused_and_told_what_to_do(kit: Path) -> None:
@@ -74,6 +103,74 @@ def test_another_thread_is_refused_and_told_what_to_do(kit: Path) -> None:
         thread.join(60)
         assert done == ["done"]
         assert model.generate(PROMPT, max_tokens=60, temperature=0).result().text == wanted
+
+
+def test_answers_go_on_after_a_refusal(model: Model) -> None:
+    """Many answers were all lost, without a word, and the prompt that had just been taken."""
+    prompts = [PROMPT, "One day", "There was", "Once"]
+    wanted = [one.text for one in model.generate_many(prompts, **GREEDY).results() if isinstance(one, Generation)]
+    stream = model.generate_many(prompts, **GREEDY)
+    texts, n_refused = [""] * 4, 0
+    for n_asked in range(1000):
+        action = partial(next, stream, None)
+        try:
+            found = beside(model, action) if n_asked % 3 == 0 else action()
+        except ConfigError:
+            n_refused += 1
+            continue
+        if found is None:
+            break
+        assert isinstance(found[1], Piece)
+        texts[found[0]] += found[1].text
+    assert texts == wanted
+    assert n_refused > 4
+    assert next(stream, None) is None
+
+
+def test_prompts_that_ask_the_answers_themselves_are_refused(model: Model) -> None:
+    def answer() -> weakref.ref[ManyStream]:
+        def prompts() -> Iterator[str]:
+            yield PROMPT
+            with pytest.raises(ConfigError, match="in the call that this one comes from"):
+                next(stream)
+            yield "One day"
+
+        stream = model.generate_many(prompts(), **GREEDY)
+        assert len(stream.results()) == 2
+        return weakref.ref(stream)
+
+    left = answer()
+    gc.collect()
+    assert left() is None
+
+
+def test_many_answers_that_were_left_free_their_samplers(model: Model) -> None:
+    stream = model.generate_many([PROMPT, "One day"], max_tokens=8, temperature=1.0)
+    next(stream)
+    answers = [request.answer for request in stream._many.answers._open.values()]
+    assert not any(answer._sampler._is_closed for answer in answers)
+    del stream
+    gc.collect()
+    assert len(answers) == 2
+    assert all(answer._sampler._is_closed for answer in answers)
+    assert model.generate(PROMPT, max_tokens=2).result().finish_reason == "length"
+
+
+def test_an_answer_whose_model_was_closed_says_so(kit: Path) -> None:
+    """It ended as one that is whole."""
+    model = Model(kit, **OPTIONS)
+    done = model.generate(PROMPT, max_tokens=2)
+    for _ in range(3):
+        next(done)
+    stream = model.generate(PROMPT, **GREEDY)
+    next(stream)
+    model.close()
+    for action in (partial(next, stream), stream.result):
+        with pytest.raises(ConfigError, match="closed"):
+            action()
+    assert next(done, None) is None
+    stream.close()
+    assert next(stream, None) is None
 
 
 def test_threads_that_take_no_turns_have_right_texts_or_errors_of_ours(kit: Path) -> None:
@@ -180,8 +277,9 @@ def test_a_model_that_is_asked_from_within_refuses_and_goes_on(tmp_path: Path) -
                 action()
             refusals.append(str(caught.value))
 
-    with Model(make_model("bert", tmp_path), embeddings=True, context_tokens=64) as model, suppress(Cancelled):
+    with Model(make_model("bert", tmp_path), embeddings=True, context_tokens=64) as model:
         model.embed([[5, 6, 7]], on_text=ask_again)
+        assert model.embed([[5, 6, 7]]).tokens  # what was refused did not close it
     assert len(refusals) == 2
     assert all("in the call that this one comes from" in one for one in refusals)
 
@@ -207,6 +305,25 @@ def test_a_batch_that_another_answer_ended_touches_nothing(model: Model) -> None
     batch.close()
     with pytest.raises(ConfigError, match="closed"):
         batch.advance()
+
+
+def test_a_thread_that_comes_when_a_batch_has_just_been_opened_ends_it(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both went on, in the same sequences."""
+    do, streams = model._workplace.do, list[Stream]()
+
+    def do_and_let_in(work: Callable[[], Any]) -> Any:
+        found = do(work)
+        monkeypatch.undo()
+        streams.append(model.generate(PROMPT, max_tokens=8, temperature=0))
+        return found
+
+    monkeypatch.setattr(model._workplace, "do", do_and_let_in)
+    batch = model.open_batch()
+    with pytest.raises(Cancelled, match="another answer"):
+        batch.advance()
+    assert streams[0].result().finish_reason == "length"
 
 
 def test_a_batch_that_was_left_is_ended_by_the_next_answer(model: Model) -> None:
@@ -251,6 +368,43 @@ async def test_tasks_go_on_where_the_owner_of_their_model_ended_their_batch(mode
                 pass
         found = [piece.text async for piece in shared.generate(PROMPT, max_tokens=8, temperature=0)]
         assert "".join(found) == wanted
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("sequences", [1, 2])
+async def test_tasks_wait_for_a_thread_that_is_at_work_beside_them(kit: Path, sequences: int) -> None:
+    """All their answers were lost."""
+    async with AsyncModel(kit, **{**OPTIONS, "sequences": sequences}) as shared:
+        has_begun, texts = threading.Event(), list[str]()
+        wanted = (await shared.complete(PROMPT, **GREEDY)).text
+
+        def work() -> None:
+            has_begun.set()
+            time.sleep(0.1)
+
+        async def answer() -> None:
+            pieces = shared.generate(PROMPT, **GREEDY)
+            text = (await anext(pieces)).text
+            thread = threading.Thread(target=until_done, args=(partial(shared.model._workplace.do, work),))
+            thread.start()
+            assert await anyio.to_thread.run_sync(has_begun.wait, 60)
+            texts.append("".join([text, *[piece.text async for piece in pieces]]))
+            thread.join(60)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(sequences):
+                group.start_soon(answer)
+        assert texts == [wanted] * sequences
+
+
+def until_done(work: Callable[[], object]) -> None:
+    """Ask for `work` until it is not refused."""
+    while True:
+        try:
+            work()
+            return
+        except ConfigError:
+            time.sleep(0.0001)
 
 
 PROGRAM = """

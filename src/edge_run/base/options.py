@@ -67,6 +67,14 @@ def whole_numbers(what: str, given: Any) -> list[int]:
     return [operator.index(one) for one in found]
 
 
+def texts_of(what: str, given: Any) -> tuple[str, ...]:
+    """Return the texts that `given` is, which may be a single one. Raises ConfigError, called `what`, for others."""
+    found = (given,) if isinstance(given, str) else tuple(given)
+    if strange := [one for one in found if not isinstance(one, str)]:
+        raise ConfigError(f"{what} {strange[0]!r:.60}: must be text")
+    return found
+
+
 def is_whole_number(given: object) -> bool:
     """Return whether `given` is a whole number, which True is not."""
     return isinstance(given, Integral) and not isinstance(given, bool)
@@ -75,7 +83,8 @@ def is_whole_number(given: object) -> bool:
 def is_list(given: object) -> bool:
     """Return whether `given` has several things, in an order: a list, a tuple, an array; no text, bytes or mapping."""
     is_bare = isinstance(given, str | bytes | bytearray | memoryview | Mapping)
-    return not is_bare and hasattr(given, "__len__") and hasattr(given, "__getitem__")
+    has_items = hasattr(given, "__len__") and hasattr(given, "__getitem__")
+    return not is_bare and has_items and getattr(given, "ndim", 1) > 0  # an array of no dimension has no length
 
 
 def require(is_ok: bool, message: str) -> None:

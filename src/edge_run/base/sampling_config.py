@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from edge_run.base.options import check_types, require
+from edge_run.base.options import check_types, require, texts_of
 
 MOST_PENALTY, MOST_TOP_LOGPROBS = 100, 100
 LARGEST = 1_000_000  # of a factor or a bias, and 1 over it: logits have 32 bits, and what is beyond them is no number
@@ -66,7 +66,7 @@ class SamplingConfig:
             require(type(token) is int and is_number, f"logit bias of {token!r}: {bias!r}: {bounds}")
         top = self.top_logprobs
         require(top is None or 0 <= top <= MOST_TOP_LOGPROBS, f"top logprobs {top}: must be 0 to {MOST_TOP_LOGPROBS}")
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop", texts_of("stop string", self.stop))
         require(all(self.stop), "stop string: must not be empty")
 
 

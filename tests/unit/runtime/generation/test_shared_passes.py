@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_run.base.errors import BudgetError, Cancelled
+from edge_run.base.errors import BudgetError, Cancelled, ConfigError
 from edge_run.base.results import Piece
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation import shared_passes
@@ -108,6 +108,68 @@ def test_tasks_that_are_cancelled_while_they_wait_leave_the_turn_to_others() -> 
                     await anyio.sleep(0.001)
                 leaving.cancel_scope.cancel()
         assert found["finished"] == 3
+
+    anyio.run(main)
+
+
+def test_an_error_of_a_pass_reaches_all_whatever_else_fails() -> None:
+    class Failing(Passes):
+        def advance(self) -> list[Event]:
+            self.n_passes += 1
+            raise ConfigError("this model was closed")
+
+        def drop_all(self) -> None:
+            raise ConfigError("this model was closed")
+
+    async def main() -> int:
+        model, n_told = Failing(), 0
+        passes = SharedPasses(model, ModelThread())  # type: ignore[arg-type]
+
+        async def ask() -> None:
+            nonlocal n_told
+            with pytest.raises(ConfigError, match="closed"):
+                await read(passes, 3, None, Counter())
+            n_told += 1
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                for _ in range(3):
+                    group.start_soon(ask)
+        assert model.n_passes == 1, "of those that the error has reached, none computes"
+        return n_told
+
+    assert anyio.run(main) == 3
+
+
+def test_a_grammar_whose_answer_is_over_by_its_turn_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_passes, "GRAMMARS_AHEAD", 0)
+    opened, deadlines = list[SamplingConfig](), list[float]()
+
+    class Grammared(Passes):
+        most_parallel = 1
+
+        def open_grammar(self, sampling: SamplingConfig) -> Any:
+            opened.append(sampling)
+            return SimpleNamespace(close=lambda: None)
+
+        def begin(self, request: Request, *grammars: Any) -> Any:
+            return request.max_tokens
+
+        def submit(self, answer: int, turn: Any) -> int:
+            deadlines.extend([turn.deadline_s] if turn.deadline_s else [])
+            return super().submit(answer, turn)
+
+    async def main() -> None:
+        passes = SharedPasses(Grammared(), ModelThread())  # type: ignore[arg-type]
+        sampling = SamplingConfig(grammar='root ::= "a"')
+        held = passes.stream(Request([1], 10**9, sampling))
+        await anext(held)
+        late = passes.stream(Request([1], 1, sampling, turn=Turn(deadline_s=0.05)))
+        with anyio.fail_after(60):
+            assert [piece async for piece in late]
+        await held.aclose()
+        assert len(opened) == 1
+        assert deadlines[0] < 1e-300
 
     anyio.run(main)
 

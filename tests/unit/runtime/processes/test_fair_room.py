@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import anyio
@@ -65,14 +66,37 @@ def test_the_key_that_holds_least_is_next_and_of_equal_ones_that_which_waited_lo
     anyio.run(main)
 
 
+def test_who_waits_long_comes_before_higher_priorities() -> None:
+    async def main(aging_s: float) -> list[str]:
+        now_s, order = 0.0, list[str]()
+        room = FairRoom(1, aging_s, lambda: now_s)
+
+        async def task(name: str, priority: int) -> None:
+            async with room.held(name[0], priority=priority):
+                order.append(name)
+
+        async with anyio.create_task_group() as group, room.held("first"):
+            for name, priority in (("low", 0), ("high 1", 1)):
+                group.start_soon(task, name, priority)
+                await anyio.lowlevel.checkpoint()
+            now_s = 59.0
+            group.start_soon(task, "high 2", 1)
+            await anyio.lowlevel.checkpoint()
+        return order
+
+    assert anyio.run(main, 30.0) == ["high 1", "low", "high 2"]
+    assert anyio.run(main, math.inf) == ["high 1", "high 2", "low"]
+
+
 def test_who_has_no_patience_goes_on_without() -> None:
     async def main() -> None:
         room = FairRoom(1)
         async with room.held("a"):
             with anyio.fail_after(10):
-                async with room.held("b", patience_s=0.01):
+                async with room.held("b", patience_s=0.01) as is_held:
                     assert not room.n_waiting()
-        async with room.held("c"):
-            pass
+                    assert not is_held
+        async with room.held("c") as is_held:
+            assert is_held
 
     anyio.run(main)

@@ -47,7 +47,11 @@ class Files:
         self.opened.append(path.stem)
         self.open.add(path.stem)
         return SimpleNamespace(
-            path=path, close=lambda: self.open.remove(path.stem), cancel=lambda: None, forecast=lambda: None
+            path=path,
+            close=lambda: self.open.remove(path.stem),
+            cancel=lambda: None,
+            forecast=lambda: None,
+            _workplace=SimpleNamespace(wait_here=lambda: None),
         )
 
 

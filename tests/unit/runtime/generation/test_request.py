@@ -1,0 +1,50 @@
+"""What is asked of a model: refused at once where it cannot be, and less by the time that it waited."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.generation.request import Request, Turn
+
+
+def test_one_mark_may_be_given_as_text() -> None:
+    assert Request("Once", marks="<think>").marks == ("<think>",)
+    assert Request("Once", marks=["<a>", "<b>"]).marks == ("<a>", "<b>")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (Request, {"prompt": "Once", "marks": [1]}, "mark 1: must be text"),
+        (Request, {"prompt": np.array(5)}, "prompt array"),
+        (Turn, {"priority": "x"}, "priority 'x': must be a whole number"),
+        (Turn, {"deadline_s": "5"}, "deadline s '5': must be a number or None"),
+        (Turn, {"key": None}, "key None: must be text"),
+        (SamplingConfig, {"stop": [1]}, "stop string 1: must be text"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(kind: type, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        kind(**fields)
+    assert message in str(caught.value)
+
+
+def test_a_request_whose_time_is_over_needs_no_grammar() -> None:
+    request = Request("Once", sampling=SamplingConfig(grammar='root ::= "a"'), turn=Turn(deadline_s=5))
+    assert request.after(2).turn.deadline_s == 3
+    assert request.after(2).sampling.grammar
+    for waited_s in (5, math.inf):
+        late = request.after(waited_s)
+        assert late.sampling.grammar is None
+        now_s = time.monotonic()
+        assert late.turn.deadline_s is not None
+        assert now_s + late.turn.deadline_s == now_s
+    endless = Request("Once")
+    assert endless.after(math.inf) is endless

@@ -1,0 +1,68 @@
+"""A workplace closes once nobody is at work, whoever asks, and one thread at a time frees what it is of."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.interrupt import Interrupt
+from edge_run.runtime.processes.workplace import Workplace
+
+
+def test_one_thread_at_a_time_frees() -> None:
+    n_freeing, most = 0, 0
+
+    def free() -> None:
+        nonlocal n_freeing, most
+        n_freeing += 1
+        most = max(most, n_freeing)
+        time.sleep(0.05)
+        n_freeing -= 1
+
+    place = Workplace("it", Interrupt(), free)
+    threads = [threading.Thread(target=place.close, kwargs={"first": free}) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert most == 1
+
+
+def test_who_was_at_work_last_is_not_taken_for_who_is() -> None:
+    """It was told that it was at work itself."""
+    place, has_begun, may_end = Workplace("it", Interrupt(), lambda: None), threading.Event(), threading.Event()
+    place.do(lambda: None)
+
+    def begin() -> None:
+        with place._lock:  # the moment in which a thread begins
+            has_begun.set()
+            may_end.wait(60)
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    assert has_begun.wait(60)
+    with pytest.raises(ConfigError, match="in another thread"):
+        place.do(lambda: None)
+    threading.Timer(0.1, may_end.set).start()
+    place.close()
+    assert may_end.is_set()
+
+
+def test_a_close_that_is_refused_closes_nothing() -> None:
+    freed = list[int]()
+    place = Workplace("it", Interrupt(), lambda: freed.append(1))
+
+    def close() -> None:
+        with pytest.raises(ConfigError, match="in the call that this one comes from"):
+            place.close()
+
+    place.do(close)
+    place.check()
+    assert not freed
+    place.close()
+    assert freed == [1]
+    with pytest.raises(ConfigError, match="closed"):
+        place.do(lambda: None)
