@@ -330,7 +330,7 @@ def test_notes_of_somebody_under_the_name_of_what_is_held_stay(tmp_path: Path) -
     notes = tmp_path / "out.held"
     notes.write_text("notes\n")
     for _ in range(2):  # also where the results are there by now
-        with pytest.raises(ConfigError, match="out.held: line 1 is no result"):
+        with pytest.raises(ConfigError, match=r"out\.held: line 1 is no result"):
             ResultsFile(tmp_path / "out")
     assert notes.read_text() == "notes\n"
 
