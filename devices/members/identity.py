@@ -120,9 +120,10 @@ def _own_lock(descriptor: int, node: str) -> int | None:
     Where the file system of the key has no locks, it is that of a file in the user's folder of this machine; None where
     there is none either.
     """
+    if fcntl is None:
+        return os.dup(descriptor)
     try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.dup(descriptor)  # a copy has the lock, too
     except BlockingIOError:
         return None
