@@ -103,6 +103,10 @@ class ChunkStates(ABC):
         self._wanted.discard(chunk)
         return is_wanted, self._feed()
 
+    def is_waited_for(self, chunk: int) -> bool:
+        """Return whether someone waits for the chunk."""
+        return chunk in self._wanted
+
     def retry(self, chunk: int) -> list[Load]:
         """Wait again for `chunk`, which was acquired and whose read failed. Return the reads to start."""
         self._wanted.add(chunk)

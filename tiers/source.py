@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +17,8 @@ from edge_run.tiers import _libc
 from edge_run.tiers.drives.page_cache import PageCache
 
 NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)  # how file systems say that they have no direct reads
-TRIES = 2  # of a direct read that fails otherwise: a drive that wakes up may fail once
+PASSING = (errno.EIO, errno.ETIMEDOUT, errno.EAGAIN)  # as while a USB drive is reset: such a read is tried once more
+PAUSE_S = 1.0  # before that
 
 
 class Source(Protocol):
@@ -74,12 +76,18 @@ class SourceFile:
         """Return a descriptor, and whether it reads directly, which is tried with a page."""
         flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
         if direct := getattr(os, "O_DIRECT", 0):
-            for _ in range(TRIES):
+            try:
                 try:
                     return _open_direct(path, flags | direct), True
                 except OSError as error:
                     if error.errno in NO_DIRECT:
-                        break
+                        raise
+                    if error.errno in PASSING:
+                        time.sleep(PAUSE_S)
+                return _open_direct(path, flags | direct), True
+            except OSError as error:
+                if error.errno not in NO_DIRECT:
+                    raise
         return os.open(path, flags), False
 
     def _identify(self) -> tuple[FileIdentity, int]:

@@ -6,7 +6,6 @@ on to the next chunk before it has moved to this one.
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 import time
@@ -23,14 +22,12 @@ from edge_run.tiers.content_sums import ContentSums
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers, as_read_error
 from edge_run.tiers.residency import Residency
-from edge_run.tiers.source import Source
+from edge_run.tiers.source import PASSING, PAUSE_S, Source
 
 logger = logging.getLogger(__name__)
 
 MAX_READ_CHUNKS = 4
 READ_BYTES = 8 * MIB  # of small chunks in a row
-PASSING = (errno.EIO, errno.ETIMEDOUT, errno.EAGAIN)  # as while a USB drive is reset: such a read is tried once more
-PAUSE_S = 1.0  # before that
 GUESS_BYTES = 2 * MIB  # of chunks that perhaps nobody needs
 
 
@@ -119,6 +116,7 @@ class Weights:
                     raise self._error
             except BaseException:
                 self._submit(self._residency.release(chunks))
+                self._changed.notify_all()
                 raise
             return self._clock() - started
 
@@ -321,7 +319,10 @@ class Weights:
     def _note_failure(self, run: list[Load], asked: int, error: EdgeRunError) -> None:
         logger.info("read of chunk %d (+%d) failed: %s", run[0].chunk, len(run) - 1, error)
         if is_passing := isinstance(error, TierReadError) and error.errno in PASSING:
-            time.sleep(PAUSE_S)
+            with self._changed:  # until nobody waits for them any more, which may be so now
+                self._changed.wait_for(
+                    lambda: not any(self._residency.is_waited_for(load.chunk) for load in run), PAUSE_S
+                )
         with self._changed:
             for load in run:
                 has_frame = self._lost.pop(load.chunk, None) is None

@@ -21,7 +21,7 @@ from pathlib import Path
 from edge_run.base.errors import MeshError, NotTrusted, reason_of
 from edge_run.base.files import whole_file
 from edge_run.base.strict_json import parse
-from edge_run.devices.host.locks import NO_LOCKS, fcntl
+from edge_run.devices.host.locks import NO_LOCKS, fcntl, own_folders, user_folders
 from edge_run.devices.members.keys import KEY_BYTES, DeviceKey, is_signed
 
 logger = logging.getLogger(__name__)
@@ -78,16 +78,9 @@ def take_identity(folder: Path, wall_clock: Callable[[], float]) -> Identity:
     """
     with _key_file(folder) as descriptor:
         key = DeviceKey(_seed(descriptor, folder / _KEY_FILE))
-        try:
-            if fcntl is not None:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another process is the device's own node
+        if (lock := _own_lock(descriptor, key.node)) is None:  # another process is the device's own node
             return make_identity(wall_clock, key)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
         incarnation = _next_incarnation(folder / _INCARNATION_FILE, wall_clock)
-        lock = os.dup(descriptor)  # a copy has the lock, too
         return Identity(key.node, incarnation, True, key, b"", key, lock)
 
 
@@ -119,6 +112,33 @@ def check_private(path: Path) -> None:
 
 def _certified(public_key: bytes) -> bytes:
     return b"edge-run passing node\0" + public_key
+
+
+def _own_lock(descriptor: int, node: str) -> int | None:
+    """Return a descriptor with the lock of the open key file; None where another process has it. Raises OSError.
+
+    Where the file system of the key has no locks, it is that of a file in the user's folder of this machine; None where
+    there is none either.
+    """
+    if fcntl is None:
+        return os.dup(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.dup(descriptor)  # a copy has the lock, too
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    for folder in own_folders(user_folders())[:1]:
+        with contextlib.suppress(OSError):
+            other = os.open(folder / f"node-{node}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return other
+            except OSError:
+                os.close(other)
+    return None
 
 
 @contextlib.contextmanager

@@ -191,8 +191,11 @@ class ClusterPlaces:
             while True:
                 with _telling_of_the_scheduler():
                     present = set(await self._client.nthreads())
-                    for worker in [one for one in (*self._workers.values(), *self._left) if one.address not in present]:
-                        await self._lose(worker)
+                for worker in [one for one in (*self._workers.values(), *self._left) if one.address not in present]:
+                    await self._lose(worker)
+                if not present and wanted is None:
+                    self._say("the cluster has no worker; waiting for one")
+                with _telling_of_the_scheduler():
                     if gone := [self._joining[one] for one in self._joining.keys() - present]:
                         await self._client.cancel(gone, force=True)
                     for address in present - self._workers.keys() - self._joining.keys() - self._failures.keys():
@@ -201,7 +204,6 @@ class ClusterPlaces:
                     if present and present <= self._failures.keys():
                         raise next(iter(self._failures.values()))
                     if not present and wanted is None:
-                        self._say("the cluster has no worker; waiting for one")
                         wanted = self._client.submit(int, key=("wait-for-a-worker", self._run))  # for adaptive clusters
                     elif present:
                         wanted = None
@@ -260,7 +262,8 @@ class ClusterPlaces:
         self._left = [one for one in self._left if one.n_asked and not one.is_lost]
         self._workers = {address: one for address, one in self._workers.items() if not one.is_lost}
         self._say(f"worker {worker.address} is gone; {format_count(worker.n_asked, 'request')} of it go to others")
-        await self._client.cancel(list(worker.asked), force=True)
+        with _telling_of_the_scheduler():
+            await self._client.cancel(list(worker.asked), force=True)
 
 
 @contextlib.contextmanager

@@ -44,19 +44,18 @@ class ResultsFile(Closing):
         self._held: _Lines | None = None
         self._places: dict[str | int, tuple[int, int]] = {}  # of what is held
         with contextlib.ExitStack() as undo:
-            is_new = not path.exists()
             self._lines = _Lines(path)
             undo.callback(self._lines.close)
             self.is_locked = self._lines.is_locked
             self.done = {key for key, _, _ in self._lines.read()}
-            if is_new:  # what is held is of results that somebody has removed
-                with system_errors(f"results {self._held_path}"):
-                    self._held_path.unlink(missing_ok=True)
-            elif self._held_path.exists():
+            if self._held_path.exists():
                 self._held = _Lines(self._held_path)
                 undo.callback(self._held.close)
                 found = {key: (start, length) for key, start, length in self._held.read()}
-                self._places = {key: place for key, place in found.items() if key not in self.done}
+                if self._lines.is_new and not self.done:  # what is held is of results that somebody has removed
+                    self._held.clear()
+                else:
+                    self._places = {key: place for key, place in found.items() if key not in self.done}
             undo.pop_all()
 
     def add(self, key: str | int, status: int, body: bytes | Mapping[str, Any]) -> None:
@@ -89,24 +88,31 @@ class ResultsFile(Closing):
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        self._lines.close()
         if self._held:
-            self._held.close()
-            self._held = None
             if not self._places:
                 with contextlib.suppress(OSError):
-                    self._held_path.unlink()
+                    self._held_path.unlink()  # while no other run can have opened it
+            self._held.close()
+            self._held = None
+        self._lines.close()
 
 
 class _Lines:
-    """A file of results, open for this process alone as far as the file system has locks. Raises as `ResultsFile`."""
+    """A file of results, open for this process alone as far as the file system has locks. Raises as `ResultsFile`.
+
+    is_new: whether it was made here.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._descriptor = path, -1
+        self._path, self._descriptor, self.is_new = path, -1, False
         if path.exists() and not path.is_file():
             raise ConfigError(f"results {path}: cannot be written (it is no file); give another one (-o)")
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            try:
+                self._descriptor, self.is_new = os.open(path, flags | os.O_EXCL, 0o666), True
+            except FileExistsError:
+                self._descriptor = os.open(path, flags, 0o666)
         except OSError as error:
             raise ConfigError(
                 f"results {path}: cannot be written ({reason_of(error)}); give another one (-o)"

@@ -75,8 +75,7 @@ class BatchRun:
         """Prepare to answer the requests of `source` whose results are not there.
 
         on_progress: called after each result. is_in_order: results are written in the order of the requests, each when
-        those before it are, and held in a file of
-        their own until then.
+        those before it are, and held in a file of their own until then.
         """
         self._source, self._results, self._progress, self._on_progress = source, results, progress, on_progress
         self._is_in_order = is_in_order

@@ -65,17 +65,19 @@ def check_cache_folder(folder: Path) -> list[Finding]:
 def _left_over(folder: Path) -> Iterator[Finding]:
     """Yield what demos have left in the cache folder."""
     for path in sorted(folder.glob("demo-*")):
-        size = format_size(sum(file.stat().st_size for file in path.glob("*")))
-        yield Finding(
-            "left over", NOTE, f"{path}: {size}, kept by a demo or left by one", shlex.join(["rm", "-r", str(path)])
-        )
+        with contextlib.suppress(OSError):  # a demo removed it just now
+            text = f"{path}: {format_size(sum(file.stat().st_size for file in path.glob('*')))}"
+            yield Finding(
+                "left over", NOTE, f"{text}, kept by a demo or left by one", shlex.join(["rm", "-r", str(path)])
+            )
 
 
 def left_over_drafts(path: Path) -> Iterator[Finding]:
     """Yield what programs that were killed left beside the model at `path`, as large as what they were writing."""
     for draft in abandoned_drafts(path.parent):
-        text = f"{draft}: {format_size(draft.stat().st_size)}, left by a program that was killed"
-        yield Finding("left over", NOTE, text, shlex.join(["rm", "-r", str(draft)]))
+        with contextlib.suppress(OSError):  # another program removed it just now
+            text = f"{draft}: {format_size(draft.stat().st_size)}, left by a program that was killed"
+            yield Finding("left over", NOTE, text, shlex.join(["rm", "-r", str(draft)]))
 
 
 def check_model(path: Path, gguf: GgufModel, error: str) -> Finding:

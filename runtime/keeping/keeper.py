@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from edge_run.base.errors import KernelError
+from edge_run.base.errors import Cancelled, KernelError
+from edge_run.base.interrupt import go_on
 from edge_run.base.protocols import BatchToken
 from edge_run.runtime.decoding.decoder import RowWatcher
 from edge_run.runtime.keeping.restoring import RowRestorer
@@ -50,10 +51,14 @@ class PromptKeeper(RowWatcher):
         width: int,
         has_passes: bool,
         say: Callable[[str], None],
+        check: Callable[[], None] = go_on,
     ) -> None:
-        """width: tokens in a pass of a prompt. has_passes: whether bits depend on passes. say: is told what failed."""
+        """width: tokens in a pass of a prompt. has_passes: whether bits depend on passes. say: is told what failed.
+
+        check: runs while a lookup is waited for, and may raise to end it.
+        """
         self._store, self._key, self._layout, self._restorer = store, key, layout, restorer
-        self._width, self._say = width, say
+        self._width, self._say, self._check = width, say, check
         self._search = PrefixSearch(store, key, layout)
         self._drive = PatientDrive()
         self._record = RowRecord(has_passes=has_passes)
@@ -94,12 +99,15 @@ class PromptKeeper(RowWatcher):
         for _ in range(0 if self._is_off or self._drive.hangs else _MOST_TRIES):
             try:
                 patience_s = PATIENCE_S + BLOCK_PATIENCE_S * len(prompt) / BLOCK_ROWS
-                prefix = self._drive.ask(partial(self._longest, prompt), patience_s)
+                prefix = self._drive.ask(partial(self._longest, prompt), patience_s, self._check)
             except TimeoutError:
                 self._say(
                     f"prompt cache: {self._store.folder}: the drive does not answer; gone on without until it does"
                 )
                 break
+            except Cancelled:
+                self._restorer.clear()
+                raise
             if prefix is None or prefix.position <= (held if result is None else result):
                 break
             try:

@@ -45,7 +45,16 @@ def _open(engine: Engine, say: Callable[[str], None]) -> PromptKeeper:
     restorer = RowRestorer(engine.decoder, layout, identity.key, width, engine.interrupt.check)
     restorer.check()
     has_passes = not engine.shape.is_exact or layout.needs_snapshots
-    keeper = PromptKeeper(store, identity.key, layout, restorer, width=width, has_passes=has_passes, say=say)
+    keeper = PromptKeeper(
+        store,
+        identity.key,
+        layout,
+        restorer,
+        width=width,
+        has_passes=has_passes,
+        say=say,
+        check=engine.interrupt.check,
+    )
     engine.decoder.watcher = keeper
     return keeper
 

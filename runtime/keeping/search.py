@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from edge_run.base.interrupt import JoinedThread
+from edge_run.base.interrupt import CHECK_S, JoinedThread, go_on
 from edge_run.runtime.keeping.store import PromptStore, is_there
 from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout
 from edge_run.tiers.kv.record import RowPass, block_names, last_stop, part_name
@@ -41,8 +42,11 @@ class PatientDrive:
         """Whether what was asked last has no answer yet."""
         return self._thread is not None and not self._thread.has_ended.is_set()
 
-    def ask(self, function: Callable[[], T], patience_s: float) -> T:
-        """Return what `function` returns, or raise what it raises. Raises TimeoutError where it takes longer."""
+    def ask(self, function: Callable[[], T], patience_s: float, check: Callable[[], None] = go_on) -> T:
+        """Return what `function` returns, or raise what it raises. Raises TimeoutError where it takes longer.
+
+        check: runs meanwhile, and may raise to stop.
+        """
         answers, errors = list[T](), list[BaseException]()
 
         def run() -> None:
@@ -57,8 +61,11 @@ class PatientDrive:
         except RuntimeError:  # no thread more can be started
             return function()
         self._thread = thread
-        if not thread.has_ended.wait(patience_s):
-            raise TimeoutError
+        until_s = time.monotonic() + patience_s
+        while not thread.has_ended.wait(max(0.0, min(CHECK_S, until_s - time.monotonic()))):
+            check()
+            if time.monotonic() >= until_s:
+                raise TimeoutError
         if errors:
             raise errors[0]
         return answers[0]

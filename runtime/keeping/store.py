@@ -63,6 +63,7 @@ class PromptStore:
         self._known_bytes, self._looked_s = 0, float("-inf")
         self.why_no_writes = ""
         try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.make_folder()
         except OSError as error:
             self.why_no_writes = reason_of(error)
@@ -73,9 +74,15 @@ class PromptStore:
                     errno=error.errno,
                 ) from error
 
+    def has_folder(self) -> bool:
+        """Return whether the folder of this model is there, with the note whose it is."""
+        return is_there(self._own / ABOUT)
+
     def make_folder(self) -> None:
-        """Make the folder, and note whose it is, unless both is there. Raises OSError."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Make the folder of this model, and note whose it is, unless both is there. Raises OSError.
+
+        The folder of all models is not made: where it is gone, its drive may be.
+        """
         self._own.mkdir(exist_ok=True, mode=0o700)
         note, path = json.dumps({"format": FORMAT, **self._identity.facts}), self._own / ABOUT
         try:
@@ -123,8 +130,9 @@ class PromptStore:
                 shutil.rmtree(other, ignore_errors=True)
                 removed_bytes += size_bytes - kept_bytes(other)
         for folder, _, _ in os.walk(self.folder):
-            for draft in abandoned_drafts(Path(folder)):
-                remove(draft)
+            with contextlib.suppress(OSError):
+                for draft in abandoned_drafts(Path(folder)):
+                    remove(draft)
         if removed_bytes:
             say(
                 f"prompt cache: {format_size(removed_bytes)} removed, kept for another llama.cpp or for a model file "

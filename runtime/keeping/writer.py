@@ -22,6 +22,7 @@ from edge_run.tiers.kv.saving import SaveJob, SavingBlocks
 logger = logging.getLogger(__name__)
 
 REST_S = 300.0  # after a failure
+HANG_S = 60.0  # that a drive may take for a part of a block, before it is no longer waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class BlockWriter:
         self, store: PromptStore, layout: KvLayout, states: SavingBlocks, clock: Clock = time.monotonic
     ) -> None:
         self.lock, self.written_bytes = threading.Lock(), 0
-        self._clock, self._failed_s, self._lacks_folder = clock, clock(), False
+        self._clock, self._failed_s, self._moved_s = clock, clock(), time.monotonic()
         self.failure = store.why_no_writes
         self._store, self._layout, self._states = store, layout, states
         self._queue: queue.SimpleQueue[BlockToWrite | None] = queue.SimpleQueue()
@@ -69,18 +70,26 @@ class BlockWriter:
         self._queue.put(block)
 
     def close(self) -> None:
-        """Write what was submitted, and end the thread; after Ctrl-C without what was not copied yet. Idempotent."""
+        """Write what was submitted, and end the thread; after Ctrl-C without what was not copied yet. Idempotent.
+
+        A drive that takes nothing for HANG_S is not waited for: the thread is left, and reads no rows any more.
+        """
         thread, self._thread = self._thread, None
         if thread:
+            self._moved_s = time.monotonic()
             self._queue.put(None)
-            join_all([thread], self._void_all)
+            join_all([thread], self._void_all, self._hangs)
+            if not thread.has_ended.is_set():
+                self._void_all()
+                self._fail("the drive does not answer")
 
     def may_write(self) -> bool:
         """Return whether anything is written now: nothing failed, or so long ago that it is tried again."""
         if self.failure:
             if self._clock() - self._failed_s < REST_S:
                 return False
-            self._begin_anew()
+            self.failure = ""
+            self._void_all()  # all is written that is not there
         return True
 
     def write(self, paths: Sequence[Path], head: RowsHead, copies: Iterator[bytes]) -> bool:
@@ -92,9 +101,11 @@ class BlockWriter:
         if not self.may_write():
             return False
         try:
-            if self._lacks_folder:
+            if not self._store.has_folder():  # another process removed it
                 self._store.make_folder()
-                self._lacks_folder = False
+                if len(paths) > 1:  # those before it are to be written first
+                    self._void_all()
+                    return False
             self._store.used(paths)
             if paths[-1].exists():  # another process had the same text
                 return True
@@ -108,22 +119,17 @@ class BlockWriter:
             self.written_bytes += write_rows(paths[-1], head, copies)
         except RowsVoid:
             return False
-        except FileNotFoundError:  # another process removed the folder
-            self._begin_anew()
-            return False
         except Exception as error:  # of memory, too: the thread goes on, and what is submitted does not add up
             self._fail(reason_of(error))
             return False
         self._store.used(paths)
         return True
 
+    def _hangs(self) -> bool:
+        return time.monotonic() - self._moved_s > HANG_S
+
     def _fail(self, why: str) -> None:
         self._failed_s, self.failure = self._clock(), why
-
-    def _begin_anew(self) -> None:
-        """Have all blocks written that are not there, and the folder made where it is not."""
-        self.failure, self._lacks_folder = "", True
-        self._void_all()
 
     def _void_all(self) -> None:
         with self.lock:
@@ -137,6 +143,7 @@ class BlockWriter:
                 start = block.job.block * BLOCK_ROWS
                 parts = self._layout.row_parts(start, start + BLOCK_ROWS)
                 is_kept = self.write(block.paths, block.head, self._copies(block.job, parts))
+                self._moved_s = time.monotonic()
                 with self.lock:
                     self._states.ended(block.job, is_kept=is_kept)
 
@@ -146,4 +153,5 @@ class BlockWriter:
                 if not self._states.is_valid(job):
                     raise RowsVoid
                 copy = copy_part(part)
+            self._moved_s = time.monotonic()
             yield copy

@@ -1,7 +1,8 @@
 """How one of several ways to prepare a model is chosen: that with which a text is expected to take the least time.
 
 In seconds where the device was measured, else by what is read and computed. What was chosen before stays unless another
-way gains more than a tenth, as the numerics key hangs on it.
+way gains more than a tenth, as the numerics key hangs on it. It is forgotten when the file's status changes, be it by a
+new mode or one more link: an edit can set back all else that tells of it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _ABANDONED_S = 60.0  # a draft that somebody writes is written to more often
 _ABANDONED_ELSEWHERE_S = 3600.0  # one of another machine or container, or of before a restart: whichever it is
-_DRAFT = re.compile(r"\..*\.([1-9]\d*)-([0-9a-f]{8})-[0-9a-f]{8}\.part", re.ASCII | re.DOTALL)
+_DRAFT = re.compile(r"\..*\.([1-9]\d*)-(?:([0-9a-f]{8})-)?[0-9a-f]{8}\.part", re.ASCII | re.DOTALL)
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 _drafts: set[Path] = set()  # that this process writes
 
@@ -215,8 +215,11 @@ def abandoned_drafts(folder: Path) -> list[Path]:
 def _is_abandoned(draft: Path) -> bool:
     if not (found := _DRAFT.fullmatch(draft.name)):
         return False
-    parts = [draft, *(draft.iterdir() if draft.is_dir() else ())]
-    silent_s: float = time.time() - max(part.stat().st_mtime for part in parts)
+    try:
+        parts = [draft, *(draft.iterdir() if draft.is_dir() else ())]
+        silent_s: float = time.time() - max(part.stat().st_mtime for part in parts)
+    except OSError:  # whoever writes it was done just now
+        return False
     if found[2] != process_scope():
         return silent_s > _ABANDONED_ELSEWHERE_S
     return silent_s > _ABANDONED_S and not _is_running(int(found[1]))

@@ -51,11 +51,16 @@ class JoinedThread(threading.Thread):
             self.has_ended.set()
 
 
-def join_all(threads: Iterable[JoinedThread], give_up: Callable[[], object] = lambda: None) -> None:
+def join_all(
+    threads: Iterable[JoinedThread],
+    give_up: Callable[[], object] = lambda: None,
+    hangs: Callable[[], bool] = lambda: False,
+) -> None:
     """Wait until all `threads` have ended, whatever is raised meanwhile, such as Ctrl-C: that is raised afterwards.
 
     give_up: is called where something was raised, once or more often, and has the threads leave what they have not
         begun.
+    hangs: is asked meanwhile, and once it is true, threads that have not ended are left.
 
     The third time it is raised at once: a drive may hang. Before Python 3.13, `Thread.join` cannot do this: once it was
     interrupted, it takes the thread for ended.
@@ -65,9 +70,13 @@ def join_all(threads: Iterable[JoinedThread], give_up: Callable[[], object] = la
         try:
             if raised:
                 give_up()
-            left[-1].has_ended.wait()
-            left[-1].join()
-            left.pop()
+            while not left[-1].has_ended.wait(CHECK_S):
+                if hangs():
+                    left.clear()
+                    break
+            else:
+                left[-1].join()
+                left.pop()
         except BaseException as error:
             raised.append(error)
             if len(raised) == _INSISTENCE:

@@ -94,6 +94,7 @@ def test_drafts_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
         f".model.{gone.pid}-{here}-01234567.part",
         f".model.{os.getpid()}-{here}-01234567.part",
         f".model.{os.getppid()}-{elsewhere}-76543210.part",  # of hours ago, so its machine is gone
+        f".model.{os.getppid()}-76543210.part",  # as the version before named them
     ]
     kept = [
         f".model.{gone.pid}-{here}-00000000.part",  # written to a moment ago
@@ -214,3 +215,8 @@ def test_room_is_kept_until_it_is_needed(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(OSError, match="No space left"), reserved(tmp_path / "split", 1 << 20):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_a_draft_that_its_writer_is_done_with_meanwhile_is_none(tmp_path: Path) -> None:
+    (tmp_path / f".model.1-{files.process_scope()}-01234567.part").symlink_to(tmp_path / "gone")
+    assert not files.abandoned_drafts(tmp_path)

@@ -13,6 +13,7 @@ import pytest
 
 from edge_run.base.errors import BudgetError, ModelFileError, TierReadError
 from edge_run.tiers import _libc
+from edge_run.tiers import source as sources
 from edge_run.tiers.source import SourceFile
 from mapped import PAGE, content, write_random
 
@@ -242,5 +243,18 @@ def test_a_drive_that_fails_once_as_it_wakes_up_is_read_directly(
         return real(descriptor, targets, offset)
 
     monkeypatch.setattr(os, "preadv", fail_once)
+    monkeypatch.setattr(sources, "PAUSE_S", 0.01)
     with contextlib.closing(SourceFile(path)) as source:
         assert source.is_direct
+
+
+def test_a_drive_that_goes_on_failing_does_not_count_as_one_without_direct_reads(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", fail)
+    monkeypatch.setattr(sources, "PAUSE_S", 0.01)
+    with pytest.raises(ModelFileError, match=os.strerror(errno.EIO)):
+        SourceFile(path)

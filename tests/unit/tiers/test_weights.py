@@ -378,3 +378,21 @@ def test_what_is_exposed_reads_as_zeros_and_what_is_in_memory_stays(tmp_path: Pa
             weights.acquire([chunk])
             assert streamed.is_right(chunk)
             weights.release([chunk])
+
+
+def test_a_read_that_nobody_waits_for_is_not_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reader goes on at once, with what is waited for."""
+    monkeypatch.setattr(weights, "PAUSE_S", 60.0)
+    with tier(tmp_path, [8 * CHUNK], range(8), (), 4, n_readers=1) as streamed:
+        failures = [TierReadError("a bad moment", errno=errno.EIO)]
+
+        def fail(offset: int) -> None:
+            if failures:
+                raise failures.pop()
+
+        streamed.fail = fail
+        streamed.weights.start()
+        streamed.settle()
+        assert not failures
+        streamed.weights.acquire([0])
+        assert streamed.is_right(0)

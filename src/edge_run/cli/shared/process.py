@@ -20,6 +20,7 @@ try:
 except ImportError:  # not a POSIX system
     termios = None  # type: ignore[assignment]
 
+MOST_LAST_WORDS = 10_000  # letters: what to do comes last, after paths
 _cleanups: list[Callable[[], None]] = []
 
 
@@ -86,7 +87,7 @@ def end_on_termination() -> None:
 def end_with(message: str, code: int) -> NoReturn:
     """Write one line and end the process at once, from wherever it is: what it computes in may be broken."""
     with contextlib.suppress(OSError):
-        os.write(2, f"\n{plain(message)}\n".encode("utf-8", "replace"))
+        os.write(2, f"\n{plain(message, MOST_LAST_WORDS)}\n".encode("utf-8", "replace"))
     os._exit(code)
 
 

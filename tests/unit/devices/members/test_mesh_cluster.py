@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from edge_run.base.errors import ConfigError, MeshError, NotTrusted
+from edge_run.devices.members import identity as identity_module
 from edge_run.devices.members.cluster import (
     FIND_BROKER,
     join_line,
@@ -219,14 +220,23 @@ def test_a_device_whose_drive_is_full_or_read_only_is_itself(tmp_path: Path, mon
 
 
 def test_a_device_on_a_file_system_without_locks_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    flock = fcntl.flock
+
+    def refuse(descriptor: int, how: int) -> None:
+        if os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")).startswith("node.key"):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        flock(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", refuse)
+    (tmp_path / "user").mkdir()
+    monkeypatch.setattr(identity_module, "user_folders", lambda: [tmp_path / "user"])
     nodes = set()
     for _ in range(2):
         identity = take_identity(tmp_path, now)
         assert identity.is_lasting
         nodes.add(identity.node)
+        second = take_identity(tmp_path, now)  # of a process beside it
+        assert not second.is_lasting
+        assert second.node != identity.node
         identity.release()
     assert len(nodes) == 1

@@ -324,3 +324,25 @@ def test_a_drive_that_fails_is_told_by_the_name_of_the_requests(
     for read in (count_lines, lambda path: list(read_requests(path))):
         with pytest.raises(TierReadError, match=r"batch .*in: Input/output error; check the drive"):
             read(tmp_path / "in")
+
+
+def test_notes_of_somebody_under_the_name_of_what_is_held_stay(tmp_path: Path) -> None:
+    notes = tmp_path / "out.held"
+    notes.write_text("notes\n")
+    for _ in range(2):  # also where the results are there by now
+        with pytest.raises(ConfigError, match=r"out\.held: line 1 is no result"):
+            ResultsFile(tmp_path / "out")
+    assert notes.read_text() == "notes\n"
+
+
+def test_what_is_held_is_free_for_others_only_once_it_has_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out"
+    results, close = ResultsFile(path), os.close
+    results.hold("b", 200, {})
+    results.add_held(["b"])
+    named = list[bool]()
+    monkeypatch.setattr(os, "close", lambda one: (named.append((tmp_path / "out.held").exists()), close(one)))
+    results.close()
+    assert named == [False, False]

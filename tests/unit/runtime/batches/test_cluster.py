@@ -169,3 +169,24 @@ def test_the_end_of_the_scheduler_is_told_wherever_it_is_found() -> None:
             pytest.fail("the batch goes on")
 
     asyncio.run(main())
+
+
+def test_a_terminal_that_is_gone_is_not_told_as_a_scheduler_that_is() -> None:
+    def say(what: str) -> None:
+        raise BrokenPipeError(what)
+
+    async def nothing(*_: object) -> tuple[()]:
+        return ()
+
+    async def main() -> None:
+        places, _ = places_of({}, [])
+        client: Any = SimpleNamespace(nthreads=nothing, register_plugin=nothing)
+        places._client, places._say = client, say
+        ended: list[Exception] = []
+        try:
+            await places._watch()
+        except Exception as error:  # a group of one
+            ended.extend(getattr(error, "exceptions", [error]))
+        assert [type(error) for error in ended] == [BrokenPipeError]
+
+    anyio.run(main)

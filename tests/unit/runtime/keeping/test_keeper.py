@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_run.base.errors import Cancelled
 from edge_run.base.protocols import BatchToken
 from edge_run.runtime.keeping import keeper, search, writer
 from edge_run.runtime.keeping.identity import KeptIdentity
@@ -103,3 +104,16 @@ def test_a_drive_that_hangs_at_a_lookup_is_gone_on_without_until_it_answers(
     assert one.keeper.resume(range(9), 1) is None
     assert n_asked > 1
     assert len(one.answer()) == 2
+
+
+def test_a_lookup_on_a_drive_that_hangs_can_be_cancelled(tmp_path: Path) -> None:
+    answers = threading.Event()
+
+    def check() -> None:
+        raise Cancelled("the pass was cancelled")
+
+    try:
+        with pytest.raises(Cancelled):
+            search.PatientDrive().ask(lambda: answers.wait(20), 60.0, check)
+    finally:
+        answers.set()

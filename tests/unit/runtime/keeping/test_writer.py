@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -93,12 +94,45 @@ def test_a_limit_for_the_day_ends_with_the_day(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_another_process_removed_is_made_anew(tmp_path: Path) -> None:
-    folder = tmp_path / "prompts"
-    one = Written(folder)
+    """A prompt that comes then is kept as it is read for the first time."""
+    one, own = Written(tmp_path), tmp_path / bytes(16).hex()
     assert one.save() == 3
-    shutil.rmtree(folder)
-    one.states.cut(2 * BLOCK_ROWS)
-    assert one.save() == 0
+    shutil.rmtree(own)
+    one.states.cut(0)
     assert one.save() == 3
-    assert (folder / bytes(16).hex() / "about.json").exists()
+    assert (own / "about.json").exists()
     assert not one.writer.failure
+
+
+def test_what_continues_rows_that_another_process_removed_is_written_after_them(tmp_path: Path) -> None:
+    one, own = Written(tmp_path), tmp_path / bytes(16).hex()
+    assert one.save() == 3
+    shutil.rmtree(own)
+    one.states.cut(2 * BLOCK_ROWS)
+    (job,) = one.states.completed(range(3))
+    paths = [one.store.path_of(bytes(16), block) for block in range(3)]
+    one.writer.submit(BlockToWrite(job, one.head, paths))
+    one.writer.close()
+    assert not list(tmp_path.rglob("*.rows"))
+    assert one.save() == 3
+
+
+def test_a_drive_that_is_unmounted_is_not_made_up_for(tmp_path: Path) -> None:
+    one = Written(tmp_path / "prompts")
+    shutil.rmtree(tmp_path / "prompts")
+    assert one.save() == 0
+    assert one.writer.failure == "No such file or directory"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_drive_that_takes_nothing_is_not_waited_for_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, answers = Written(tmp_path), threading.Event()
+    monkeypatch.setattr(writer, "HANG_S", 0.1)
+    monkeypatch.setattr(writer, "write_rows", lambda *_: answers.wait(20) and 0)
+    try:
+        assert one.save() == 0
+        assert one.writer.failure == "the drive does not answer"
+    finally:
+        answers.set()
