@@ -40,7 +40,7 @@ async def test_a_key_that_has_many_prompts_prepared_stops_no_other() -> None:
             group.start_soon(prepare, "few")
             await anyio.wait_all_tasks_blocked()
             may_end.set()
-    assert order.index("few") <= 4
+    assert order.index("few") < MOST_UNPREPARED // 2, "it was next, though its thread may be slower than others"
 
 
 class Reader:
