@@ -53,15 +53,15 @@ def member_lists(folder: Path, stack: ExitStack) -> Target:
 def requests(folder: Path, stack: ExitStack) -> Target:
     """Requests to come in, with a known invitation and signatures that fit, whatever they say."""
     from edge_run.base.errors import NotTrusted, ProtocolError
-    from edge_run.devices.members import keeping as mesh_keeping
+    from edge_run.devices.members import join_request
     from edge_run.devices.members.keys import DeviceKey
 
     guest, device = (DeviceKey(secrets.token_bytes(32)) for _ in range(2))
-    seeds = [mesh_keeping.ask(guest, device, "abcdefgh", name, 1.8e9) for name in ("one", "ein Gerät")]
-    stack.enter_context(mock.patch.object(mesh_keeping, "is_signed", return_value=True))
+    seeds = [join_request.ask(guest, device, "abcdefgh", name, 1.8e9) for name in ("one", "ein Gerät")]
+    stack.enter_context(mock.patch.object(join_request, "is_signed", return_value=True))
 
     def feed(data: bytes) -> bool:
-        found = mesh_keeping.read_request(data, "abcdefgh", lambda key: True)
+        found = join_request.read_request(data, "abcdefgh", lambda key: True)
         assert found.member.name.isprintable()
         return True
 

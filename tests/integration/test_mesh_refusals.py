@@ -38,7 +38,7 @@ def test_a_device_that_gave_up_and_closed_the_model_meanwhile_opens_it_again(fol
                 worker = run.workers["b"]
                 run.hub.members["b"].put(DeviceLost("the connection broke", node="a"))
                 until = time.monotonic() + 20
-                while worker._runs.run is not None:
+                while worker._runs.run is not None or worker._runs._busy_with is not None:
                     assert time.monotonic() < until
                     time.sleep(0.001)
                 worker._close_engine()

@@ -26,6 +26,7 @@ from edge_run.runtime.generation import speculation_setup
 from edge_run.runtime.llama import context_shape
 from edge_run.runtime.planning import spill_terms
 from edge_run.runtime.scheduling.widths import PassWidths
+from edge_run.tiers import weights
 from edge_run.tiers.kv.spill import Spill
 from in_child import in_child
 from kit_models import KIT
@@ -286,6 +287,7 @@ def test_guesses_of_many_texts_are_verified_and_cut(drafter: str, folder: Path) 
 @in_child
 def test_what_the_drive_refuses_leaves_all_texts(call: str, folder: Path) -> None:
     """What was said stays, the error is one line; when the drive works again, all go on where they were."""
+    weights.PAUSE_S = 0.01  # type: ignore[attr-defined]  # hundreds of reads fail, each after a pause
     path = make_model("llama", folder)
     with open_model(path, folder, None) as plenty:
         wanted = answers(plenty)
