@@ -1,12 +1,11 @@
-"""How wide the next pass is, and whether guessing is worth its time: the most expected tokens a second in the long run.
+"""How wide the next pass is, and whether guessing is worth its time: the width with the most expected tokens a second.
 
-A state machine without I/O: what was measured goes in, a width comes out. Some places of a text are easy to guess and
-some are not. So a pass is as wide as its guesses gain more tokens than usually come in the time that they take, which
-is the best in the long run (the marginal value theorem of Charnov, 1976): wider where guesses are good, and narrower or
-without any where they are not. Whether to guess at all hangs on what the latest passes with guesses gained together,
-never on a single one. While plain decoding is better, guesses are still made now and then, at a hundredth of the time,
-and held against what comes: so speculation begins again when it would pay, and so does each new text. Plain passes are
-made now and then while it pays, at first more often: they say what it gains.
+A state machine without I/O: what was measured goes in, a width comes out. A pass without guesses, which is plain
+decoding, is always a candidate: it has the one token of each text that is certain. Some places of a text are easy to
+guess and some are not, so whether to guess at all hangs on what the latest passes with guesses gained together, never
+on a single one. While plain decoding is better, guesses are still made now and then, at a hundredth of the time, and
+held against what comes: so speculation begins again when it would pay, and so does each new text. Plain passes are made
+now and then while it pays, at first more often: they say what it gains.
 """
 
 from __future__ import annotations
@@ -88,12 +87,11 @@ class WidthControl:
         tokens = [n_tokens / n_plain for _, n_tokens in offers]
         seconds = [(self._costs.pass_s(width) + self._draft_s) / plain_s for width, _ in offers]
         usable = [n for n, (width, _) in enumerate(offers) if n == 0 or self._costs.is_within_reach(width)]
+        gains = {n: tokens[n] / seconds[n] for n in usable}
+        gains[0] *= self._least_gain
+        chosen = max(gains, key=gains.__getitem__)
         if not self._usual_s:
-            best_gain = max(tokens[n] / seconds[n] for n in usable)
-            self._usual_tokens, self._usual_s = max(best_gain, HOPE * self._least_gain), 1.0
-        worth = {n: tokens[n] - self._gain * seconds[n] for n in usable}
-        worth[0] += self._least_gain - 1
-        chosen = max(worth, key=worth.__getitem__)
+            self._usual_tokens, self._usual_s = max(gains[chosen], HOPE * self._least_gain), 1.0
         self._usual_tokens += LATEST * (tokens[chosen] - self._usual_tokens)
         self._usual_s += LATEST * (seconds[chosen] - self._usual_s)
         self.tokens_per_s = self._gain * n_plain / plain_s

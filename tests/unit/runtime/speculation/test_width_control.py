@@ -83,25 +83,6 @@ def test_each_new_text_is_guessed_at() -> None:
     turned_off(control)
 
 
-def test_where_guesses_are_good_passes_are_wider_than_where_all_are_the_same() -> None:
-    """Half of the places are easy to guess: time is spent there, as long as that gains more than is usual."""
-
-    def tokens_per_s(choose: Callable[[WidthControl, list[float]], int]) -> float:
-        control = controlled(resident, WIDTHS)
-        n_tokens, seconds = 0.0, 0.0
-        for number in range(400):
-            values = [(0.97 if number % 2 else 0.2) ** depth for depth in range(1, 64)]
-            width = choose(control, values)
-            n_tokens += 1 + sum(values[: width - 1])
-            seconds += resident(width)[0]
-        return n_tokens / seconds
-
-    def most_in_this_pass(control: WidthControl, values: list[float]) -> int:
-        return max(WIDTHS[:13], key=lambda width: (1 + sum(values[: width - 1])) / resident(width)[0])
-
-    assert tokens_per_s(WidthControl.choose) > 1.01 * tokens_per_s(most_in_this_pass)
-
-
 def test_while_off_guesses_are_made_for_a_hundredth_of_the_time() -> None:
     control = turned_off(controlled(resident, (1, 8)))
     control.observe_drafting(0.1)
