@@ -1,0 +1,158 @@
+"""What another answer, a closed model or a busy thread means for batches, and for tasks that share their passes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from edge_run import (
+    AsyncModel,
+    Cancelled,
+    ConfigError,
+    Model,
+    Request,
+    Turn,
+)
+from edge_run.runtime.generation.batch import Batch
+from edge_run.runtime.generation.stream import Stream
+from in_child import in_child
+
+PROMPT = "Once upon a time there was"
+OPTIONS: dict[str, Any] = {"context_tokens": 512, "threads": 1}
+GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture
+def model(kit: Path) -> Iterator[Model]:
+    with Model(kit, **OPTIONS, sequences=2) as model:
+        yield model
+
+
+def test_a_batch_that_another_answer_ended_touches_nothing(model: Model) -> None:
+    """It wrote over what the next answer takes for its own."""
+    wanted = model.generate(f"{PROMPT} and one day", max_tokens=12, temperature=0).result().text
+    batch = model.open_batch()
+    batch.submit(model.begin(Request("Another one", 20)), Turn())
+    model.generate(PROMPT, max_tokens=8, temperature=0).result()
+    assert batch.is_closed
+    with pytest.raises(Cancelled, match="another answer"):
+        batch.submit(model.begin(Request("Another one", 20)), Turn())
+    with pytest.raises(Cancelled, match="another answer"):
+        batch.advance()
+    batch.drop(0)
+    batch.drop_all()
+    batch.close()
+    again = model.generate(f"{PROMPT} and one day", max_tokens=12, temperature=0).result()
+    assert again.text == wanted
+    assert again.cached_tokens > 0
+    batch = model.open_batch()
+    batch.close()
+    with pytest.raises(ConfigError, match="closed"):
+        batch.advance()
+
+
+def test_a_thread_that_comes_when_a_batch_has_just_been_opened_ends_it(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both went on, in the same sequences."""
+    do, streams = model._workplace.do, list[Stream]()
+
+    def do_and_let_in(work: Callable[[], Any]) -> Any:
+        found = do(work)
+        monkeypatch.undo()
+        streams.append(model.generate(PROMPT, max_tokens=8, temperature=0))
+        return found
+
+    monkeypatch.setattr(model._workplace, "do", do_and_let_in)
+    batch = model.open_batch()
+    with pytest.raises(Cancelled, match="another answer"):
+        batch.advance()
+    assert streams[0].result().finish_reason == "length"
+
+
+def test_a_batch_that_was_left_is_ended_by_the_next_answer(model: Model) -> None:
+    wanted = model.generate(PROMPT, max_tokens=8, temperature=0).result().text
+    batch = model.open_batch()
+    batch.submit(model.begin(Request("Another one", 20)), Turn())
+    batch.advance()
+    del batch
+    assert model.generate(PROMPT, max_tokens=8, temperature=0).result().text == wanted
+
+
+@in_child
+def test_a_batch_keeps_its_model_open_and_knows_when_it_is_closed(kit: Path) -> None:
+    """Each of these ended the process."""
+
+    def make() -> Batch:
+        model = Model(kit, **OPTIONS)
+        batch = model.open_batch()
+        batch.submit(model.begin(Request(PROMPT, 4)), Turn())
+        return batch
+
+    batch = make()
+    events = [event for _ in range(9) for event in ([] if batch.is_idle else batch.advance())]
+    assert events[-1].is_last
+    model = Model(kit, **OPTIONS)
+    batch, answer = model.open_batch(), model.begin(Request(PROMPT, 4))
+    model.close()
+    for action in (lambda: batch.submit(answer, Turn()), batch.advance):
+        with pytest.raises(ConfigError, match="closed"):
+            action()
+    batch.close()
+
+
+@pytest.mark.anyio
+async def test_tasks_go_on_where_the_owner_of_their_model_ended_their_batch(model: Model) -> None:
+    async with AsyncModel.of(model) as shared:
+        pieces = shared.generate(PROMPT, max_tokens=50, temperature=0)
+        await anext(pieces)
+        wanted = model.generate(PROMPT, max_tokens=8, temperature=0).result().text
+        with pytest.raises(Cancelled):
+            async for _ in pieces:
+                pass
+        found = [piece.text async for piece in shared.generate(PROMPT, max_tokens=8, temperature=0)]
+        assert "".join(found) == wanted
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("sequences", [1, 2])
+async def test_tasks_wait_for_a_thread_that_is_at_work_beside_them(kit: Path, sequences: int) -> None:
+    """All their answers were lost."""
+    async with AsyncModel(kit, **{**OPTIONS, "sequences": sequences}) as shared:
+        has_begun, texts = threading.Event(), list[str]()
+        wanted = (await shared.complete(PROMPT, **GREEDY)).text
+
+        def work() -> None:
+            has_begun.set()
+            time.sleep(0.1)
+
+        async def answer() -> None:
+            pieces = shared.generate(PROMPT, **GREEDY)
+            text = (await anext(pieces)).text
+            thread = threading.Thread(target=until_done, args=(partial(shared.model._workplace.do, work),))
+            thread.start()
+            assert await anyio.to_thread.run_sync(has_begun.wait, 60)
+            texts.append("".join([text, *[piece.text async for piece in pieces]]))
+            thread.join(60)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(sequences):
+                group.start_soon(answer)
+        assert texts == [wanted] * sequences
+
+
+def until_done(work: Callable[[], object]) -> None:
+    """Ask for `work` until it is not refused."""
+    while True:
+        try:
+            work()
+            return
+        except ConfigError:
+            time.sleep(0.0001)
