@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.protocols import BatchToken, Decoder, Logits
+from edge_run.runtime.decoding.common import n_common
 
 WORTH_SHARING_TOKENS = 16  # of a beginning that another text has
 
@@ -53,7 +54,7 @@ class DraftTexts:
 
     def n_unread(self, number: int, text: Sequence[int]) -> int:
         """Return how many tokens of `text` sequence `number` does not hold."""
-        return len(text) - _n_common(self._held[number], text)
+        return len(text) - n_common(self._held[number], text)
 
     def follow(self, texts: Mapping[int, Sequence[int]], n_guesses: int) -> DraftRoom:
         """Keep what sequences hold of `texts`, which go by the numbers of sequences; return who has room for the rest.
@@ -100,10 +101,10 @@ class DraftTexts:
 
     def _keep_beginning(self, number: int, text: Sequence[int]) -> None:
         """Have sequence `number` hold as much of `text` as is there, its last token excepted."""
-        common = _n_common(self._held[number], text)
+        common = n_common(self._held[number], text)
         if self._decoder.capabilities.can_branch and len(text) - common > WORTH_SHARING_TOKENS:
             salts = [salt == self._salts[number] for salt in self._salts]
-            alike = [_n_common(held, text) * is_own for held, is_own in zip(self._held, salts, strict=True)]
+            alike = [n_common(held, text) * is_own for held, is_own in zip(self._held, salts, strict=True)]
             source = max(range(len(alike)), key=alike.__getitem__)
             if alike[source] > common + WORTH_SHARING_TOKENS:
                 self._decoder.branch(source, (number,))
@@ -123,11 +124,3 @@ class DraftTexts:
     def _cut(self, number: int, n_tokens: int) -> None:
         """Cut a text, and what was guessed in its sequence."""
         del self._held[number][self._decoder.rewind(number, n_tokens) :]
-
-
-def _n_common(held: Sequence[int], text: Sequence[int]) -> int:
-    """Return how many tokens `text`, without its last one, begins with that are `held`."""
-    most = min(len(held), len(text) - 1)
-    if list(held[:most]) == list(text[:most]):
-        return most
-    return next(i for i, (ours, theirs) in enumerate(zip(held, text, strict=False)) if ours != theirs)

@@ -69,12 +69,12 @@ class WidthControl:
         """Note a pass; see `WidthCosts.observe`."""
         self._costs.observe(width, wall_s, wait_s, read_s, read_bytes)
 
-    def choose(self, values: Sequence[float], n_texts: int = 1) -> int:
-        """Return the tokens of the next pass, given the values of the guesses in the order in which they are taken."""
+    def choose(self, values: Sequence[float]) -> int:
+        """Return the tokens of one text's next pass, given the values of the guesses in the order they are taken."""
         sums = [0.0, *itertools.accumulate(values)]
-        most = min(self.most_tokens, n_texts - 1 + len(sums))
-        widths = [n_texts, *(width for width in WIDTHS if n_texts < width <= most)]
-        return widths[self.best([(width, n_texts + sums[width - n_texts]) for width in widths])]
+        most = min(self.most_tokens, len(sums))
+        widths = [width for width in WIDTHS if width <= most]
+        return widths[self.best([(width, 1 + sums[width - 1]) for width in widths])]
 
     def best(self, offers: Sequence[tuple[int, float]]) -> int:
         """Return which of `offers` the next pass takes up: a width each, and the tokens that are expected of it.
