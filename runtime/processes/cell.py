@@ -82,7 +82,7 @@ class Cell:
     def __init__(self, module: str) -> None:
         self._module = module
         self.n_started = 0
-        self._lock = threading.Lock()
+        self._lock, self._owner = threading.Lock(), os.getpid()
         self._child: _Child | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
 
@@ -134,9 +134,10 @@ class Cell:
         return bool(_why_here()) or self._is_alive()
 
     def close(self) -> None:
-        """End the process. A later job starts another one."""
-        with self._lock:
-            self._end()
+        """End the process. A later job starts another one. In a fork, whose lock may be held for ever, leave it be."""
+        if self._owner == os.getpid() or self._is_alive():
+            with self._lock:
+                self._end()
 
     def _is_alive(self) -> bool:
         child = self._child

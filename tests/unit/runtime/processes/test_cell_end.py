@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
+import warnings
 
 import pytest
 
@@ -28,3 +31,17 @@ def test_a_process_that_hangs_at_a_drive_is_not_waited_for(monkeypatch: pytest.M
     assert left == [child]
     child.kill()
     child.wait()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
+def test_a_fork_that_closes_what_a_thread_is_using_does_not_wait() -> None:
+    """The fork's copy of the lock is held, and no thread is there to let go of it."""
+    cell = Cell("time")
+    with cell._lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, which this is about
+        if not (child := os.fork()):
+            signal.alarm(10)
+            cell.close()
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    cell.close()
