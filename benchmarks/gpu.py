@@ -13,11 +13,13 @@ processor plays the GPU, edge-run keeps such experts in memory.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +61,16 @@ def main() -> None:
     from edge_run.tiers.gguf import read_gguf
     from tiny_models import make_model
 
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=ARCHITECTURES)
+    parser.add_argument("--jobs", type=int, default=1, help="models at once")
+    arguments = parser.parse_args()
     rows: list[dict[str, object]] = []
     lone: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in sys.argv[1:] or ARCHITECTURES:
-            path = make_model(name, Path(folder))
-            for run in compare(path):
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as jobs:
+        paths = {name: make_model(name, Path(folder)) for name in arguments.models}
+        for (name, path), runs in zip(paths.items(), jobs.map(compare, paths.values()), strict=True):
+            for run in runs:
                 rows.append({"model": name, **run})
                 print(rows[-1], flush=True)
             if has_biased_experts(tensor.name for tensor in read_gguf(path).tensors):
