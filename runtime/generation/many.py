@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from edge_run.base.closing import Closing
 from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError
 from edge_run.base.results import Generation, Piece
 from edge_run.runtime.generation.batched_answers import BatchedAnswers, Event
@@ -20,7 +21,7 @@ from edge_run.runtime.processes.workplace import Workplace
 _NONE: Any = object()  # where there are no more prompts
 
 
-class ManyStream:
+class ManyStream(Closing):
     """An iterator of what comes of many requests: the number of one, and a `Piece` of its answer or its error.
 
     Numbers count the prompts from 0. The last piece of each answer carries its `Generation`; a request that failed has

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 
+from edge_run.base.closing import Closing
 from edge_run.base.errors import Cancelled
 from edge_run.base.results import Generation, Piece, Speculation
 from edge_run.runtime.decoding.session import Session
@@ -21,7 +22,7 @@ from edge_run.runtime.processes.workplace import Workplace
 GAVE_WAY = "another answer was begun on this model, which ended what was being answered"
 
 
-class Stream:
+class Stream(Closing):
     """An iterator of `Piece`s; the last one carries the `Generation`. Not thread-safe. `close` ends it early.
 
     Where another answer is begun on the model before the last piece, asking for the next one raises Cancelled. It keeps
@@ -37,6 +38,16 @@ class Stream:
     def generation(self) -> Generation | None:
         """The finished answer with its figures; None before the last piece."""
         return self._answer.generation
+
+    @property
+    def text(self) -> str:
+        """What the answer has said so far: also where an error, Ctrl-C or `close` ended it."""
+        return self._answer.text
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The tokens of `text`."""
+        return self._answer.token_ids
 
     def __iter__(self) -> Iterator[Piece]:
         return self
@@ -93,6 +104,16 @@ class Answer:
     def speculation(self) -> Speculation:
         """The figures of speculation so far."""
         return self._session.speculation()
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return self._continuation.text
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The tokens so far."""
+        return tuple(self._continuation.tokens)
 
     def give_way(self) -> None:
         """End it, as another answer is begun on the model: who asks for its next piece is told."""

@@ -368,3 +368,16 @@ def test_an_answer_tells_how_likely_its_tokens_were(kit: Path) -> None:
     assert [piece.logprobs for piece in pieces[:-1]] == [*generation.logprobs]
     assert [one[0][0] for one in generation.logprobs] == [*generation.token_ids]
     assert all(one[0] == one[1] and len(one) == 3 for one in generation.logprobs)
+
+
+def test_an_answer_that_is_ended_early_keeps_what_it_said(kit: Path) -> None:
+    """By the end of a block, and by an error in the middle: hundreds of tokens may be there by then."""
+    with Model(kit, context_tokens=256, threads=1) as model:
+        with model.generate("Once upon a time", max_tokens=50, temperature=0) as stream:
+            pieces = [next(stream) for _ in range(4)]
+        assert list(stream) == []
+        assert stream.generation is None
+        assert stream.text == "".join(piece.text for piece in pieces) != ""
+        assert list(stream.token_ids) == [piece.token_ids[0] for piece in pieces]
+        whole = model.generate("Once upon a time", max_tokens=50, temperature=0).result()
+        assert whole.text.startswith(stream.text)
