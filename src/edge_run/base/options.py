@@ -18,13 +18,25 @@ _Config = TypeVar("_Config")
 _ACCEPTED: dict[type, tuple[type, ...]] = {int: (Integral,), float: (Real,), Path: (Path, str), Sequence: (Iterable,)}
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", Path: "a path"}
 _WORDS |= {type(None): "None", Sequence: "a list", Mapping: "a mapping"}
+_ELSEWHERE = {  # what llama-cpp-python and others call it
+    "n_ctx": "context_tokens",
+    "n_threads": "threads",
+    "n_ubatch": "micro_batch_tokens",
+    "n_seq_max": "sequences",
+    "temp": "temperature",
+    "repetition_penalty": "repeat_penalty",
+}
 
 
 def make_config(kind: type[_Config], options: Mapping[str, Any]) -> _Config:
     """Return a config of `kind` from keyword options. Raises ConfigError, with the known names, for an unknown one."""
     known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     if unknown := sorted(options.keys() - set(known)):
-        raise ConfigError(f"option {unknown[0]!r}: unknown; known are {', '.join(known)}")
+        import difflib  # for mistakes alone
+
+        near = [_ELSEWHERE.get(unknown[0], ""), *difflib.get_close_matches(unknown[0], known, 1)]
+        hint = next((f" (is it {name}?)" for name in near if name in known), "")
+        raise ConfigError(f"option {unknown[0]!r}: unknown{hint}; known are {', '.join(known)}")
     return kind(**options)
 
 

@@ -80,6 +80,19 @@ def test_an_unknown_option_is_refused_with_those_that_are_known(kind: type[Any])
     assert all(field.name in str(caught.value) for field in dataclasses.fields(kind))
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "meant"),
+    [
+        (ModelConfig, "n_ctx", "context_tokens"),
+        (ModelConfig, "thread", "threads"),
+        (SamplingConfig, "temp", "temperature"),
+    ],
+)
+def test_an_unknown_option_is_told_what_it_is_called_here(kind: type[Any], given: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{given}': unknown \(is it {meant}\?\)"):
+        make_config(kind, {given: 1})
+
+
 def test_weights_beside_a_gpu_are_not_repacked() -> None:
     with pytest.raises(ConfigError, match="repack on: runs on the processor alone"):
         ModelConfig(repack="on", gpu_memory="1GiB")
