@@ -28,6 +28,7 @@ from edge_run.runtime.planning.plan import planner
 from edge_run.runtime.probing.probe import probe, recall
 
 WARM, TRIES = 2, 20
+LEAST = 64 * MIB
 
 
 def main() -> None:
@@ -46,13 +47,14 @@ def main() -> None:
         context_tokens=arguments.context,
         micro_batch_tokens=512,
         gpu_memory=gpu_memory,
-        memory=arguments.memory,
+        memory=arguments.memory or LEAST,
         cache_folder=arguments.cache,
     )
     if arguments.gpu_memory is None:
         started = time.monotonic()
-        probe([], arguments.model, config, is_fresh=True)
-        print(json.dumps({"probe_s": time.monotonic() - started}))
+        profile = probe([], arguments.model, config, is_fresh=True)
+        gpu, kernels = dataclasses.asdict(profile.gpus[0]), [dataclasses.asdict(one) for one in profile.kernels]
+        print(json.dumps({"probe_s": time.monotonic() - started, "gpu": gpu, "kernels": kernels}))
         return
     free_before = find_gpus()[0].free_bytes
     engine, config = opened(arguments.model, config)
@@ -66,13 +68,13 @@ def main() -> None:
 
 
 def opened(model: Path, config: ModelConfig) -> tuple[Engine, ModelConfig]:
-    """Open `model`; with memory 0 in the smallest budget that works. Returns the engine and what it was opened with."""
-    asked = dataclasses.replace(config, memory=64 * MIB) if config.memory == 0 else config
+    """Open `model`; with `LEAST` in the smallest budget that works. Returns the engine and what it was opened with."""
+    asked = config
     for _ in range(TRIES):
         try:
             return Engine.open(model, asked), asked
         except BudgetError as error:
-            if config.memory != 0:
+            if config.memory != LEAST:
                 raise
             asked = dataclasses.replace(asked, memory=error.minimum_bytes)
     raise AssertionError("every budget that was named as the smallest is too small")

@@ -4,7 +4,7 @@ Budgets of the GPU's memory: a quarter, half and three quarters of the file, and
 edge-run with the rest of the model in memory; llama-cpp-python alone, without anything of ours, with as many layers on
 the GPU (from the second round on its file is in the page cache); and edge-run with the rest streamed in the smallest
 budget of memory that works. A prompt of 512 tokens in one pass, fed a second time, then 32 tokens, with the threads
-that edge-run takes by default. The device is probed once beforehand.
+that edge-run takes by default; 8 tokens where weights stream. The device is probed once beforehand.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SHARES = (0.25, 0.5, 0.75, 1.5)
 MUCH = 1 << 40
 
 
-def one_round(model: Path, cache: str, share: float, prompt: int, decode: int) -> dict[str, Any]:
+def one_round(model: Path, cache: str, share: float, given: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of one budget, of the three by turns."""
-    size = model.stat().st_size
-    ours = [model, "--cache", cache, "--gpu-memory", int(size * share), "--prompt", prompt, "--decode", decode]
-    resident = run_worker([*ours, "--memory", MUCH], worker=OURS)
+    prompt, decode, size = given.prompt, given.decode, model.stat().st_size
+    ours = [model, "--cache", cache, "--gpu-memory", int(size * share), "--prompt", prompt]
+    resident = run_worker([*ours, "--decode", decode, "--memory", MUCH], worker=OURS)
     flags = ["--layers", resident["layers"], "--context", 1024, "--micro-batch", 512, "--threads", resident["threads"]]
     plain = run_worker([model, prompt, decode, *flags], worker=PLAIN)
     row = {
@@ -43,14 +43,13 @@ def one_round(model: Path, cache: str, share: float, prompt: int, decode: int) -
         **errors("", resident, prompt),
         **held("", resident),
     }
-    if resident["layers"] < largest(model):
-        streamed = run_worker([*ours, "--memory", 0], worker=OURS)
+    if given.streamed_decode and resident["layers"] < largest(model):
+        streamed = run_worker([*ours, "--decode", given.streamed_decode, "--memory", 0], worker=OURS)
         row |= {
             "streamed_mode": streamed["mode"],
             "streamed_token_s": streamed["token_s"],
             "streamed_prompt_s": streamed["prompt_again_s"],
             "streamed_bytes": streamed["streamed_bytes"],
-            "streamed_same_token": streamed["last_token"] == resident["last_token"],
             **errors("streamed_", streamed, prompt),
             **held("streamed_", streamed),
         }
@@ -93,16 +92,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--decode", type=int, default=32)
+    parser.add_argument("--streamed-decode", type=int, default=8, help="tokens where weights stream; 0 leaves that out")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
     arguments = parser.parse_args()
     gpu, rows, lines = find_gpus()[0], [], []
     for model in arguments.models:
         with tempfile.TemporaryDirectory() as cache:
-            probe_s = run_worker([model, "--cache", cache], worker=OURS)["probe_s"]
-            print(f"{model.stem}: probed in {probe_s:.0f} s", flush=True)
+            print(f"{model.stem}: {run_worker([model, '--cache', cache], worker=OURS)}", flush=True)
             for number in range(arguments.rounds):
                 for share in arguments.shares:
-                    row = one_round(model, cache, share, arguments.prompt, arguments.decode)
+                    row = one_round(model, cache, share, arguments)
                     rows.append({"model": model.stem, "round": number, **row})
                     print(rows[-1], flush=True)
         for share in arguments.shares:

@@ -1,10 +1,12 @@
-"""Lets a GPU compute once before the memory of the process is measured: its driver compiles kernels at their first use.
+"""Lets a GPU compute before the memory of the process is measured: its driver brings kernels at their first use.
 
-The processor's nodes are skipped, and leave zeros, so that no missing weight is read.
+Which kernels a pass needs depends on its width. The processor's nodes are skipped, and leave zeros, so that no missing
+weight is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from edge_run.base.errors import BudgetError
@@ -17,19 +19,22 @@ from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 
+NARROW_TOKENS, STEP_TOKENS, WIDE_TOKENS = 8, 8, 128  # llama.cpp's kernels: one for each width, for each 8, the same
 
-def warm_up(model: LlamaModel, shape: ContextShape, budget_bytes: int | None = None) -> None:
-    """Compute the GPU's part of a pass of one token and of a full micro-batch, in a context of their own.
+
+def warm_up(model: LlamaModel, shape: ContextShape, widths: Iterable[int], budget_bytes: int | None = None) -> None:
+    """Compute the GPU's part of passes of so many tokens, and of as many logits, in a context of their own.
 
     Raises BudgetError when the process held more than `budget_bytes` at any time meanwhile.
     """
     before = process_memory().peak_bytes
-    outputs = max(2, shape.sequences)
+    outputs = max(2, shape.sequences, shape.outputs_per_pass)
     context = LlamaContext(model, replace(shape, outputs_per_pass=outputs), _follow, may_copy_weights=False)
     decoder = LocalDecoder(model, context, Driver(), shape)
     try:
-        for width in {1, shape.micro_batch_tokens}:
-            decoder.decode([BatchToken(0, position, 0, position == width - 1) for position in range(width)])
+        for width in widths:
+            first = width - min(width, shape.outputs_per_pass)
+            decoder.follow([BatchToken(0, position, 0, position >= first) for position in range(width)])
             decoder.rewind(0, 0)
     finally:
         decoder.close()
@@ -38,13 +43,21 @@ def warm_up(model: LlamaModel, shape: ContextShape, budget_bytes: int | None = N
         check_peak(before, process_memory().peak_bytes, budget_bytes)
 
 
+def usual_widths(micro_batch_tokens: int, *, is_slow: bool) -> list[int]:
+    """Return widths of passes that together need all kernels; of a GPU that is slow the narrowest and the widest."""
+    if is_slow:
+        return sorted({1, micro_batch_tokens})
+    widths = {*range(1, NARROW_TOKENS), *range(NARROW_TOKENS, WIDE_TOKENS + 1, STEP_TOKENS)}
+    return sorted({width for width in widths if width < micro_batch_tokens} | {micro_batch_tokens})
+
+
 def check_peak(before: int, peak: int, budget_bytes: int) -> None:
     """Raise BudgetError where the peak of the process has grown since `before`, and is over the budget."""
     if before < peak > budget_bytes:
         needed = round_up(peak, MIB)
         raise BudgetError(
             f"memory budget {format_size(budget_bytes)}: the process held {format_size(peak)} while the GPU's driver "
-            f"compiled its kernels; raise --memory to {needed // MIB}MiB or more, or leave --gpu-memory out",
+            f"brought its kernels; raise --memory to {needed // MIB}MiB or more, or leave --gpu-memory out",
             found_bytes=budget_bytes,
             minimum_bytes=needed,
         )

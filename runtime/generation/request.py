@@ -65,7 +65,9 @@ class Request:
     def __post_init__(self) -> None:
         check_types(self)
         if self.max_tokens is not None and self.max_tokens < 0:
-            raise ConfigError(f"max tokens {self.max_tokens}: must be 0 or more, or None for as many as there is room for")
+            raise ConfigError(
+                f"max tokens {self.max_tokens}: must be 0 or more, or None for as many as there is room for"
+            )
         object.__setattr__(self, "marks", texts_of("mark", self.marks))
         if not isinstance(self.prompt, str):
             object.__setattr__(self, "prompt", _checked(self.prompt))

@@ -47,9 +47,14 @@ class Gpu:
         return self.kind == DISCRETE
 
     @property
+    def is_slow(self) -> bool:
+        """Whether the processor plays it."""
+        return self.kind == SOFTWARE
+
+    @property
     def default_bytes(self) -> int:
         """The default budget: the free memory less a margin; 0 for a software renderer."""
-        if self.kind == SOFTWARE:
+        if self.is_slow:
             return 0
         return max(0, self.free_bytes - max(MARGIN_BYTES, int(self.total_bytes * MARGIN_SHARE)))
 

@@ -134,6 +134,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_new_tensor_2d": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]),
     "ggml_set_name": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]),
     "ggml_add": (ctypes.c_void_p, [ctypes.c_void_p] * 3),
+    "ggml_mul": (ctypes.c_void_p, [ctypes.c_void_p] * 3),
     "ggml_view_1d": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t]),
     "ggml_new_graph": (ctypes.c_void_p, [ctypes.c_void_p]),
     "ggml_build_forward_expand": (None, [ctypes.c_void_p] * 2),
@@ -195,7 +196,10 @@ class _Ggml:
 @functools.cache
 def functions() -> _Ggml:
     """Return ggml's functions. Raises KernelError when this build lacks one."""
-    return _Ggml()
+    found = _Ggml()
+    with log.listening(lambda line: None):  # what GPUs are here, which is said on standard error at the first question
+        found.ggml_backend_dev_count()
+    return found
 
 
 def _advice() -> str:

@@ -202,12 +202,16 @@ def measure_attention(
 
 @apart
 def measure_node_s(threads: int, gpu: GpuBench | None = None) -> float:
-    """Return the seconds that a node of a graph costs besides its work: threads meet at a barrier after each."""
+    """Return the seconds that a node of a graph costs besides its work: threads meet at a barrier after each.
+
+    Two kinds of nodes by turns: of one kind, kernels of GPUs compute several at once.
+    """
     with workbench(threads, (NODES + 2) * (4 * NODE_ELEMENTS + ALIGNMENT_BYTES), NODES, gpu) as bench:
         total, term = (bench.tensor(F32, NODE_ELEMENTS, 1) for _ in range(2))
         bench.fill([total, term], np.zeros(1, np.uint8))
-        for _ in range(NODES):
-            total = bench.ggml.ggml_add(bench.context, total, term)
+        for number in range(NODES):
+            node = bench.ggml.ggml_mul if number % 2 else bench.ggml.ggml_add
+            total = node(bench.context, total, term)
             bench.node(total, bench.reserve(4 * NODE_ELEMENTS))
         return bench.measure_s() / NODES
 

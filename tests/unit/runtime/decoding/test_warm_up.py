@@ -6,7 +6,7 @@ import pytest
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import MIB
-from edge_run.runtime.decoding.warm_up import check_peak
+from edge_run.runtime.decoding.warm_up import check_peak, usual_widths
 
 
 def test_an_opening_that_held_more_than_the_budget_is_refused_with_what_works() -> None:
@@ -18,3 +18,13 @@ def test_an_opening_that_held_more_than_the_budget_is_refused_with_what_works() 
 
 def test_what_was_held_before_is_not_the_drivers() -> None:
     check_peak(300 * MIB, 300 * MIB, 100 * MIB)
+
+
+def test_passes_of_many_widths_are_computed_where_that_is_quick() -> None:
+    """llama.cpp has kernels for each width up to 8, and from there on for each 8."""
+    quick = usual_widths(512, is_slow=False)
+    assert quick[:9] == [1, 2, 3, 4, 5, 6, 7, 8, 16]
+    assert quick[-2:] == [128, 512]
+    assert usual_widths(512, is_slow=True) == [1, 512]
+    assert usual_widths(4, is_slow=False) == [1, 2, 3, 4]
+    assert usual_widths(1, is_slow=True) == [1]
