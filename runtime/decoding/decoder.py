@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from edge_run.base.errors import Cancelled, ContextFull, KernelError, NotSupported, system_errors
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
@@ -19,6 +18,7 @@ from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.holdings import LOGIT_BYTES
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
+from edge_run.runtime.llama.pass_batch import PassBatch
 from edge_run.tiers.kv.cells import CellCount
 
 _STOPPED = 2  # what llama.cpp returns when it was told to stop
@@ -76,7 +76,7 @@ class LocalDecoder:
         self._prepare, self._confirm, self._timeline = prepare, confirm, timeline or Timeline()
         self._count = count or CellCount(context.context_tokens)
         self._width = shape.micro_batch_tokens
-        self._batch: Any = L.llama_batch_init(self._width, 0, shape.sequences)
+        self._batch = PassBatch(self._width, shape.sequences)
         self._logits: Logits | None = None
         self.watcher = RowWatcher()
         has_padding = shape.is_exact and not (model.is_recurrent or shape.pooling)
@@ -209,7 +209,7 @@ class LocalDecoder:
         self.limits.check_batch(batch)
         self._fill(batch)
         with self._driver.placing(PassShape(len(batch), 0), look):
-            code = self._context.decode(self._batch)
+            code = self._context.decode(self._batch.handle)
         self._check_code(code, len(batch))
         self.watcher.ran(batch)
 
@@ -240,7 +240,7 @@ class LocalDecoder:
         first = shape.tokens - shape.outputs
         self._fill([BatchToken(token=0, position=i, wants_logits=i >= first) for i in range(shape.tokens)])
         with self._driver.mapping():
-            code = self._context.decode(self._batch)
+            code = self._context.decode(self._batch.handle)
         L.llama_memory_clear(self._context.memory, False)  # nothing was computed, so nothing was written
         graph = self._driver.take_map()
         if code != 0 or not any(node.reads for node in graph):
@@ -255,9 +255,7 @@ class LocalDecoder:
 
     def close(self) -> None:
         """Free the batch. Idempotent."""
-        if self._batch is not None:
-            L.llama_batch_free(self._batch)
-            self._batch = None
+        self._batch.close()
 
     def _empty(self, sequence: int) -> None:
         self.watcher.cut(sequence, 0)
@@ -347,7 +345,7 @@ class LocalDecoder:
         self._fill(tokens)
         outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
         with self._driver.interrupt.hearing_ctrl_c(), self._driver.running(PassShape(len(tokens), len(outputs))):
-            code = self._context.decode(self._batch)
+            code = self._context.decode(self._batch.handle)
             if code == _STOPPED:
                 raise Cancelled("the pass was cancelled")
         self._check_code(code, len(tokens))
@@ -390,11 +388,4 @@ class LocalDecoder:
     def _fill(self, tokens: Sequence[BatchToken]) -> None:
         """Write the checked tokens of one pass, which is next, into llama.cpp's arrays."""
         self._count.expect(token.sequence for token in tokens)
-        batch = self._batch
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i] = token.token, token.position
-            for number, sequence in enumerate((token.sequence, *token.branches)):
-                batch.seq_id[i][number] = sequence
-            batch.n_seq_id[i] = 1 + len(token.branches)
-            batch.logits[i] = token.wants_logits
+        self._batch.fill(tokens)

@@ -122,7 +122,7 @@ def check_gpu(
     """
     if offered:
         names = ", ".join(f"{name} ({what})" for what, name in offered)
-        return [Finding("gpu", OK, f"{names}; llama.cpp is built for it")]
+        return [Finding("gpu", OK, f"{names}; llama.cpp is built for it, and uses what --gpu-memory gives")]
     nodes = sorted((root / "dev/dri").glob("renderD*"))
     is_tegra = (root / "etc/nv_tegra_release").exists() or (root / "dev/nvhost-gpu").exists()
     is_nvidia = (root / "dev/nvidia0").exists() or (root == Path("/") and shutil.which("nvidia-smi") is not None)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge_run.base.errors import ConfigError, NotSupported, TierReadError
-from edge_run.base.units import MIB, round_up
+from edge_run.base.errors import BudgetError, ConfigError, NotSupported, TierReadError
+from edge_run.base.units import MIB, format_size, round_up
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers import _libc
 from edge_run.tiers.source import Source
@@ -81,7 +81,9 @@ def choose_gpu(wanted_bytes: int | None, gpus: Sequence[Gpu]) -> tuple[Gpu, int]
 
     wanted_bytes: the budget that the user named; None for the default.
 
-    Raises ConfigError where memory of a GPU is asked for and there is none.
+    Of memory of its own no more is taken than is free less a margin: where llama.cpp finds none in the middle of a
+    pass, it ends the process. Raises ConfigError where memory of a GPU is asked for and there is none, BudgetError
+    where none of it is free.
     """
     if wanted_bytes == 0:
         return None
@@ -92,8 +94,17 @@ def choose_gpu(wanted_bytes: int | None, gpus: Sequence[Gpu]) -> tuple[Gpu, int]
                 "build it for one"
             )
         return None
-    budget = gpus[0].default_bytes if wanted_bytes is None else wanted_bytes
-    return (gpus[0], budget) if budget else None
+    gpu, free_bytes = gpus[0], gpus[0].default_bytes
+    if wanted_bytes is None or (gpu.has_own_memory and wanted_bytes > free_bytes):
+        if wanted_bytes and not free_bytes:
+            raise BudgetError(
+                f"GPU memory {format_size(wanted_bytes)}: {gpu.name} ({gpu.description}) has "
+                f"{format_size(gpu.free_bytes)} free, too little for anything beside its driver; end what uses it, or "
+                "give --gpu-memory 0",
+                found_bytes=gpu.free_bytes,
+            )
+        return (gpu, free_bytes) if free_bytes else None
+    return gpu, wanted_bytes
 
 
 class PinnedStaging(Staging):

@@ -305,6 +305,11 @@ def float_rows(pointer: Any, columns: int) -> npt.NDArray[np.float32]:
     return floats_at(ctypes.addressof(pointer.contents), columns)
 
 
+def numbers_at(pointer: Any, count: int) -> Any:
+    """Return the `count` numbers at a ctypes pointer as an array, whose slices can be set, without copying."""
+    return (pointer._type_ * count).from_address(ctypes.addressof(pointer.contents))
+
+
 def describing_context(tensors: int, nodes: int) -> int:
     """Return a new ggml context with room for `tensors` tensors, without their data, and a graph of `nodes` nodes."""
     ggml = functions()

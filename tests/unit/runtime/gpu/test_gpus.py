@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_run import ConfigError
+from edge_run import BudgetError, ConfigError
 from edge_run.base.errors import NotSupported
 from edge_run.base.units import GIB, MIB
 from edge_run.partition.placement import Placement
@@ -37,6 +37,15 @@ def test_what_is_free_less_a_margin_is_taken() -> None:
     assert choose_gpu(None, [LARGE]) == (LARGE, 7 * GIB - int(8 * GIB * gpu_devices.MARGIN_SHARE))
     assert choose_gpu(3 * GIB, [LARGE]) == (LARGE, 3 * GIB)
     assert choose_gpu(0, [LARGE]) is None
+
+
+def test_more_than_is_free_is_not_taken() -> None:
+    """llama.cpp ends the process where it finds none for a pass. What a GPU shares with the machine is counted there."""
+    assert choose_gpu(8 * GIB, [LARGE]) == choose_gpu(None, [LARGE])
+    with pytest.raises(BudgetError, match=r"CUDA0 \(GeForce\) has 100 MiB free"):
+        choose_gpu(1 * GIB, [Gpu(1, "CUDA0", "GeForce", DISCRETE, 8 * GIB, 100 * MIB)])
+    shared = Gpu(1, "CUDA0", "Orin", INTEGRATED, 8 * GIB, 100 * MIB)
+    assert choose_gpu(1 * GIB, [shared]) == (shared, 1 * GIB)
 
 
 def test_a_software_renderer_is_used_where_it_is_asked_for() -> None:
