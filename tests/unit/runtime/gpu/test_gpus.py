@@ -40,7 +40,7 @@ def test_what_is_free_less_a_margin_is_taken() -> None:
 
 
 def test_more_than_is_free_is_not_taken() -> None:
-    """llama.cpp ends the process where it finds none for a pass. What a GPU shares with the machine is counted there."""
+    """llama.cpp ends the process where it finds none for a pass. What a GPU shares with the machine counts there."""
     assert choose_gpu(8 * GIB, [LARGE]) == choose_gpu(None, [LARGE])
     with pytest.raises(BudgetError, match=r"CUDA0 \(GeForce\) has 100 MiB free"):
         choose_gpu(1 * GIB, [Gpu(1, "CUDA0", "GeForce", DISCRETE, 8 * GIB, 100 * MIB)])
