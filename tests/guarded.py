@@ -15,7 +15,7 @@ class GuardedBatch:
 
     def __init__(self, decoder: LocalDecoder) -> None:
         limits = decoder.limits
-        self._batch, self._arrays = decoder._batch, []
+        self._decoder, self._batch, self._arrays = decoder, decoder._batch.handle, []
         self._before = {name: self._address(name) for name in ("token", "pos", "n_seq_id", "seq_id", "logits")}
         width = limits.micro_batch_tokens
         for name in ("token", "pos", "n_seq_id"):
@@ -24,6 +24,7 @@ class GuardedBatch:
         rows = [ctypes.addressof(self._array(limits.sequences)) for _ in range(width)]
         self._rows = (ctypes.c_void_p * width)(*rows)
         self._put("seq_id", self._rows)
+        decoder._batch.find_arrays()
 
     def check(self) -> None:
         """Assert that nothing was written where nothing may be."""
@@ -33,6 +34,7 @@ class GuardedBatch:
     def close(self) -> None:
         for name, address in self._before.items():
             self._set(name, address)
+        self._decoder._batch.find_arrays()
 
     def _array(self, words: int) -> Any:
         array = (ctypes.c_uint32 * (words + GUARD))(*[0] * words, *[CANARY] * GUARD)

@@ -18,8 +18,13 @@ class PassBatch(Closing):
     """
 
     def __init__(self, n_tokens: int, n_sequences: int) -> None:
-        batch = L.llama_batch_init(n_tokens, 0, n_sequences)
-        self.handle: Any = batch
+        self.handle: Any = L.llama_batch_init(n_tokens, 0, n_sequences)
+        self._n_most = n_tokens, n_sequences
+        self.find_arrays()
+
+    def find_arrays(self) -> None:
+        """Write from now on to the arrays that the batch points to."""
+        batch, (n_tokens, n_sequences) = self.handle, self._n_most
         self._tokens, self._positions, self._n_sequences, self._wants_logits = (
             ggml.numbers_at(pointer, n_tokens) for pointer in (batch.token, batch.pos, batch.n_seq_id, batch.logits)
         )
