@@ -15,7 +15,8 @@ class GuardedBatch:
 
     def __init__(self, decoder: LocalDecoder) -> None:
         limits = decoder.limits
-        self._decoder, self._batch, self._arrays = decoder, decoder._batch.handle, []
+        self._decoder, self._batch = decoder, decoder._batch.handle
+        self._arrays: list[Any] = []
         self._before = {name: self._address(name) for name in ("token", "pos", "n_seq_id", "seq_id", "logits")}
         width = limits.micro_batch_tokens
         for name in ("token", "pos", "n_seq_id"):
