@@ -47,7 +47,7 @@ def main() -> None:
         context_tokens=arguments.context,
         micro_batch_tokens=512,
         gpu_memory=gpu_memory,
-        memory=arguments.memory or LEAST,
+        memory=LEAST if arguments.memory == 0 else arguments.memory,
         cache_folder=arguments.cache,
     )
     if arguments.gpu_memory is None:

@@ -1,4 +1,4 @@
-"""Lets a GPU compute before the memory of the process is measured: its driver brings kernels at their first use.
+"""Lets a GPU compute before the memory of the process is measured: its driver loads kernels at their first use.
 
 Which kernels a pass needs depends on its width. The processor's nodes are skipped, and leave zeros, so that no missing
 weight is read.
@@ -57,7 +57,7 @@ def check_peak(before: int, peak: int, budget_bytes: int) -> None:
         needed = round_up(peak, MIB)
         raise BudgetError(
             f"memory budget {format_size(budget_bytes)}: the process held {format_size(peak)} while the GPU's driver "
-            f"brought its kernels; raise --memory to {needed // MIB}MiB or more, or leave --gpu-memory out",
+            f"loaded its kernels; raise --memory to {needed // MIB}MiB or more, or leave --gpu-memory out",
             found_bytes=budget_bytes,
             minimum_bytes=needed,
         )
