@@ -316,7 +316,7 @@ class _Loading:
         _libc.trim_heap()
         before = process_memory()
         if self._offload and not self._is_warm:
-            widths = usual_widths(shape.micro_batch_tokens, is_slow=self._offload.gpu.is_slow)
+            widths = usual_widths(shape.micro_batch_tokens, is_slow=self._offload.gpu.is_software)
             warm_up(model, shape, widths, self._prepared.budget_bytes)
             self._is_warm = True
         keeps_prompts = self._prepared.config.keeps_prompts and not self._prepared.why_nothing_kept

@@ -47,14 +47,14 @@ class Gpu:
         return self.kind == DISCRETE
 
     @property
-    def is_slow(self) -> bool:
+    def is_software(self) -> bool:
         """Whether the processor plays it."""
         return self.kind == SOFTWARE
 
     @property
     def default_bytes(self) -> int:
         """The default budget: the free memory less a margin; 0 for a software renderer."""
-        if self.is_slow:
+        if self.is_software:
             return 0
         return max(0, self.free_bytes - max(MARGIN_BYTES, int(self.total_bytes * MARGIN_SHARE)))
 

@@ -26,7 +26,7 @@ from edge_run.partition.placement import (
     placements,
     worth_timing,
 )
-from edge_run.runtime.gpu.devices import SOFTWARE, Gpu, choose_gpu, find_gpus
+from edge_run.runtime.gpu.devices import Gpu, choose_gpu, find_gpus
 from edge_run.runtime.gpu.loading import gpu_tensors, host_weights
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.inspection.draft_file import DraftFile
@@ -128,7 +128,7 @@ class Offload:
     @property
     def process_bytes(self) -> int:
         """The part that is in this process's resident memory once a context is made, where that is certain."""
-        return self.sizes.weights_bytes + self.sizes.kv_bytes if self.gpu.kind == SOFTWARE else 0
+        return self.sizes.weights_bytes + self.sizes.kv_bytes if self.gpu.is_software else 0
 
     @property
     def moved_bytes(self) -> int:
@@ -235,7 +235,7 @@ def plan_offload(
 def _choices(gguf: GgufModel, gpu: Gpu) -> list[Placement]:
     """Return the placements of `gguf` on `gpu`. Mesa's software driver ends the process over experts with biases."""
     layers, names = gguf.value("block_count"), [tensor.name for tensor in gguf.tensors]
-    may_hold_experts = gpu.kind != SOFTWARE or not has_biased_experts(names)
+    may_hold_experts = not gpu.is_software or not has_biased_experts(names)
     if not may_hold_experts:
         logger.warning("%s: experts with biases stay in memory; this driver would end the process", gpu.description)
     return placements(names, layers if isinstance(layers, int) else 0, may_hold_experts=may_hold_experts)

@@ -31,8 +31,8 @@ class PassBatch(Closing):
         self._sequences = [ggml.numbers_at(batch.seq_id[i], n_sequences) for i in range(n_tokens)]
 
     def fill(self, tokens: Sequence[BatchToken]) -> None:
-        """Let the next pass be of `tokens`, which were checked."""
-        n = self.handle.n_tokens = len(tokens)
+        """Let the next pass be of `tokens`, which were checked; ValueError for more than there is room for."""
+        n = len(tokens)
         self._tokens[:n] = [token.token for token in tokens]
         self._positions[:n] = [token.position for token in tokens]
         self._n_sequences[:n] = [1 + len(token.branches) for token in tokens]
@@ -41,6 +41,7 @@ class PassBatch(Closing):
             sequences[0] = token.sequence
             if token.branches:
                 sequences[1 : 1 + len(token.branches)] = token.branches
+        self.handle.n_tokens = n
 
     def close(self) -> None:
         """Free it. Idempotent."""

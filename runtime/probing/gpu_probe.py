@@ -16,7 +16,7 @@ from edge_run.base.errors import NotSupported
 from edge_run.base.profile import GpuProfile, KernelSpeed
 from edge_run.devices.host.machine import OtherLoad
 from edge_run.devices.host.profile import GpuCosts, GpuCostsFigure, GpuKernelFigure, Measurements
-from edge_run.runtime.gpu.devices import SOFTWARE, Gpu, measure_upload
+from edge_run.runtime.gpu.devices import Gpu, measure_upload
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.probing import kernels
 from edge_run.runtime.probing.workbench import GpuBench
@@ -65,7 +65,7 @@ def measure_gpu(
     on_step: Callable[[str], None],
 ) -> None:
     """Measure what is not known of `gpu`, and `keep` each figure. Raises KernelError where it has no room."""
-    bench = GpuBench(gpu.handle, gpu.has_own_memory, SLOWNESS if gpu.kind == SOFTWARE else 1)
+    bench = GpuBench(gpu.handle, gpu.has_own_memory, SLOWNESS if gpu.is_software else 1)
     missing = missing_of(gpu, wanted, known)
     for number, (type_name, row_elements, tokens, by_expert) in enumerate(missing, 1):
         on_step(f"{gpu.name}: multiplying {type_name}, {tokens} wide ({number} of {len(missing)})")
@@ -81,7 +81,7 @@ def measure_gpu(
     if not is_known(gpu, (), known):
         on_step(f"{gpu.name}: attention, nodes, and the way there")
         load, lacks_room = OtherLoad(), _lacks_room(gpu, 1)
-        widths = 1, MOST_SLOW_TOKENS if gpu.kind == SOFTWARE else MANY_TOKENS
+        widths = 1, MOST_SLOW_TOKENS if gpu.is_software else MANY_TOKENS
         one, many = (_attention(tokens, bench) for tokens in widths)
         node_s = kernels.measure_node_s(1, bench)
         costs = GpuCosts(measure_upload(gpu), node_s, measure_border_s(gpu), (one, many))
@@ -102,7 +102,7 @@ def measure_border_s(gpu: Gpu) -> float:
 
 
 def _fitting(gpu: Gpu, wanted: Sequence[Multiplication]) -> list[Multiplication]:
-    most = MOST_SLOW_TOKENS if gpu.kind == SOFTWARE else MANY_TOKENS
+    most = MOST_SLOW_TOKENS if gpu.is_software else MANY_TOKENS
     return [one for one in wanted if one[2] <= most]
 
 
@@ -119,4 +119,4 @@ def _lacks_room(gpu: Gpu, tokens: int) -> bool:
 
 
 def _is_busy(load: OtherLoad, gpu: Gpu) -> bool:
-    return gpu.kind == SOFTWARE and load.share > OTHERS_SHARE
+    return gpu.is_software and load.share > OTHERS_SHARE

@@ -259,11 +259,11 @@ class _Session:
 
         Of one that the processor plays this is measured only where it is asked for: it takes long.
         """
-        from edge_run.runtime.gpu.devices import SOFTWARE, find_gpus, measure_upload
+        from edge_run.runtime.gpu.devices import find_gpus, measure_upload
         from edge_run.runtime.probing.gpu_probe import gpu_profile, measure_gpu
 
         found = find_gpus()
-        if found and (found[0].kind != SOFTWARE or config.gpu_memory != 0):
+        if found and (not found[0].is_software or config.gpu_memory != 0):
             measure_gpu(found[0], wanted, self.known, self._keep, self._on_step)
         return [gpu_profile(gpu, self.known, measure_upload(gpu)) for gpu in found]
 

@@ -83,7 +83,7 @@ class DraftModel(Closing):
                     "encoder; give another one, or leave out -md"
                 )
             if offload:
-                warm_up(self.model, shape, usual_widths(shape.micro_batch_tokens, is_slow=offload.gpu.is_slow))
+                warm_up(self.model, shape, usual_widths(shape.micro_batch_tokens, is_slow=offload.gpu.is_software))
             if repacked:
                 weights = RepackedWeights(self.model, file.gguf, map_short_pass(self.model, shape), repacked)
                 stack.callback(weights.close)

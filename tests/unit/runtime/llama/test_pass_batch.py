@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from edge_run.base.protocols import BatchToken
 from edge_run.runtime.llama.pass_batch import PassBatch
 
@@ -23,6 +25,16 @@ def test_a_pass_is_what_it_was_filled_with_last() -> None:
         for tokens in TREE, [BatchToken(1, 5, 0, True)], [*TREE, BatchToken(2, 9, 0)], []:
             batch.fill(tokens)
             assert found(batch) == tokens
+
+
+def test_what_has_no_room_is_not_written() -> None:
+    """It is refused before (`batch_limits.py`); should it come here, no array of llama.cpp's is left."""
+    with PassBatch(2, 2) as batch:
+        batch.fill(TREE[1:2])
+        for tokens in TREE, [BatchToken(7, 0, 0, False, (1, 2))]:
+            with pytest.raises(ValueError, match="same size"):
+                batch.fill(tokens)
+            assert batch.handle.n_tokens == 1
 
 
 def test_it_is_freed_once() -> None:
