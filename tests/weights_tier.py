@@ -64,6 +64,17 @@ class Tier:
         self.fail = wait
         return may_read
 
+    def fail_first(self, error: Exception, n_times: int = 1) -> list[Exception]:
+        """Let the next reads fail, so many of them; return the failures that are still to come."""
+        failures = [error] * n_times
+
+        def fail(offset: int) -> None:
+            if failures:
+                raise failures.pop()
+
+        self.fail = fail
+        return failures
+
     def await_read(self) -> None:
         """Wait until a read has begun."""
         while not self.reads:

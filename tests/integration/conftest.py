@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from at_once import OPTIONS
 from edge_run import Model, inflate
 from edge_run.base.units import MIB
 from kit_models import KIT
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 def kit() -> Path:
     """The bundled model, 7 MB: it fits every budget."""
     return KIT
+
+
+@pytest.fixture
+def model_of_two(kit: Path) -> Iterator[Model]:
+    """The same, opened for two answers at once."""
+    with Model(kit, **OPTIONS, sequences=2) as model:
+        yield model
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
+from at_once import GREEDY, OPTIONS, PROMPT
 from edge_run import (
     AsyncModel,
     Cancelled,
@@ -24,15 +25,10 @@ from edge_run.runtime.generation.batch import Batch
 from edge_run.runtime.generation.stream import Stream
 from in_child import in_child
 
-PROMPT = "Once upon a time there was"
-OPTIONS: dict[str, Any] = {"context_tokens": 512, "threads": 1}
-GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
-
 
 @pytest.fixture
-def model(kit: Path) -> Iterator[Model]:
-    with Model(kit, **OPTIONS, sequences=2) as model:
-        yield model
+def model(model_of_two: Model) -> Model:
+    return model_of_two
 
 
 def test_a_batch_that_another_answer_ended_touches_nothing(model: Model) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from at_once import GREEDY, OPTIONS, PROMPT
 from edge_run import (
     Cancelled,
     ConfigError,
@@ -34,15 +35,10 @@ from kit_models import KIT
 from program import fresh_environment
 from tiny_models import make_model
 
-PROMPT = "Once upon a time there was"
-OPTIONS: dict[str, Any] = {"context_tokens": 512, "threads": 1}
-GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
-
 
 @pytest.fixture
-def model(kit: Path) -> Iterator[Model]:
-    with Model(kit, **OPTIONS, sequences=2) as model:
-        yield model
+def model(model_of_two: Model) -> Model:
+    return model_of_two
 
 
 def busy(model: Model) -> tuple[threading.Thread, list[object]]:

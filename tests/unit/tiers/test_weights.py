@@ -146,13 +146,7 @@ def test_a_read_that_fails_as_drives_do_for_a_moment_is_tried_once_more(
     """As while a USB drive is reset: all answers that share the pass would end with it."""
     monkeypatch.setattr(weights, "PAUSE_S", 0.01)
     with tier(tmp_path, [8 * CHUNK], range(8), (), 4, n_readers=1) as streamed:
-        failures = [TierReadError("a bad moment", errno=errno.EIO) for _ in range(n_failures)]
-
-        def fail(offset: int) -> None:
-            if failures:
-                raise failures.pop()
-
-        streamed.fail = fail
+        failures = streamed.fail_first(TierReadError("a bad moment", errno=errno.EIO), n_failures)
         if n_failures == 2:
             with pytest.raises(TierReadError, match="a bad moment"):
                 streamed.weights.acquire([0])
@@ -199,13 +193,7 @@ def test_reads_that_fail_now_and_then_never_give_wrong_bytes(tmp_path: Path, see
 def test_a_failure_ahead_of_need_harms_nobody(tmp_path: Path) -> None:
     """It was not needed yet: it is read again when it is."""
     with tier(tmp_path, [4 * CHUNK], range(4), (), 4) as streamed:
-        failures = [TierReadError("once")]
-
-        def fail(offset: int) -> None:
-            if failures:
-                raise failures.pop()
-
-        streamed.fail = fail
+        streamed.fail_first(TierReadError("once"))
         streamed.weights.start()
         streamed.settle()
         for chunk in range(4):
@@ -384,13 +372,7 @@ def test_a_read_that_nobody_waits_for_is_not_tried_once_more(tmp_path: Path, mon
     """Its reader goes on at once, with what is waited for."""
     monkeypatch.setattr(weights, "PAUSE_S", 60.0)
     with tier(tmp_path, [8 * CHUNK], range(8), (), 4, n_readers=1) as streamed:
-        failures = [TierReadError("a bad moment", errno=errno.EIO)]
-
-        def fail(offset: int) -> None:
-            if failures:
-                raise failures.pop()
-
-        streamed.fail = fail
+        failures = streamed.fail_first(TierReadError("a bad moment", errno=errno.EIO))
         streamed.weights.start()
         streamed.settle()
         assert not failures
