@@ -14,7 +14,7 @@ from edge_run.base.protocols import BatchToken
 from edge_run.base.units import MIB, format_size, round_up
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.decoder import LocalDecoder
-from edge_run.runtime.decoding.driver import Driver
+from edge_run.runtime.decoding.driver import Driver, PassShape
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
@@ -22,8 +22,10 @@ from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 NARROW_TOKENS, STEP_TOKENS, WIDE_TOKENS = 8, 8, 128  # llama.cpp's kernels: one for each width, for each 8, the same
 
 
-def warm_up(model: LlamaModel, shape: ContextShape, widths: Iterable[int], budget_bytes: int | None = None) -> None:
-    """Compute the GPU's part of passes of so many tokens, and of as many logits, in a context of their own.
+def warm_up(
+    model: LlamaModel, shape: ContextShape, passes: Iterable[PassShape], budget_bytes: int | None = None
+) -> None:
+    """Compute the GPU's part of `passes`, with as many logits as a pass may have, in a context of their own.
 
     Raises BudgetError when the process held more than `budget_bytes` at any time meanwhile.
     """
@@ -32,9 +34,9 @@ def warm_up(model: LlamaModel, shape: ContextShape, widths: Iterable[int], budge
     context = LlamaContext(model, replace(shape, outputs_per_pass=outputs), _follow, may_copy_weights=False)
     decoder = LocalDecoder(model, context, Driver(), shape)
     try:
-        for width in widths:
-            first = width - min(width, shape.outputs_per_pass)
-            decoder.follow([BatchToken(0, position, 0, position >= first) for position in range(width)])
+        for tokens, wanted in passes:
+            first = tokens - min(wanted, shape.outputs_per_pass)
+            decoder.follow([BatchToken(0, position, 0, position >= first) for position in range(tokens)])
             decoder.rewind(0, 0)
     finally:
         decoder.close()
@@ -43,12 +45,17 @@ def warm_up(model: LlamaModel, shape: ContextShape, widths: Iterable[int], budge
         check_peak(before, process_memory().peak_bytes, budget_bytes)
 
 
-def usual_widths(micro_batch_tokens: int, *, is_slow: bool) -> list[int]:
-    """Return widths of passes that together need all kernels; of a GPU that is slow the narrowest and the widest."""
-    if is_slow:
-        return sorted({1, micro_batch_tokens})
+def usual_passes(micro_batch_tokens: int, *, is_software: bool) -> list[PassShape]:
+    """Return passes that together need all kernels, of a width each, all of whose logits are wanted.
+
+    Of a GPU that the processor plays only the narrowest and the widest, with the logits of one token: it is slow, and
+    its driver ends the process in some wide passes of mixtures.
+    """
+    if is_software:
+        return [PassShape(width, 1) for width in sorted({1, micro_batch_tokens})]
     widths = {*range(1, NARROW_TOKENS), *range(NARROW_TOKENS, WIDE_TOKENS + 1, STEP_TOKENS)}
-    return sorted({width for width in widths if width < micro_batch_tokens} | {micro_batch_tokens})
+    fitting = {width for width in widths if width < micro_batch_tokens} | {micro_batch_tokens}
+    return [PassShape(width, width) for width in sorted(fitting)]
 
 
 def check_peak(before: int, peak: int, budget_bytes: int) -> None:

@@ -19,7 +19,7 @@ from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.driver import Driver
 from edge_run.runtime.decoding.repacked_weights import RepackedWeights
 from edge_run.runtime.decoding.short_pass import map_short_pass
-from edge_run.runtime.decoding.warm_up import usual_widths, warm_up
+from edge_run.runtime.decoding.warm_up import usual_passes, warm_up
 from edge_run.runtime.gpu.loading import host_ranges, load_stubs
 from edge_run.runtime.gpu.offload import OffloadTooLarge, shrink_offload
 from edge_run.runtime.inspection.draft_file import DraftFile
@@ -316,8 +316,8 @@ class _Loading:
         _libc.trim_heap()
         before = process_memory()
         if self._offload and not self._is_warm:
-            widths = usual_widths(shape.micro_batch_tokens, is_slow=self._offload.gpu.is_software)
-            warm_up(model, shape, widths, self._prepared.budget_bytes)
+            passes = usual_passes(shape.micro_batch_tokens, is_software=self._offload.gpu.is_software)
+            warm_up(model, shape, passes, self._prepared.budget_bytes)
             self._is_warm = True
         keeps_prompts = self._prepared.config.keeps_prompts and not self._prepared.why_nothing_kept
         is_followed = stops or self._driver.features or keeps_prompts

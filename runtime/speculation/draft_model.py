@@ -21,7 +21,7 @@ from edge_run.runtime.decoding.driver import Driver
 from edge_run.runtime.decoding.repacked_weights import RepackedWeights
 from edge_run.runtime.decoding.short_pass import map_short_pass
 from edge_run.runtime.decoding.twin_context import sparse_cells
-from edge_run.runtime.decoding.warm_up import usual_widths, warm_up
+from edge_run.runtime.decoding.warm_up import usual_passes, warm_up
 from edge_run.runtime.gpu.offload import Offload
 from edge_run.runtime.inspection.draft_file import BEAM, MICRO_BATCH_TOKENS, DraftFile
 from edge_run.runtime.llama.context_shape import ContextShape
@@ -83,7 +83,8 @@ class DraftModel(Closing):
                     "encoder; give another one, or leave out -md"
                 )
             if offload:
-                warm_up(self.model, shape, usual_widths(shape.micro_batch_tokens, is_slow=offload.gpu.is_software))
+                passes = usual_passes(shape.micro_batch_tokens, is_software=offload.gpu.is_software)
+                warm_up(self.model, shape, passes)
             if repacked:
                 weights = RepackedWeights(self.model, file.gguf, map_short_pass(self.model, shape), repacked)
                 stack.callback(weights.close)
