@@ -36,7 +36,9 @@ class Device:
             assert "joined cluster" in process.stdout.readline(), process.communicate(timeout=WAIT_S)
             yield process
             process.send_signal(signal.SIGINT)
-            assert process.wait(WAIT_S) == code
+            ended = process.wait(WAIT_S)
+            if ended != code:
+                raise AssertionError(f"{words}: ended with {ended}, not {code}: {process.communicate()}")
         finally:
             process.kill()
             process.communicate()

@@ -29,14 +29,14 @@ def open_whole(path: Path, folder: Path, **options: Any) -> Engine:
     """Open `path` in little memory, with room for all of its context if what is complete is away."""
     shorter = open_spilling(path, folder, 0.05, **options)
     tokens = shorter.shape.context_tokens
-    memory = shorter.budget_bytes + spilled_of(shorter).spill._shape.least_bytes(tokens) - shorter.plan.kv_bytes
+    memory = shorter.budget_bytes + spilled_of(shorter).spill._shape.least_bytes(tokens) - shorter.plan.kv_bytes + MIB
     shorter.close()
     settings = {**OPTIONS, **options, "kv_spill": folder / "spill", "chunk_bytes": 32 * KIB}
-    for _ in range(12):  # what the program takes grows a little from engine to engine
-        memory += MIB
+    for _ in range(24):  # what the program takes differs a little from engine to engine
         engine = Engine.open(path, ModelConfig(memory=memory, **settings))
         if engine.plan.context_tokens == tokens and engine.plan.spilled_kv_bytes:
             return engine
+        memory += -MIB // 2 if engine.plan.context_tokens == tokens else MIB
         engine.close()
     raise AssertionError("no budget has room for the context, but not for all of it in memory")
 

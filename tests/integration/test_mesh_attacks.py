@@ -63,6 +63,13 @@ def names(node: LocalNode) -> set[str]:
     return {member.name for member in node.members()}
 
 
+def places_known(node: LocalNode, other: LocalNode) -> list[object]:
+    """Return where `node` would connect to `other`; what it heard has reached its data link, too."""
+    with node.held() as state:
+        found = state.membership.link_of(other.node)
+    return list(found[1]["places"]) if found else []  # type: ignore[call-overload]
+
+
 def announce_link(rogue: LocalNode, link: Document) -> None:
     with rogue.held() as state:
         state.link = link
@@ -104,7 +111,7 @@ def test_nobody_is_sent_to_ports_of_the_own_machine(table: Table) -> None:
     with socket.create_server(("127.0.0.1", 0)) as service:
         place = f"tcp://127.0.0.1:{service.getsockname()[1]}"
         announce_link(rogue, {**rogue.state.link, "places": [place]})
-        until(lambda: (found := a.state.membership.link_of(rogue.node)) and list(found[1]["places"]) == [place])  # type: ignore[arg-type]
+        until(lambda: places_known(a, rogue) == [place])
         for ask in (lambda: a.link.measure(rogue.node, timeout_s=1), lambda: a.link.send(rogue.node, {}, timeout_s=1)):
             with pytest.raises(DeviceLost, match="no address that may be tried"):
                 ask()
