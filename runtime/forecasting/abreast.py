@@ -8,26 +8,36 @@ from dataclasses import replace
 
 from edge_run.base.results import ContextPoint, Plan
 from edge_run.partition.parallel import NUMBERS, most_productive
-from edge_run.runtime.forecasting.forecast import PassTimes
 from edge_run.runtime.llama.holdings import LOGIT_BYTES
 
-USUAL_PARALLEL = 16  # where nothing was measured
+USUAL_PARALLEL = 16  # where nothing was measured, and each pass reads and computes the same weights
+MOST_UNMEASURED = 64  # of a mixture, where only what is read is known
 ANSWER_TOKENS = 512  # that a request is taken to have, its prompt included
 
 
 class Abreast:
     """The passes of many answers under one plan."""
 
-    def __init__(self, plan: Plan, times_of: Callable[[Plan], PassTimes], vocabulary: int, planned: int = 1) -> None:
-        """times_of: returns the times of a plan's passes. vocabulary: the logits of a token. planned: for how many."""
-        self._plan, self._times_of, self._vocabulary, self._planned = plan, times_of, vocabulary, planned
+    def __init__(
+        self,
+        plan: Plan,
+        pass_s: Callable[[Plan, int, int], float],
+        vocabulary: int,
+        planned: int = 1,
+        most: int = NUMBERS[-1],
+    ) -> None:
+        """pass_s: the seconds of a plan's pass, for how many answers, each with so many tokens.
+
+        vocabulary: the logits of a token. planned: for how many the plan is. most: how many may be chosen.
+        """
+        self._plan, self._pass_s, self._vocabulary, self._planned, self._most = plan, pass_s, vocabulary, planned, most
 
     @property
     def best(self) -> int:
         """How many at once make the most tokens a second."""
         plan = self._plan
         most = max(USUAL_PARALLEL, plan.context_tokens // ANSWER_TOKENS)
-        return most_productive(self.tokens_per_s, min(most, plan.micro_batch_tokens, NUMBERS[-1]))
+        return most_productive(self.tokens_per_s, min(most, plan.micro_batch_tokens, self._most))
 
     def tokens_per_s(self, number: int) -> float:
         """Return the tokens a second of `number` answers at once, half of whose text is there."""
@@ -41,7 +51,7 @@ class Abreast:
                 streamed_bytes_per_batch=streamed,  # beside which as much is lent as beside single tokens
                 expert_bytes=max(0, plan.expert_bytes - displaced) if plan.expert_bytes else 0,
             )
-        return number / self._times_of(plan).pass_s(number, position, number, is_first=False)
+        return number / self._pass_s(plan, number, position)
 
     def _displaced_bytes(self, tokens: int) -> int:
         """Return the weights that give way to the keys and values of so many tokens."""

@@ -15,7 +15,8 @@ from edge_run.base.profile import DeviceProfile, DiskProfile, GpuProfile
 from edge_run.base.results import Forecast, Plan
 from edge_run.partition.cost import CostModel, GpuWork, MatmulWork, PassWork, SharedCost, overlapped_s
 from edge_run.runtime.forecasting.learned import Learned, learn
-from edge_run.runtime.forecasting.routing import MOST_SHARE, Point
+from edge_run.runtime.forecasting.pass_bytes import PassBytes
+from edge_run.runtime.forecasting.routing import Point
 from edge_run.runtime.graph.nodes import GraphMap, Node, choice_of_outputs
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_format import TENSOR_TYPES
@@ -145,7 +146,7 @@ class PassTimes:
         earlier: what earlier runs of the model found, where it is streamed by expert.
         gpu: the profile of the GPU, and the work of a pass there.
         """
-        self._work = work
+        self._work, self._bytes = work, PassBytes(plan, work)
         self._repack_byte_s, self._cores = _repack_byte_s(plan, work, profile), profile.logical_cores
         profile = profile.repacking(plan.repacked)
         self._costs = SharedCost(profile, threads, *gpu) if gpu else CostModel(profile, threads)
@@ -161,45 +162,13 @@ class PassTimes:
         if not earlier or not self._plan.expert_bytes or self._disk is None:
             return Learned()
         token_bytes, room = self._plan.streamed_bytes_per_pass, self._plan.expert_bytes
-        return learn(
-            earlier, self._disk, lambda n: self.compute_s(n, 0), token_bytes, room, self._touched(math.inf, math.inf)
-        )
+        return learn(earlier, self._disk, lambda n: self.compute_s(n, 0), token_bytes, room, self._bytes.all_experts)
 
     def _reading(self, tokens: int, n_outputs: int, is_first: bool) -> _Reading:
         """Return the reading of a pass; where memory is used for the first time, reading takes longer."""
-        plan = self._plan
         if self._is_resident:
             return _Reading()
-        if not plan.expert_bytes:
-            new = min(plan.model_bytes, plan.pinned_bytes + plan.window_bytes)
-            streamed = plan.streamed_bytes_per_pass if tokens == 1 else plan.streamed_bytes_per_batch
-            return self._read(new, plan.model_bytes - new) if is_first else self._read(0, streamed)
-        if is_first:
-            touched = self._touched(tokens, n_outputs)
-            at_first = plan.pinned_bytes + min(touched, plan.expert_bytes)
-            return self._read(at_first, plan.pinned_bytes + touched - at_first)
-        return self._read(0, plan.streamed_bytes_per_pass if tokens == 1 else self._missing(tokens, n_outputs))
-
-    def _touched(self, tokens: float, n_outputs: float) -> float:
-        """Return the bytes of the experts that `tokens` tokens use if they choose evenly; all for infinitely many."""
-        experts = [work for work in self._work.matmuls if work.n_experts]
-        unused = [(1 - work.n_used / work.n_experts) ** (n_outputs if work.is_head else tokens) for work in experts]
-        return sum(work.size_bytes * (1 - share) for work, share in zip(experts, unused, strict=True))
-
-    def _missing(self, tokens: int, n_outputs: int) -> float:
-        """Return the bytes of the experts that a prompt's pass uses and that the pass before did not leave in memory.
-
-        Where not all experts have room, some room is left for experts that are used and not cached: those missing of
-        one tensor, and of the next one. The experts that only the last token uses get the room that the others leave.
-        """
-        room, passing = self._plan.expert_bytes, self._work.expert_tensor_bytes
-        inner, outer = (self._touched(math.inf, 0), self._touched(0, math.inf))
-        kept_inner, kept_outer = min(inner, room), min(outer, max(0.0, room - inner))
-        if inner > room:
-            passing *= 2 if room >= 2 * passing else 1
-            kept_inner = max(0.0, inner - (inner - room) / max(1 - passing / inner, 1e-9))
-        missing = self._touched(tokens, 0) * (1 - kept_inner / inner) if inner else 0.0
-        return missing + (self._touched(0, n_outputs) * (1 - kept_outer / outer) if outer else 0.0)
+        return self._read(*(self._bytes.at_first if is_first else self._bytes.later)(tokens, n_outputs))
 
     def _read(self, new_bytes: float, used_bytes: float) -> _Reading:
         """Return the reading of `new_bytes` into new memory, and of `used_bytes` into memory that was used before.
@@ -237,8 +206,7 @@ class PassTimes:
             return overlapped_s(reading.wall_s, busy_s)
         if tokens == 1:
             return busy_s + self.read_s
-        is_ahead = self._touched(tokens, 0) >= MOST_SHARE * self._touched(math.inf, 0)
-        return math.hypot(reading.wall_s, busy_s) if is_ahead else busy_s + reading.wall_s
+        return math.hypot(reading.wall_s, busy_s) if self._bytes.is_ahead(tokens) else busy_s + reading.wall_s
 
     def prefill_s(self, tokens: int, micro_batch_tokens: int, is_first: bool) -> float:
         """Return the seconds from a prompt of `tokens` tokens to the first token of its answer.

@@ -18,8 +18,9 @@ from edge_run.base.units import MIB, round_up
 from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.profile import disk_of
 from edge_run.prefetch.schedule import Segment
-from edge_run.runtime.forecasting.abreast import Abreast
+from edge_run.runtime.forecasting.abreast import MOST_UNMEASURED, Abreast
 from edge_run.runtime.forecasting.forecast import PassTimes, forecast, pass_work, shared_work
+from edge_run.runtime.forecasting.pass_bytes import PassBytes
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.inspection.inspection import SHARD_BYTES
@@ -242,13 +243,18 @@ class Planner:
         points = tuple(self._timed_point(plan, point, profile) for point in plan.by_context)
         plan = replace(plan, by_context=points)
         if (number := self.config.sequences) > 1:
-            speed = self.abreast(plan, profile).tokens_per_s(number)
+            speed = abreast(self, plan, profile).tokens_per_s(number)
             expected = replace(expected, parallel=number, parallel_tokens_per_s=speed)
         return replace(plan, forecast=expected)
 
-    def abreast(self, plan: Plan, profile: DeviceProfile) -> Abreast:
-        """Return what many answers at once would make under `plan`, on the device of `profile`."""
-        return Abreast(plan, lambda one: self.times(one, profile), self.known.vocabulary, self.config.sequences)
+
+def abreast(planner: Planner, plan: Plan, profile: DeviceProfile | None) -> Abreast:
+    """Return what many answers at once would make under `plan`, on the device of `profile`, or on a usual one."""
+    given = planner.known.vocabulary, planner.config.sequences
+    if profile:
+        return Abreast(plan, lambda one, n, at: planner.times(one, profile).pass_s(n, at, n, is_first=False), *given)
+    work = pass_work(planner.gguf, planner.known.graph, 0)
+    return Abreast(plan, lambda one, n, _: PassBytes(one, work).usual_s(n, n), *given, most=MOST_UNMEASURED)
 
 
 def packed(planner: Planner, plan: Plan) -> tuple[Planner, Plan] | None:

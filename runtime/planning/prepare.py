@@ -31,7 +31,7 @@ from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.planning.kv_type_choice import choose_kv_type
 from edge_run.runtime.planning.micro_batch import choose
 from edge_run.runtime.planning.packed_choice import choose_packed, choose_repacked_file
-from edge_run.runtime.planning.planner import Planner
+from edge_run.runtime.planning.planner import Planner, abreast
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.repack_choice import choose_kinds
 from edge_run.runtime.planning.speculation_shape import speculation_config
@@ -107,8 +107,8 @@ def _check_slice(config: ModelConfig) -> None:
 def _shaped(opening: _Opening, config: ModelConfig) -> Prepared:
     """Return the model prepared with as many sequences, and passes as wide, as are best where `config` leaves it open.
 
-    How many answers at once make the most tokens a second is known only where the device was measured; a mesh, a GPU
-    and cells that are not lent are not forecast.
+    How many answers at once make the most tokens a second is weighed by `_most_productive`; a mesh, a GPU and cells
+    that are not lent are not forecast.
     """
     if not config.sequences:
         is_forecast = not (opening.is_slice or config.gpu_memory != 0 or config.exact)
@@ -126,12 +126,17 @@ def _shaped(opening: _Opening, config: ModelConfig) -> Prepared:
 
 
 def _most_productive(prepared: Prepared) -> int:
-    """Return how many answers at once make the most tokens a second, as far as that is known."""
-    profile = _recalled(prepared) if prepared.known and not prepared.why_plain else None
-    planner = Planner(prepared) if profile else None
-    if planner is None or profile is None or not planner.can_time(profile):
-        return prepared.config.sequences
-    return planner.abreast(planner.plan(), profile).best
+    """Return how many answers at once make the most tokens a second, as far as that is known.
+
+    Where the device was not measured, what is read decides for a mixture: few answers may read more for each token than
+    one, as each needs other experts, and many share what is read.
+    """
+    if prepared.known and not prepared.why_plain:
+        profile, planner = _recalled(prepared), Planner(prepared)
+        is_timed, plan = profile is not None and planner.can_time(profile), planner.plan()
+        if is_timed or plan.expert_bytes:
+            return abreast(planner, plan, profile if is_timed else None).best
+    return prepared.config.sequences
 
 
 def _recalled(prepared: Prepared) -> DeviceProfile | None:

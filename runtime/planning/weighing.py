@@ -16,12 +16,12 @@ from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
 from edge_run.runtime.forecasting.forecast import pass_work
+from edge_run.runtime.forecasting.pass_bytes import PassBytes
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
 
 ANSWER_TOKENS = 256  # that a text goes on with
 LEAST_GAIN = 1.1
-READ_BYTES_PER_S, COMPUTED_BYTES_PER_S = 1e9, 20e9  # of a device that was not measured
 
 Way = TypeVar("Way", int, str)
 
@@ -77,28 +77,20 @@ def text_s(
 ) -> float:
     """Return the seconds that a text of so many tokens, read in passes of `width`, and its answer are expected to take.
 
+    Where several are answered at once, all of these: each is read, and they share the passes of their answers.
+
     profile: the speed of this device, where it is known.
     attention: floating point operations a second in narrow and wide passes; where nothing else was measured, attention
         counts with them alone.
     """
-    planner = Planner(prepared)
+    planner, n_texts = Planner(prepared), max(1, prepared.config.sequences)
     if profile and planner.can_time(profile):
         times = planner.times(plan, profile)
-        token_s = times.pass_s(1, n_tokens, 1, is_first=False)
-        return times.prefill_s(n_tokens, width, is_first=False) + ANSWER_TOKENS * token_s
-    work = pass_work(planner.gguf, planner.known.graph, 0).attention_flops if attention else 0.0
+        token_s = times.pass_s(n_texts, n_tokens, n_texts, is_first=False)
+        return n_texts * times.prefill_s(n_tokens, width, is_first=False) + ANSWER_TOKENS * token_s
+    work = pass_work(planner.gguf, planner.known.graph, 0)
+    usual, flops = PassBytes(plan, work), work.attention_flops if attention else 0.0
     narrow, wide = attention or (math.inf, math.inf)
-    computing_s = plan.model_bytes / COMPUTED_BYTES_PER_S
-    passes = -(-n_tokens // width)
-    prompt_s = passes * max(_batch_bytes(plan, width) / READ_BYTES_PER_S, computing_s) + work * n_tokens**2 / 2 / wide
-    token_s = max(plan.streamed_bytes_per_pass / READ_BYTES_PER_S, computing_s + work * n_tokens / narrow)
-    return prompt_s + ANSWER_TOKENS * token_s
-
-
-def _batch_bytes(plan: Plan, width: int) -> int:
-    """Return what a pass of `width` tokens reads; many tokens use all experts."""
-    if width == 1:
-        return plan.streamed_bytes_per_pass
-    if plan.expert_bytes:
-        return max(0, plan.model_bytes - plan.pinned_bytes - plan.expert_bytes)
-    return plan.streamed_bytes_per_batch
+    prompt_s = -(-n_tokens // width) * usual.usual_s(width, 1) + flops * n_tokens**2 / 2 / wide
+    token_s = usual.usual_s(n_texts, n_texts, n_texts * flops * n_tokens / narrow)
+    return n_texts * prompt_s + ANSWER_TOKENS * token_s

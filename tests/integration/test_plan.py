@@ -26,7 +26,7 @@ from edge_run.runtime.forecasting.forecast import pass_work
 from edge_run.runtime.planning import planner as planner_module
 from edge_run.runtime.planning import prepare
 from edge_run.runtime.planning.plan import planner
-from edge_run.runtime.planning.planner import packed
+from edge_run.runtime.planning.planner import abreast, packed
 from edge_run.tiers.source import SourceFile
 from kit_models import streamed
 from program import fresh_environment, run_program
@@ -124,7 +124,7 @@ def test_as_many_at_once_as_make_the_most_tokens(grown: Path, tmp_path: Path, mo
     assert timed.parallel_tokens_per_s > timed.decode_tokens_per_s
     assert forecasts.abreast(timed).startswith("16 answers at once make ")
     monkeypatch.setattr(prepare, "_recalled", lambda prepared: PROFILE)
-    assert planner(grown, config).config.sequences == unknown.abreast(unknown.plan(), PROFILE).best
+    assert planner(grown, config).config.sequences == abreast(unknown, unknown.plan(), PROFILE).best
 
 
 def test_it_says_what_a_packed_file_would_gain(grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

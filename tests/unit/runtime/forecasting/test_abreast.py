@@ -10,8 +10,9 @@ from bench_samples import PLAN, PROFILE
 from edge_run.base.config import ModelConfig
 from edge_run.base.results import ContextPoint, Plan
 from edge_run.partition.cost import MatmulWork, PassWork
-from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL, Abreast
+from edge_run.runtime.forecasting.abreast import MOST_UNMEASURED, USUAL_PARALLEL, Abreast
 from edge_run.runtime.forecasting.forecast import PassTimes
+from edge_run.runtime.forecasting.pass_bytes import PassBytes
 
 DISK = PROFILE.disks[0]  # 1e9 bytes a second
 WORK = PassWork((MatmulWork("Q4_0", 512, int(4e8)),), 0, 0, 0.0)
@@ -22,7 +23,10 @@ STREAMED = replace(
 
 
 def abreast(plan: Plan, vocabulary: int = 0) -> Abreast:
-    return Abreast(plan, lambda one: PassTimes(one, WORK, PROFILE, DISK, 1), vocabulary)
+    def pass_s(one: Plan, number: int, position: int) -> float:
+        return PassTimes(one, WORK, PROFILE, DISK, 1).pass_s(number, position, number, is_first=False)
+
+    return Abreast(plan, pass_s, vocabulary)
 
 
 def best_of_all(one: Abreast, most: int) -> int:
@@ -53,3 +57,16 @@ def test_what_is_read_besides_counts() -> None:
     assert beside.tokens_per_s(16) < alone.tokens_per_s(16)
     assert abreast(STREAMED, vocabulary=10_000_000).tokens_per_s(16) < alone.tokens_per_s(16)
     assert beside.tokens_per_s(1) <= alone.tokens_per_s(1)
+
+
+EXPERTS = PassWork((MatmulWork("Q4_0", 512, int(4e8), 32, 4),), 0, 0, 0.0, expert_tensor_bytes=int(4e6))
+
+
+@pytest.mark.parametrize(("token_bytes", "best"), [(int(1e6), 1), (int(12e6), 64)])
+def test_of_a_mixture_that_was_not_measured_what_is_read_decides(token_bytes: int, best: int) -> None:
+    """One text finds most of its experts in memory, a few need most of all, and many share what they need."""
+    plan = replace(STREAMED, model_bytes=int(4e8), expert_bytes=int(1e8), streamed_bytes_per_pass=token_bytes)
+    one = Abreast(plan, lambda plan, n, _: PassBytes(plan, EXPERTS).usual_s(n, n), 0, most=MOST_UNMEASURED)
+    assert one.tokens_per_s(4) < one.tokens_per_s(1)
+    assert one.tokens_per_s(4) < one.tokens_per_s(64)
+    assert one.best == best
