@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--kv-type", default="f16")
+    parser.add_argument("--context", type=int, default=0, help="tokens; 0: as many as the answers need")
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--speculate", default="auto")
@@ -96,7 +97,9 @@ def main() -> None:
     parser.add_argument("--drive", type=int, default=0, help="MB/s: seconds are those of a model, not measured")
     arguments = parser.parse_args()
     cells = arguments.prompt + arguments.tokens + 16
-    context = arguments.parallel * cells if arguments.parallel else MOST_CHOSEN * max(cells, ANSWER_TOKENS)
+    context = arguments.context or (
+        arguments.parallel * cells if arguments.parallel else MOST_CHOSEN * max(cells, ANSWER_TOKENS)
+    )
     with Model(
         arguments.model,
         memory=parse_size(arguments.memory),

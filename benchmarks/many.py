@@ -6,14 +6,16 @@ box of the budget's size where one can be made; prompts are pieces of a text, an
 tokens of answers from the start, the reading of prompts included; `steady` counts them while all requests are being
 answered. With `--draft FILE` or `--speculate ngram` each is run without guesses and with them, in turn; `per pass` are
 the tokens of answers that a pass over the weights gives, those that read prompts included. With `--chosen` another run
-has as many at once as the planner chooses for this budget; the device must have been measured (`edge-run probe`). With
-`--exact` no bit of an answer depends on who shares its passes, and the one alone is made so too.
+has as many at once as the planner chooses for this budget from what is known of the device (`edge-run probe`). With
+`--context` all have a context of the same size. With `--exact` no bit of an answer depends on who shares its passes,
+and the one alone is made so too. Where the first answers end before the last have begun, nothing is steady.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--text", type=Path, default=SHARED / "data" / "text" / "wikitext-2-valid.txt")
     parser.add_argument("--kv-type", default="f16")
+    parser.add_argument("--context", type=int, default=0, help="tokens; 0: as many as the answers need")
     parser.add_argument("--exact", action="store_true", help="no bit of an answer depends on who shares its passes")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mbps", type=int, nargs="+", default=[500, 0], help="0: not throttled")
@@ -70,7 +73,7 @@ def measure(
     """Return the figures of as many requests as run at once."""
     command = [model, "--text", arguments.text, "--memory", budget, "--requests", parallel, "--parallel", parallel]
     command += ["--prompt", arguments.prompt, "--tokens", arguments.tokens, "--kv-type", arguments.kv_type, *guesses]
-    command += ["--exact"] if arguments.exact else []
+    command += ["--context", arguments.context, *["--exact"] * arguments.exact]
     if arguments.no_box:
         return run_worker(command, worker=WORKER)
     box = {"memory": parse_size(budget), "disk_mbps": mbps or None}
@@ -91,9 +94,10 @@ def table(rows: list[dict[str, Any]]) -> str:
         def median(name: str, same: list[dict[str, Any]] = same) -> float:
             return statistics.median(row[name] for row in same)
 
+        steady = median("steady_tokens_per_s") or nan
         lines.append(
             f"| {key[0]} | {key[1] or 'no limit'} | {_at_once(same)} | {key[3]} | {median('tokens_per_s'):.2f} | "
-            f"{median('steady_tokens_per_s'):.2f} | {median('gap_median_s'):.3f} s | {median('gap_p99_s'):.3f} s | "
+            f"{steady:.2f} | {median('gap_median_s'):.3f} s | {median('gap_p99_s'):.3f} s | "
             f"{statistics.median(row['bytes_read'] / row['tokens'] for row in same) / GIB:.3f} GiB | "
             f"{statistics.median(row['tokens'] / row['passes'] for row in same):.2f} | "
             f"{max(row['peak_bytes'] / row['budget_bytes'] for row in same):.3f} |"
@@ -113,11 +117,13 @@ def table(rows: list[dict[str, Any]]) -> str:
             if (one["model"], one["disk_mbps"], one["round"]) == (row["model"], row["disk_mbps"], row["round"])
             and (one["parallel"], one["speculate"]) == against
         )
-        ratios.setdefault(f"**{place}**, {what}", []).append(row["steady_tokens_per_s"] / other["steady_tokens_per_s"])
+        for figure, name in (("tokens_per_s", "with prompts"), ("steady_tokens_per_s", "steady")):
+            if row[figure] and other[figure]:
+                ratios.setdefault(f"**{place}**, {what}: {name}", []).append(row[figure] / other[figure])
     lines += [
         "",
         *(
-            f"* {what}: steady, {statistics.median(found):.2f} times the tokens ({min(found):.2f} to {max(found):.2f})"
+            f"* {what}, {statistics.median(found):.2f} times the tokens ({min(found):.2f} to {max(found):.2f})"
             for what, found in ratios.items()
         ),
     ]

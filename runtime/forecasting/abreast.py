@@ -25,12 +25,15 @@ class Abreast:
         vocabulary: int,
         planned: int = 1,
         most: int = NUMBERS[-1],
+        hoped_bytes: int = 0,
     ) -> None:
         """pass_s: the seconds of a plan's pass, for how many answers, each with so many tokens.
 
         vocabulary: the logits of a token. planned: for how many the plan is. most: how many may be chosen.
+        hoped_bytes: what one answer alone may read less than the plan says; several are to be faster also then.
         """
         self._plan, self._pass_s, self._vocabulary, self._planned, self._most = plan, pass_s, vocabulary, planned, most
+        self._hoped_bytes = hoped_bytes
 
     @property
     def best(self) -> int:
@@ -44,7 +47,8 @@ class Abreast:
         plan, position = self._plan, min(ANSWER_TOKENS, self._plan.context_tokens // number) // 2
         displaced = self._displaced_bytes(number * position) + (number - self._planned) * self._vocabulary * LOGIT_BYTES
         if plan.mode != "resident":
-            streamed = max(0, plan.streamed_bytes_per_pass + displaced)
+            hoped = self._hoped_bytes if number == 1 else 0
+            streamed = max(0, plan.streamed_bytes_per_pass + displaced - hoped)
             plan = replace(
                 plan,
                 streamed_bytes_per_pass=streamed,

@@ -9,6 +9,7 @@ from edge_run.partition.cost import PassWork
 from edge_run.runtime.forecasting.routing import MOST_SHARE
 
 READ_BYTES_PER_S, COMPUTED_BYTES_PER_S = 1e9, 20e9  # of a device that was not measured
+HOPE = 4.0  # the power of the share without room that a token may miss of its experts; with none, as of even choice
 
 
 class PassBytes:
@@ -47,6 +48,16 @@ class PassBytes:
         computed = self._plan.model_bytes - self.all_experts + self._touched(tokens, n_outputs)
         read_s = self.later(tokens, n_outputs)[1] / READ_BYTES_PER_S
         return max(read_s, computed / COMPUTED_BYTES_PER_S + attention_s)
+
+    @property
+    def hoped_bytes(self) -> int:
+        """What a token may read less than the plan says, where no earlier run told how evenly it chooses experts.
+
+        The plan takes it to miss the share of its experts that has no room; of models that choose unevenly it misses
+        far less, while many texts together use nearly all experts of any model.
+        """
+        share = min(1.0, self._plan.expert_bytes / self.all_experts) if self.all_experts else 1.0
+        return int(self._touched(1, 1) * ((1 - share) - (1 - share) ** HOPE))
 
     def is_ahead(self, tokens: int) -> bool:
         """Whether a pass uses so many of the experts that they are read before it is known which."""

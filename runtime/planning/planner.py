@@ -17,7 +17,9 @@ from edge_run.base.results import ContextPoint, Plan
 from edge_run.base.units import MIB, round_up
 from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.profile import disk_of
+from edge_run.partition.parallel import NUMBERS
 from edge_run.prefetch.schedule import Segment
+from edge_run.runtime.forecasting import routing
 from edge_run.runtime.forecasting.abreast import MOST_UNMEASURED, Abreast
 from edge_run.runtime.forecasting.forecast import PassTimes, forecast, pass_work, shared_work
 from edge_run.runtime.forecasting.pass_bytes import PassBytes
@@ -250,11 +252,17 @@ class Planner:
 
 def abreast(planner: Planner, plan: Plan, profile: DeviceProfile | None) -> Abreast:
     """Return what many answers at once would make under `plan`, on the device of `profile`, or on a usual one."""
-    given = planner.known.vocabulary, planner.config.sequences
-    if profile:
-        return Abreast(plan, lambda one, n, at: planner.times(one, profile).pass_s(n, at, n, is_first=False), *given)
     work = pass_work(planner.gguf, planner.known.graph, 0)
-    return Abreast(plan, lambda one, n, _: PassBytes(one, work).usual_s(n, n), *given, most=MOST_UNMEASURED)
+    earlier = routing.recall(planner.gguf, planner.config.cache).points
+    hoped_bytes = 0 if earlier else PassBytes(plan, work).hoped_bytes
+
+    def pass_s(one: Plan, number: int, position: int) -> float:
+        if profile:
+            return planner.times(one, profile).pass_s(number, position, number, is_first=False)
+        return PassBytes(one, work).usual_s(number, number)
+
+    most = NUMBERS[-1] if profile else MOST_UNMEASURED
+    return Abreast(plan, pass_s, planner.known.vocabulary, planner.config.sequences, most, hoped_bytes)
 
 
 def packed(planner: Planner, plan: Plan) -> tuple[Planner, Plan] | None:

@@ -70,3 +70,19 @@ def test_of_a_mixture_that_was_not_measured_what_is_read_decides(token_bytes: in
     assert one.tokens_per_s(4) < one.tokens_per_s(1)
     assert one.tokens_per_s(4) < one.tokens_per_s(64)
     assert one.best == best
+
+
+def test_several_are_to_be_faster_than_one_whose_experts_are_chosen_unevenly() -> None:
+    """Where no run told how evenly experts are chosen, one answer alone is given the benefit of the doubt."""
+    plan = replace(STREAMED, model_bytes=int(4e8), expert_bytes=int(1e8), streamed_bytes_per_pass=int(375e5))
+    usual = PassBytes(plan, EXPERTS)
+    assert usual.hoped_bytes == pytest.approx(5e7 * (0.75 - 0.75**4), rel=0.01)
+
+    def best(hoped_bytes: int) -> int:
+        limits = {"most": 16, "hoped_bytes": hoped_bytes}
+        return Abreast(plan, lambda plan, n, _: PassBytes(plan, EXPERTS).usual_s(n, n), 0, **limits).best
+
+    assert (best(0), best(usual.hoped_bytes)) == (16, 1)
+    full = replace(plan, expert_bytes=int(4e8))
+    assert PassBytes(full, EXPERTS).hoped_bytes == 0
+    assert PassBytes(replace(plan, expert_bytes=0), WORK).hoped_bytes == 0
