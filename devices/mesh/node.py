@@ -131,13 +131,13 @@ class LocalNode:
         with self._changed:
             return self.state.members()
 
-    def wait(self, *, timeout_s: float) -> tuple[MeshEvent, ...]:
+    def wait(self, *, timeout_s: float, check: Callable[[], None] = go_on) -> tuple[MeshEvent, ...]:
         """Return what happened since the last call, waiting until something did; empty when nothing did in time.
 
-        Raises MeshError where this device takes part no more.
+        Raises MeshError where this device takes part no more. check: as of `lead`.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self.state.events or self._is_closed or self._why_ended, timeout_s)
+            wait_checking(self._changed, lambda: self.state.events or self._is_over, timeout_s, check)
             self._check_link()
             events = tuple(self.state.events)
             self.state.events.clear()

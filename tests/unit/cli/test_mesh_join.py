@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from edge_run.base.errors import NotTrusted
+from edge_run.base.interrupt import Interrupt, go_on
 from edge_run.base.mesh import Joined, Lost, Member
 from edge_run.cli.app import _run
 from edge_run.cli.mesh.join import _take_part
@@ -31,7 +34,8 @@ class Node:
         first = [Joined(Member(node, node, "1", {})) for node in "bcd"]
         self.waits = [first, [], [Lost("b", "it left"), Lost("e", "it left")], Ended()]
 
-    def wait(self, *, timeout_s: float) -> tuple[Any, ...]:
+    def wait(self, *, timeout_s: float, check: Callable[[], None]) -> tuple[Any, ...]:
+        check()
         found = self.waits.pop(0)
         if isinstance(found, Exception):
             raise found
@@ -39,7 +43,8 @@ class Node:
             self.cluster = SimpleNamespace(version=3)
         return tuple(found)
 
-    def measure(self, node: str, *, timeout_s: float) -> None:
+    def measure(self, node: str, *, timeout_s: float, check: Callable[[], None]) -> None:
+        check()
         self.did.append(f"measure {node}")
         self.cluster = SimpleNamespace(version=2)
 
@@ -57,7 +62,7 @@ def test_a_new_list_counts_before_the_next_measurement_and_without_an_event() ->
         node.did.append(f"let in by {cluster.version}")
 
     with pytest.raises(Ended):
-        _take_part(node, terminal, node.cluster, let_in)  # type: ignore[arg-type]
+        _take_part(node, terminal, node.cluster, let_in, go_on)  # type: ignore[arg-type]
     assert node.did == [
         "measure b", "let in by 2", "check", "measure c", "measure d", "let in by 3", "check"
     ]  # fmt: skip
@@ -72,8 +77,24 @@ def test_who_was_removed_ends() -> None:
 
     node.check_member = check  # type: ignore[method-assign]
     with pytest.raises(NotTrusted):
-        _take_part(node, SimpleNamespace(say=str), node.cluster, lambda cluster: None)  # type: ignore[arg-type]
+        _take_part(node, SimpleNamespace(say=str), node.cluster, lambda cluster: None, go_on)  # type: ignore[arg-type]
     assert node.did == ["measure b"]
+
+
+def test_ctrl_c_is_heard_between_two_looks_and_not_wherever_the_interpreter_is() -> None:
+    """A KeyboardInterrupt in a wait could leave a lock half released."""
+    node, interrupt = Node(), Interrupt()
+
+    def wait(*, timeout_s: float, check: Callable[[], None]) -> tuple[Any, ...]:
+        signal.raise_signal(signal.SIGINT)
+        node.did.append("goes on")
+        check()
+        raise AssertionError("it was not asked to end")
+
+    node.wait = wait  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt), interrupt.hearing_ctrl_c():
+        _take_part(node, SimpleNamespace(say=str), node.cluster, lambda cluster: None, interrupt.check)  # type: ignore[arg-type]
+    assert node.did == ["goes on"]
 
 
 def test_a_line_from_no_standard_input_is_refused(

@@ -14,6 +14,7 @@ import click
 
 from edge_run.base.errors import ConfigError, MeshError
 from edge_run.base.files import mesh_folder
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Joined, Lost, MeshEvent
 from edge_run.cli.mesh.options import AUTHORITY, DEVICE_OPTIONS, REPLACE, broker_option, check_free, checked_authority
 from edge_run.cli.shared.options import some_settings
@@ -93,12 +94,6 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
             worker = Worker(node, models, config, fetch_bytes=fetch_bytes)
             stack.callback(worker.close)
             worker.start()
-        places = ", ".join(str(place).removeprefix("tcp://") for place in node.places)
-        terminal.write(f"joined cluster {cluster.id} as node {node.node}; data link at {places}; Ctrl-C leaves\n")
-        if not models and not fetch_bytes:
-            terminal.say("No --models and no --fetch: this device is seen, and computes nothing for others.")
-        if cluster.listed is None:
-            terminal.say(UNLISTED.format(cluster.id))
 
         def let_in(cluster: Cluster) -> None:
             """Let the broker go by the list of `cluster`; who was removed hears of that, and is cut off then."""
@@ -108,7 +103,15 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
                 node.wait_list_heard(timeout_s=LAST_WORD_S)
                 broker.set_access(access)
 
-        _take_part(node, terminal, cluster, let_in)
+        interrupt = Interrupt()
+        with interrupt.hearing_ctrl_c():
+            places = ", ".join(str(place).removeprefix("tcp://") for place in node.places)
+            terminal.write(f"joined cluster {cluster.id} as node {node.node}; data link at {places}; Ctrl-C leaves\n")
+            if not models and not fetch_bytes:
+                terminal.say("No --models and no --fetch: this device is seen, and computes nothing for others.")
+            if cluster.listed is None:
+                terminal.say(UNLISTED.format(cluster.id))
+            _take_part(node, terminal, cluster, let_in, interrupt.check)
 
 
 def _cluster(line: str | None, folder: Path, given: dict[str, Any], terminal: Terminal) -> Cluster:
@@ -159,15 +162,21 @@ def _come_in(invited: Invited, folder: Path, given: dict[str, Any], terminal: Te
         terminal.erase()
 
 
-def _take_part(node: LocalNode, terminal: Terminal, cluster: Cluster, let_in: Callable[[Cluster], None]) -> None:
-    """Say what happens, and measure the link to whoever comes, until Ctrl-C. Raises NotTrusted when sent away.
+def _take_part(
+    node: LocalNode,
+    terminal: Terminal,
+    cluster: Cluster,
+    let_in: Callable[[Cluster], None],
+    check: Callable[[], None],
+) -> None:
+    """Say what happens, and measure the link to whoever comes, until `check` raises. Raises NotTrusted when sent away.
 
     cluster: with the list of members that others were let in by so far.
     """
     names: dict[str, str] = {}
     was_connected = True
     while True:
-        for event in node.wait(timeout_s=1.0) or [None]:
+        for event in node.wait(timeout_s=1.0, check=check) or [None]:
             if node.cluster.version != cluster.version:  # before each measurement, which takes seconds
                 cluster = node.cluster
                 let_in(cluster)
@@ -175,7 +184,7 @@ def _take_part(node: LocalNode, terminal: Terminal, cluster: Cluster, let_in: Ca
             _tell(event, names, terminal)
             if isinstance(event, Joined):
                 with contextlib.suppress(MeshError):  # the doctor's business
-                    node.link.measure(event.member.node, timeout_s=MEASURE_S)
+                    node.link.measure(event.member.node, timeout_s=MEASURE_S, check=check)
                 node.report_links()
         if node.is_connected != was_connected:
             was_connected = node.is_connected
