@@ -17,22 +17,31 @@ LATEST = 7  # passes of a width that count
 LATEST_PACED = 31  # of what does not change with the drive's pace: more, or it would wander off
 LEAST_READ_S = 1e-6  # else it says nothing of the drive
 MOST_STEP = 2.0  # in time, from the widest pass that was seen to one that may be tried
+FAR_WIDER = 4  # than another width: says little of it
 SLOPE = 0.25  # of computing one token, for each further one, where only one width was seen: more than most devices
 
 
 class WidthCurve:
-    """A quantity by width: the median of the `latest` values at a width, and straight lines between widths."""
+    """A quantity by width: the median of the `latest` values at a width, and straight lines between widths.
+
+    The first value at a width counts until there is another: a first pass makes its graph, and takes memory.
+    """
 
     def __init__(self, latest: int = LATEST) -> None:
         self._latest = latest
         self._seen: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
         self._widths: list[int] = []
+        self._seen_once: set[int] = set()
 
     def observe(self, width: int, value: float) -> None:
         """Note `value` at `width`."""
         if width not in self._medians:
             self._widths.insert(bisect_left(self._widths, width), width)
+            self._seen_once.add(width)
+        elif width in self._seen_once:
+            self._seen_once.remove(width)
+            self._seen[width].clear()
         seen = self._seen.setdefault(width, deque(maxlen=self._latest))
         seen.append(value)
         self._medians[width] = statistics.median(seen)
@@ -59,6 +68,11 @@ class WidthCurve:
     def widest(self) -> int:
         """The widest that was seen, 0 before anything was."""
         return self._widths[-1] if self._widths else 0
+
+    @property
+    def narrowest(self) -> int:
+        """The narrowest that was seen, 0 before anything was."""
+        return self._widths[0] if self._widths else 0
 
     def line(self) -> tuple[float, float] | None:
         """Return the value at width 1 and the slope of the line through the smallest and the largest width seen."""
@@ -108,6 +122,10 @@ class WidthCosts:
     def is_known(self) -> bool:
         """Whether a pass was seen."""
         return bool(self._compute)
+
+    def is_known_near(self, width: int) -> bool:
+        """Whether a pass was seen that is not far wider than `width`, as passes of prompts are."""
+        return 0 < self._compute.narrowest <= FAR_WIDER * width
 
     def pass_s(self, width: int) -> float:
         """Return the seconds of a pass of `width` tokens now. At least one pass must have been recorded."""

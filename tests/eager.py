@@ -8,15 +8,22 @@ from collections.abc import Sequence
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.speculation.width_control import WidthControl
 
+REST_SHARE = 0.1
+
 
 class Eager(WidthControl):
-    """Speculates always, with a random width; to be put in place of `speculation_setup.WidthControl`."""
+    """Speculates always, with a random width, and has drafters rest now and then all the same.
+
+    It is to be put in place of `speculation_setup.WidthControl`.
+    """
 
     def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float) -> None:
         super().__init__(costs, most_tokens, least_gain)
         self._chance = random.Random(1)
 
     def wants_guesses(self, n_texts: int = 1) -> bool:
+        if self._chance.random() < REST_SHARE:
+            self.rest()
         return True
 
     def choose(self, values: Sequence[float], n_texts: int = 1) -> int:

@@ -45,6 +45,11 @@ class GgufModel:
         return sum(tensor.size_bytes for tensor in self.tensors)
 
     @property
+    def is_mixture(self) -> bool:
+        """Whether it has experts."""
+        return bool(self.value("expert_count"))
+
+    @property
     def used_experts(self) -> int:
         """The experts that a token uses in a layer, at most; 1 where the file does not say."""
         value = self.value("expert_used_count")

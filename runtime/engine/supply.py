@@ -308,6 +308,9 @@ def _lend(
     driver.before_pass = lambda shape: lender.before_pass(shape.tokens)
     if loaded.draft:
         loaded.draft.make_room = lender.before_drafting
+        if loaded.draft.weights and terms.draft_weight_bytes:
+            lender.hold_draft(terms.draft_weight_bytes)
+            loaded.draft.weights.on_leave = lender.rest_draft
         loaded.draft.limit(terms.context_tokens + GUESSED_TOKENS)
     return lender
 
@@ -333,6 +336,8 @@ def _mapped(loaded: Loaded) -> tuple[NarrowPass, Terms]:
     idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
     draft_cells = loaded.draft.cells if loaded.draft else None
     lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
+    if loaded.prepared.draft and not loaded.prepared.gguf.is_mixture:
+        lent = replace(lent, draft_weight_bytes=loaded.prepared.draft.idle_bytes)
     assert loaded.backing is not None
     lent = lent.with_row_slices(loaded.backing.address_space.chunk_bytes, shape.narrow_tokens, shape.threads)
     config, flow = loaded.prepared.config, narrow.flow

@@ -266,9 +266,9 @@ class BatchedAnswers(Closing):
             planned = self._passes.plan(self._guesses.most_spare if self._guesses else 0)
             if planned is None:
                 break
-            trees, drafting = self._guess(planned), Interval()
-            if trees:
-                drafting = self._meter.lap()
+            trees = self._guess(planned)
+            may_have_drafted = self._guesses and self._passes.most_in_flight == 1  # also where no guess is verified
+            drafting = self._meter.lap() if may_have_drafted else Interval()
             with self._guesses.going_on() if self._guesses else nullcontext():
                 if not self._passes.begin(BegunPass(planned, trees, drafting, began_s)):
                     break

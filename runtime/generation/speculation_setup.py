@@ -32,7 +32,7 @@ def open_session(engine: Engine) -> Session:
     capabilities = engine.front.capabilities
     if not (capabilities.can_rewind or capabilities.rollback_tokens):
         return Session(engine.front, why_plain=_RECURRENT)
-    control = WidthControl(pass_costs(engine), min(config.draft_tokens + 1, _most_tokens(engine)), _least_gain(engine))
+    control = _control(engine, pass_costs(engine), min(config.draft_tokens + 1, _most_tokens(engine)))
     return SpeculativeSession(
         engine.front,
         drafters,
@@ -42,6 +42,15 @@ def open_session(engine: Engine) -> Session:
         is_exact=config.exact,
         counters=lambda: _counters(engine),
     )
+
+
+def _control(engine: Engine, costs: WidthCosts, most_tokens: int) -> WidthControl:
+    control = WidthControl(costs, most_tokens, _least_gain(engine))
+    weights = engine.draft.weights if engine.draft else None
+    if weights and weights.on_leave:
+        control.rest = weights.leave
+        control.rested_share = weights.size_bytes / max(weights.size_bytes, engine.plan.streamed_bytes_per_pass)
+    return control
 
 
 def _context_shift(engine: Engine) -> ContextShift | None:
@@ -63,7 +72,7 @@ def open_shared_guesses(engine: Engine, costs: WidthCosts) -> tuple[SharedGuesse
     if not engine.front.capabilities.can_rewind:
         return None, _RECURRENT
     guesses = SharedGuesses(
-        WidthControl(costs, _most_tokens(engine), _least_gain(engine)),
+        _control(engine, costs, _most_tokens(engine)),
         SpeculationTally(_mode(engine), _limits(engine), is_exact=config.exact),
         SharedDrafters(engine.draft, uses_lookup=config.uses_lookup),
         config.draft_tokens,

@@ -137,7 +137,7 @@ class Offload:
 
     def streamed(self, gguf: GgufModel) -> Offload:
         """Return the offload for weights in DRAM that stream: without op offload where these stream by expert."""
-        is_moe = bool(gguf.value("expert_count"))
+        is_moe = gguf.is_mixture
         return replace(self, has_op_offload=False) if is_moe else self
 
     def on_host(self, graph: GraphMap) -> GraphMap:

@@ -19,6 +19,7 @@ from edge_run.runtime.llama.context_shape import CELLS_STEP, context_shape
 from edge_run.runtime.llama.holdings import LOGIT_BYTES
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.work_buffer import work_bytes
+from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.gguf_header import ArrayValue, MetadataEntry
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES, Cells
@@ -102,6 +103,11 @@ class DraftFile:
         work = work_bytes(self.gguf, MICRO_BATCH_TOKENS, compute_threads(self.config.threads))
         known = self.known
         return self.gguf.data_bytes + known.kv_bytes + known.buffer_bytes + work + of_a_token * known.vocabulary
+
+    @property
+    def idle_bytes(self) -> int:
+        """What the weights free at least when they leave: whole pages inside each tensor."""
+        return sum(max(0, tensor.size_bytes - 2 * PAGE) for tensor in self.gguf.tensors)
 
     @property
     def cells(self) -> Cells | None:

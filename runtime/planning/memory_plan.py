@@ -103,9 +103,13 @@ def plan_streamed(
         return plan_streamed(shorter, address_space, segments, ranges, visits)
     per_batch = residency.streamed_uses
     if residency.n_frames:
-        n_lent, n_always = terms.lent_bytes // chunk_bytes, terms.idle_bytes // chunk_bytes
-        by_visits = plan_stage_visits(residency, segments, visits, address_space.ragged, n_always, n_lent)
-        residency = by_visits or with_lent(residency, segments, n_lent)
+        n_most, n_always = terms.most_lent_bytes // chunk_bytes, terms.idle_bytes // chunk_bytes
+        by_visits = plan_stage_visits(residency, segments, visits, address_space.ragged, n_always, n_most)
+        residency = by_visits or with_lent(residency, segments, n_most)
+    n_lent = min(len(residency.lent), terms.lent_bytes // chunk_bytes)
+    per_pass = (
+        reads_beside(residency, segments, [n_lent])[0] if n_lent < len(residency.lent) else residency.streamed_uses
+    )
     pinned = address_space.total_bytes(residency.pinned)
     steps = terms.context_steps if residency.lent or terms.away_bytes else []
     kept = [min(len(residency.lent), terms.loans_at(tokens, chunk_bytes)) for tokens in steps]
@@ -127,10 +131,10 @@ def plan_streamed(
         minimum_bytes=least_other + residency.minimum_chunks * chunk_bytes,
         pinned_bytes=pinned,
         window_bytes=window,
-        streamed_bytes_per_pass=residency.streamed_uses * address_space.chunk_bytes,
+        streamed_bytes_per_pass=per_pass * address_space.chunk_bytes,
         streamed_bytes_per_batch=per_batch * address_space.chunk_bytes,
         readers=terms.readers,
-        lent_bytes=len(residency.lent) * address_space.chunk_bytes,
+        lent_bytes=n_lent * address_space.chunk_bytes,
         by_context=tuple(points),
         items=(
             *items_besides_weights(terms, rows, pinned + window),

@@ -40,6 +40,7 @@ class Terms:
     packed: the packed file of the experts.
     cells: the context's keys and values; None where they take all their memory at once.
     draft_cells: those of the draft model; None where there is none, or they take all their memory at once.
+    draft_weight_bytes: what its weights give back while it rests.
     idle_bytes: the part of the buffers that passes of few tokens do not touch.
     verified_tokens: the guesses in a pass at most, each of which takes a cell.
     wanted_context_tokens: the context that was asked for; the budget may have room for fewer tokens.
@@ -68,6 +69,7 @@ class Terms:
     packed: PackedFile | None = None
     cells: Cells | None = None
     draft_cells: Cells | None = None
+    draft_weight_bytes: int = 0
     idle_bytes: int = 0
     verified_tokens: int = 0
     wanted_context_tokens: int = 0
@@ -85,13 +87,19 @@ class Terms:
     @property
     def lent_bytes(self) -> int:
         """What weights may have before anything is written into the context, while passes are of few tokens."""
+        return max(0, self.most_lent_bytes - self.draft_weight_bytes)
+
+    @property
+    def most_lent_bytes(self) -> int:
+        """The same while a draft model's weights are not in memory."""
         return max(0, self.pool_bytes - self.cell_bytes(1))
 
     @property
     def pool_bytes(self) -> int:
-        """What is divided anew before each pass: the idle part of buffers and work, and all keys and values."""
+        """What is divided anew before each pass: buffers and work where idle, a draft's weights, keys and values."""
         sliced_bytes = self._wide_bytes(self.micro_batch_tokens, self.sliced_token_bytes)
-        return self.idle_bytes + self._kept_work_bytes(self.micro_batch_tokens) + sliced_bytes + self._full_cell_bytes
+        work_bytes = self._kept_work_bytes(self.micro_batch_tokens) + sliced_bytes
+        return self.idle_bytes + work_bytes + self.draft_weight_bytes + self._full_cell_bytes
 
     @property
     def _full_cell_bytes(self) -> int:
@@ -131,7 +139,7 @@ class Terms:
 
         These were read in passes as wide as can be.
         """
-        kept_bytes = self._kept_work_bytes(min(tokens, self.micro_batch_tokens))
+        kept_bytes = self._kept_work_bytes(min(tokens, self.micro_batch_tokens)) + self.draft_weight_bytes
         return max(0, self.pool_bytes - kept_bytes - self.cell_bytes(tokens + 1)) // loan_bytes
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from edge_run.base.errors import BudgetError
@@ -84,13 +84,15 @@ def text_s(
         counts with them alone.
     """
     planner, n_texts = Planner(prepared), max(1, prepared.config.sequences)
+    answering = replace(plan, streamed_bytes_per_batch=plan.streamed_bytes_per_pass)  # few tokens leave buffers idle
     if profile and planner.can_time(profile):
-        times = planner.times(plan, profile)
-        token_s = times.pass_s(n_texts, n_tokens, n_texts, is_first=False)
-        return n_texts * times.prefill_s(n_tokens, width, is_first=False) + ANSWER_TOKENS * token_s
+        prompt_s = planner.times(plan, profile).prefill_s(n_tokens, width, is_first=False)
+        token_s = planner.times(answering, profile).pass_s(n_texts, n_tokens, n_texts, is_first=False)
+        return n_texts * prompt_s + ANSWER_TOKENS * token_s
     work = pass_work(planner.gguf, planner.known.graph, 0)
-    usual, flops = PassBytes(plan, work), work.attention_flops if attention else 0.0
+    flops = work.attention_flops if attention else 0.0
     narrow, wide = attention or (math.inf, math.inf)
-    prompt_s = -(-n_tokens // width) * usual.usual_s(width, 1) + flops * n_tokens**2 / 2 / wide
-    token_s = usual.usual_s(n_texts, n_texts, n_texts * flops * n_tokens / narrow)
+    n_passes, attention_s = -(-n_tokens // width), n_texts * flops * n_tokens / narrow
+    prompt_s = n_passes * PassBytes(plan, work).usual_s(width, 1) + flops * n_tokens**2 / 2 / wide
+    token_s = PassBytes(answering, work).usual_s(n_texts, n_texts, attention_s)
     return n_texts * prompt_s + ANSWER_TOKENS * token_s

@@ -28,6 +28,7 @@ from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.speculation.draft_texts import DraftTexts
 from edge_run.runtime.speculation.draft_trees import DraftTrees
+from edge_run.runtime.speculation.draft_weights import DraftWeights
 from edge_run.runtime.speculation.drafting import Guesses, WantedGuesses
 from edge_run.runtime.speculation.translation import Translation
 from edge_run.tiers.stub import outline_metadata
@@ -40,9 +41,10 @@ class DraftModel(Closing):
     held_bytes: what it will take, with the keys and values of the longest text.
     context_tokens: the longest text that it can follow.
     most_texts: as many texts can be followed at once.
+    weights: which may leave until something is to be guessed; None on a GPU.
     cells: its keys and values, whose memory is taken as they are written; None where it is taken at once.
     make_room: is told how many tokens stay in the cache, and how many may be in it from now on; returns whether there
-        is room for them. It is called between passes of the target only.
+        is room for them, and for the weights. It is called between passes of the target only.
     """
 
     def __init__(
@@ -85,10 +87,12 @@ class DraftModel(Closing):
             if offload:
                 passes = usual_passes(shape.micro_batch_tokens, is_software=offload.gpu.is_software)
                 warm_up(self.model, shape, passes)
+            kernels: RepackedWeights | None = None
             if repacked:
-                weights = RepackedWeights(self.model, file.gguf, map_short_pass(self.model, shape), repacked)
-                stack.callback(weights.close)
-                weights.repack_now()
+                kernels = RepackedWeights(self.model, file.gguf, map_short_pass(self.model, shape), repacked)
+                stack.callback(kernels.close)
+                kernels.repack_now()
+            self.weights = None if offload else DraftWeights(self.model, file.gguf, kernels, self._interrupt.check)
             self._context = LlamaContext(self.model, shape, is_sparse=not offload)
             stack.callback(self._context.close)
             self.cells = sparse_cells(self.model, shape, self._context)
@@ -193,7 +197,11 @@ class DraftModel(Closing):
     def _prepare(self, texts: Mapping[int, Sequence[int]], most_depth: int) -> tuple[int, ...]:
         self._decoder.keep(0, 0, 0, self._trees.branches)
         room = self._texts.follow(texts, (most_depth - 1) * (BEAM if self._trees.branches else len(texts)))
-        return room.texts if room.texts and self.make_room(room.kept_cells, room.most_cells) else ()
+        if not (room.texts and self.make_room(room.kept_cells, room.most_cells)):
+            return ()
+        if self.weights:
+            self.weights.come_back()
+        return room.texts
 
     def _grow(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
         rows = self._texts.read(texts)

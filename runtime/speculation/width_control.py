@@ -11,7 +11,7 @@ now and then while it pays, at first more often: they say what it gains.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edge_run.partition.width_costs import WidthCosts
 
@@ -23,7 +23,8 @@ LEAST_GAIN_BY_EXPERT = 1.15
 TRIAL_SHARE = 0.01  # of the time, for guesses that are only held against what comes
 PLAIN_FIRST, PLAIN_EVERY, PLAIN_EVERY_IF_CLOSE, CLOSE_GAIN = 8, 96, 24, 1.3
 PLAIN_GROWTH = 4  # of the passes to the next plain one
-SURE_GAIN = 2.5  # pays whatever the first plain pass took, which is the slowest
+SURE_GAIN = 2.5  # of one text: pays whatever the first plain pass took, which is the slowest
+REST_AFTER = 4  # passes in which plain decoding was better
 HOPE = 1.2  # of a text that begins: so much more than the least gain
 LATEST = 0.25  # the share of the latest pass in what is usual
 
@@ -33,6 +34,8 @@ class WidthControl:
 
     most_tokens: in a pass, the certain ones included. least_gain: expected of a wider pass, over plain decoding.
     is_on: whether the pass decided last had guesses, or may have had.
+    rest: is called, between passes, when guesses have not been worth their time for a while: drafters may give back
+        memory until they are asked again. rested_share: what plain passes read less then, of all that they read.
     tokens_per_s: what passes with guesses usually gain.
     """
 
@@ -41,7 +44,10 @@ class WidthControl:
         self._draft_s = self.tokens_per_s = 0.0
         self._usual_tokens = self._usual_s = 0.0  # of passes with guesses, in tokens and seconds of plain ones
         self.is_on = True
-        self._since_draft = self._since_plain = 0
+        self.rest: Callable[[], None] = lambda: None
+        self.rested_share, self._is_resting = 0.0, False
+        self._was_rested = False  # while the latest plain passes were made
+        self._since_draft = self._since_plain = self._n_off = 0
         self._plain_after = PLAIN_FIRST
 
     def begin(self) -> None:
@@ -52,13 +58,19 @@ class WidthControl:
     def wants_guesses(self, n_texts: int = 1) -> bool:
         """Return whether to make guesses for the next pass; while plain decoding is better, only now and then."""
         self._since_draft += 1
-        if not self._costs.is_known:
+        self._n_off = 0 if self.is_on else self._n_off + 1
+        if not self._costs.is_known_near(n_texts):
             return False
         if not self.is_on:
-            trial_s = TRIAL_SHARE * self._costs.pass_s(n_texts)
-            if self._since_draft < self._draft_s / max(trial_s, 1e-9):
+            pass_s = max(1e-9, self._costs.pass_s(n_texts))
+            # who has rested reads what it needs, and the model what it lent
+            trial_s = self._draft_s + 2 * self.rested_share * pass_s * self._is_resting
+            if self._since_draft < trial_s / (TRIAL_SHARE * pass_s):
+                if self._n_off > REST_AFTER:
+                    self.rest()
+                    self._is_resting = self._was_rested = True
                 return False
-        self._since_draft = 0
+        self._since_draft, self._is_resting = 0, False
         return True
 
     def observe_drafting(self, seconds: float) -> None:
@@ -83,7 +95,7 @@ class WidthControl:
         """
         self._since_plain += 1
         plain, n_plain = offers[0]
-        plain_s = max(1e-9, self._costs.pass_s(plain))
+        plain_s = self._rested_s(plain)
         tokens = [n_tokens / n_plain for _, n_tokens in offers]
         seconds = [(self._costs.pass_s(width) + self._draft_s) / plain_s for width, _ in offers]
         usable = [n for n, (width, _) in enumerate(offers) if n == 0 or self._costs.is_within_reach(width)]
@@ -98,19 +110,29 @@ class WidthControl:
         self.is_on = self._gain >= self._least_gain
         if not self.is_on:
             return 0
-        is_due = self._since_plain >= self._plain_due()
+        is_due = self._since_plain >= self._plain_due(round(n_plain))
         if is_due:
             self._plain_after *= PLAIN_GROWTH
+            self._usual_s, self._was_rested = 0.0, False  # what guesses gain is held against that pass from now on
         if is_due or chosen == 0:
             self._since_plain = 0
             return 0
         return chosen
 
-    def _plain_due(self) -> int:
-        """Return after how many passes a plain one is made, while guesses pay."""
-        if self._gain >= SURE_GAIN:
+    def _rested_s(self, plain: int) -> float:
+        """Return what a plain pass takes while drafters rest, as the latest ones told, which they may not have done."""
+        share = 0.0 if self._was_rested or not self._costs.is_read_bound(plain) else self.rested_share
+        return max(1e-9, self._costs.pass_s(plain) * (1 - share))
+
+    def _plain_due(self, n_texts: int) -> int:
+        """Return after how many passes a plain one is made while guesses pay.
+
+        It is sooner where several texts share passes: guesses gain less there, and a plain pass loses less.
+        """
+        if self._gain >= SURE_GAIN and n_texts == 1:
             return PLAIN_EVERY
-        return min(PLAIN_EVERY_IF_CLOSE if self._gain < CLOSE_GAIN else PLAIN_EVERY, self._plain_after)
+        every = PLAIN_EVERY_IF_CLOSE if self._gain < CLOSE_GAIN else PLAIN_EVERY
+        return min(every, max(1, self._plain_after // n_texts))
 
     @property
     def _gain(self) -> float:

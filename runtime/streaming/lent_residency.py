@@ -194,7 +194,8 @@ class LentResidency:
         """
         self.loans, self._borrower, self._buffer = loans, borrower, buffer
         self._cells, self.count, self._draft_cells, self._work = cells, count, draft_cells, work
-        self._own_bytes, self._draft_bytes = loans.pool_bytes, 0
+        self._own_bytes = loans.pool_bytes
+        self._draft_cell_bytes = self._draft_weight_bytes = self._held_weight_bytes = 0
         self.lacking_bytes: Callable[[], int] = lambda: 0
         self.say: Callable[[str], None] = logger.warning
         self.on_cut: Callable[[int], None] = lambda n_cells: None
@@ -209,7 +210,7 @@ class LentResidency:
             self.count.add(n_tokens)
             own_bytes += self._cells.needed_bytes(kept_cells, self.count.tops)
         self._own_bytes = own_bytes
-        self._divide(self._own_bytes + self._draft_bytes)
+        self._divide_again()
         self._tell_lack()
 
     def before_drafting(self, kept_tokens: int, most_tokens: int) -> bool:
@@ -219,12 +220,26 @@ class LentResidency:
         most_tokens: as many may be there until this is called again.
         """
         if self._draft_cells:
-            self._draft_bytes = self._draft_cells.needed_bytes([kept_tokens], [most_tokens])
+            self._draft_cell_bytes = self._draft_cells.needed_bytes([kept_tokens], [most_tokens])
+        self._held_weight_bytes = self._draft_weight_bytes
+        if self._draft_cells or self._draft_weight_bytes:
             try:
-                self._divide(self._own_bytes + self._draft_bytes)
+                self._divide_again()
             except Cancelled:  # as the next pass will be
                 return False
         return True
+
+    def hold_draft(self, weight_bytes: int) -> None:
+        """Note that a draft model's weights hold so much of the room, but for the time from `rest_draft` to a guess."""
+        self._draft_weight_bytes = self._held_weight_bytes = weight_bytes
+        self._own_bytes = self.loans.pool_bytes - weight_bytes
+
+    def rest_draft(self) -> None:
+        """Have the next pass divide what the draft model's weights held."""
+        self._held_weight_bytes = 0
+
+    def _divide_again(self) -> None:
+        self._divide(self._own_bytes + self._draft_cell_bytes + self._held_weight_bytes)
 
     def take_back(self) -> None:
         """Take everything back until the next pass."""

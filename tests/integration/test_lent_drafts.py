@@ -6,103 +6,30 @@ without a draft model: speculation is exact here.
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from eager import Eager
+from drafted_talks import OPTIONS, Talk, check_rows, drafter, streamed
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError, Cancelled
-from edge_run.base.units import KIB, MIB
+from edge_run.base.errors import Cancelled
+from edge_run.base.units import MIB
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import Driver
-from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.decoding.twin_context import sparse_cells
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.generation import speculation_setup
-from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.speculation.draft_model import DraftModel
 from edge_run.runtime.speculation.drafting import Acceptance, WantedGuesses
 from edge_run.runtime.speculation.overlap import Overlap
-from edge_run.runtime.streaming.lent_residency import LentResidency
 from edge_run.tiers import _libc
-from exactness import count_peak_from_here
 from in_child import in_child
-from mutations import changed
 from talks import TEXT
 from tiny_models import make_model
-
-LONGEST_TOKENS = 1000
-PRESENT, FROM_A_FILE, MAPPED_ONCE = (np.uint64(1 << bit) for bit in (63, 61, 56))  # of pages, to the kernel
-OPTIONS: dict[str, Any] = {
-    "context_tokens": 16_384,
-    "micro_batch_tokens": 32,
-    "draft_tokens": 8,
-    "threads": 1,
-    "check_file": False,
-    "exact": True,
-}
-
-
-class Talk:
-    """Feeds and continues one conversation; after each pass it looks at what the draft model has."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.session: Session = open_session(engine)
-        self.rows: list[np.ndarray] = []
-        self.tokens: list[int] = []
-        self.witness = Witness(engine) if engine.draft and engine.plan.mode == "streamed" else None
-
-    def go_on(self, prompt: list[int], n_tokens: int) -> None:
-        """Make `prompt` the conversation, and add the likeliest tokens."""
-        logits, _ = self.session.feed(prompt)
-        for _ in range(n_tokens):
-            self.rows.append(np.array(logits))
-            self.tokens.append(int(logits.argmax()))
-            logits = self.session.step(self.tokens[-1])
-            if self.witness:
-                self.witness.look()
-
-
-class Witness:
-    """draft_bytes: what the draft model's keys and values held after each pass. counts: the loans then."""
-
-    def __init__(self, engine: Engine) -> None:
-        assert engine.draft
-        assert engine.draft.cells
-        lender = engine.draft.make_room.__self__  # type: ignore[attr-defined]
-        assert isinstance(lender, LentResidency)
-        self.lender, self.cells, self.caches = lender, engine.draft.cells, engine.draft._context.sparse_caches
-        self.draft_bytes: list[int] = []
-        self.counts: list[int] = []
-
-    def look(self) -> None:
-        room, loans = self.lender._draft_cells, self.lender.loans
-        assert room
-        loans.check()
-        self.draft_bytes.append(held_bytes(self.caches))
-        self.counts.append(loans.n_loans)
-        assert self.draft_bytes[-1] <= self.cells.bytes_for(room._dirty_cells[0])
-
-
-def held_bytes(caches: Sequence[tuple[int, int]]) -> int:
-    """What is written there: pages that this process alone maps. Those only looked at are the kernel's zeros."""
-    n_pages = 0
-    with open("/proc/self/pagemap", "rb") as pagemap:
-        for start, length in caches:
-            first, end = start // _libc.PAGE, -(-(start + length) // _libc.PAGE)
-            found = np.frombuffer(os.pread(pagemap.fileno(), 8 * (end - first), 8 * first), np.uint64)
-            n_pages += np.count_nonzero((found & (PRESENT | FROM_A_FILE | MAPPED_ONCE)) == (PRESENT | MAPPED_ONCE))
-    return n_pages * _libc.PAGE
 
 
 def talk_of_any_length(talk: Talk) -> None:
@@ -112,42 +39,6 @@ def talk_of_any_length(talk: Talk) -> None:
     talk.go_on(TEXT[:150] + TEXT[:20], 8)
     talk.go_on(TEXT[:150] + TEXT[:300], 8)
     talk.go_on(TEXT[700:720], 20)
-
-
-def drafter(name: str, folder: Path, quantisation: str, scale: int = 1) -> Path:
-    """Return a draft model for the one called `name`: its guesses are often right, and its texts of any length."""
-    path = make_model(name, folder, scale=scale, quantisation=quantisation)
-    return changed(path, path.with_name(f"draft-{path.name}"), f"{name}.context_length", 131_072)
-
-
-@contextmanager
-def streamed(path: Path, draft: Path) -> Iterator[Engine]:
-    """Under about the smallest budget in which the texts of these tests have room."""
-    speculation_setup.WidthControl = Eager  # type: ignore[misc]
-    count_peak_from_here()
-    budget = 40 * MIB
-    options = {**OPTIONS, "draft": draft, "speculate": "draft", "chunk_bytes": 128 * KIB, "backend": "edge-run"}
-    while True:
-        try:
-            engine = Engine.open(path, ModelConfig(**options, memory=budget))
-        except BudgetError as error:
-            budget = error.minimum_bytes
-            continue
-        with closing(engine):
-            if engine.decoder.capabilities.context_tokens >= LONGEST_TOKENS:
-                assert engine.plan.mode == "streamed"
-                yield engine
-                return
-        budget += MIB
-
-
-def check_rows(path: Path, found: Talk, script: Any = talk_of_any_length) -> None:
-    """Assert that `found` is what the model says without guesses, all of whose memory is there."""
-    with closing(Engine.open(path, ModelConfig(**OPTIONS, backend="llama.cpp"))) as engine:
-        wanted = Talk(engine)
-        script(wanted)
-    assert found.tokens == wanted.tokens
-    assert all(np.array_equal(a, b) for a, b in zip(wanted.rows, found.rows, strict=True))
 
 
 @pytest.mark.parametrize(("name", "quantisation"), [("llama", "Q4_0"), ("gemma3", "Q8_0")])
@@ -168,7 +59,7 @@ def test_what_a_draft_model_has_not_written_holds_weights(name: str, quantisatio
         longest = max(witness.draft_bytes[:24])
         assert min(witness.draft_bytes[-20:]) < longest / 2, "given back"
         assert min(witness.counts[12:24]) < max(witness.counts[-20:])
-    check_rows(path, talk)
+    check_rows(path, talk, talk_of_any_length)
 
 
 @pytest.mark.parametrize("is_overlapped", [False, True])
@@ -193,7 +84,7 @@ def test_guesses_beside_a_pass_find_their_room_made(folder: Path, is_overlapped:
         talk_of_any_length(talk)
         assert engine.memory_use.peak_bytes <= engine.budget_bytes
     assert made_by == {threading.main_thread()}
-    check_rows(path, talk)
+    check_rows(path, talk, talk_of_any_length)
 
 
 @in_child

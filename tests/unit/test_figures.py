@@ -168,7 +168,7 @@ def test_a_figure_that_is_not_measured_is_found(claim: str, is_true: bool) -> No
         ("In 701 MiB 12.8 times (`benchmarks/many.py`).", False),
         ("So much as 77 in 700 MiB ([many](../benchmarks/results/2026-11-25-many.md)).", False),
         ("It was measured (`many.py`):\n\n| 12.8 | 4.13 |\n", True),
-        ("It was measured (`many.py`):\n\n| 12.8 | 4.14 |\n", False),
+        ("It was measured (`many.py`):\n\n| 12.8 | 417.3 |\n", False),
         ("Of tables:\n\n| 77 | 78 |\n| 79 | `many.py` |\n", False),
         ("Of tables:\n\n| 77 | 78 |\n| 12.8 | `many.py` |\n", True),
         ("```\n`many.py` 77\n```\n", True),

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_run.partition.width_costs import WidthCosts
-from edge_run.runtime.speculation.width_control import LEAST_GAIN, PLAIN_EVERY, TRIAL_SHARE, WIDTHS, WidthControl
+from edge_run.runtime.speculation.width_control import (
+    LEAST_GAIN,
+    PLAIN_EVERY,
+    REST_AFTER,
+    TRIAL_SHARE,
+    WIDTHS,
+    WidthControl,
+)
 
 
 def streamed(width: int) -> tuple[float, float, float, int]:
@@ -110,6 +117,53 @@ def test_plain_decoding_is_tried_again() -> None:
 
 def test_nothing_is_guessed_before_a_pass_was_seen() -> None:
     assert not WidthControl(WidthCosts(), 8).wants_guesses()
+
+
+def test_what_a_prompt_took_does_not_tell_what_plain_passes_take() -> None:
+    control = controlled(streamed, (128,))
+    assert not control.wants_guesses(8)
+    control.observe_pass(8, *streamed(8))
+    assert control.wants_guesses(8)
+
+
+def test_of_several_texts_plain_passes_come_sooner() -> None:
+    control = controlled(streamed, (8, 32))
+    offers = [(8, 8.0), (16, 30.0), (24, 40.0)]
+    chosen = [control.best(offers) for _ in range(60)]
+    assert [number for number, choice in enumerate(chosen, 1) if choice == 0] == [1, 5, 21]
+
+
+def test_guesses_are_held_against_plain_passes_beside_which_drafters_rest() -> None:
+    offers = [(8, 8.0), (16, 9.5)]
+
+    def gains(rested_share: float) -> bool:
+        control = controlled(streamed, (8, 32))
+        control.rested_share = rested_share
+        control.observe_drafting(0.2)
+        for _ in range(12):
+            control.best(offers)
+        return control.is_on
+
+    assert gains(0.0)
+    assert not gains(0.15)
+
+
+def test_drafters_rest_once_plain_decoding_was_better_for_a_while() -> None:
+    control, rests = controlled(resident, (1, 8)), list[int]()
+    control.rest = lambda: rests.append(1)
+    control.observe_drafting(1.0)
+    turned_off(control)
+    for _ in range(REST_AFTER):
+        assert not control.wants_guesses()
+    assert not rests
+    assert not control.wants_guesses()
+    assert rests
+    control.begin()
+    assert control.wants_guesses()
+    rests.clear()
+    turned_off(control)
+    assert not control.wants_guesses()
+    assert not rests, "counted anew"
 
 
 @given(

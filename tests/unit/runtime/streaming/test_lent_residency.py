@@ -109,6 +109,20 @@ def test_passes_that_verify_guesses_leave_the_buffer_idle_too(buffer: int) -> No
         assert weights.n_loans == n_loans, width
 
 
+def test_the_weights_of_a_draft_model_hold_room_until_they_rest(buffer: int) -> None:
+    weights = FakeWeights()
+    lent = LentResidency(Loans(LENT, 2 * MIB, 6), weights, IdleBuffer(seen(), 0))
+    lent.hold_draft(8 * MIB)
+    lent.before_pass(1)
+    assert weights.n_loans == (LENT - 8 * MIB) // (2 * MIB)
+    lent.rest_draft()
+    lent.rest_draft()
+    lent.before_pass(1)
+    assert weights.n_loans == 6
+    assert lent.before_drafting(1, 2), "it has no keys and values of its own to be counted"
+    assert weights.n_loans == (LENT - 8 * MIB) // (2 * MIB), "taken back before anything is guessed"
+
+
 def test_a_stop_while_taking_back_leaves_it_lent(buffer: int) -> None:
     weights, stops = FakeWeights(), [True]
 
