@@ -336,8 +336,7 @@ def _mapped(loaded: Loaded) -> tuple[NarrowPass, Terms]:
     idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
     draft_cells = loaded.draft.cells if loaded.draft else None
     lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
-    if loaded.prepared.draft and not loaded.prepared.gguf.is_mixture:
-        lent = replace(lent, draft_weight_bytes=loaded.prepared.draft.idle_bytes)
+    lent = replace(lent, draft_weight_bytes=loaded.prepared.draft_weight_bytes)
     assert loaded.backing is not None
     lent = lent.with_row_slices(loaded.backing.address_space.chunk_bytes, shape.narrow_tokens, shape.threads)
     config, flow = loaded.prepared.config, narrow.flow

@@ -9,7 +9,7 @@ from edge_run.partition.cost import PassWork
 from edge_run.runtime.forecasting.routing import MOST_SHARE
 
 READ_BYTES_PER_S, COMPUTED_BYTES_PER_S = 1e9, 20e9  # of a device that was not measured
-HOPE = 4.0  # the power of the share without room that a token may miss of its experts; with none, as of even choice
+HOPE = 4.0  # the power of the share without room, which a token misses of its experts if it chooses them unevenly
 
 
 class PassBytes:

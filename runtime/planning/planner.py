@@ -127,8 +127,7 @@ class Planner:
         cells = replace(known.cells, n_streams=shape.n_streams) if is_by_cell else None
         draft = self.prepared.draft
         lent = replace(terms, cells=cells, draft_cells=draft.cells if draft else None, idle_bytes=idle)
-        if draft and not self.gguf.is_mixture:
-            lent = replace(lent, draft_weight_bytes=draft.idle_bytes)
+        lent = replace(lent, draft_weight_bytes=self.prepared.draft_weight_bytes)
         lent = replace(lent, verified_tokens=shape.verified_tokens)
         lent = lent.with_row_slices(self._address_space.chunk_bytes, shape.narrow_tokens, self.threads)
         lent = with_bounds(lent, known.cells.tensors, known.cell_uses, self.config)

@@ -63,6 +63,16 @@ class Prepared:
             return f"llama.cpp's own loader runs this model ({self.why_plain})"
         return "keys and values lie on the GPU" if self.offload else ""
 
+    @property
+    def draft_weight_bytes(self) -> int:
+        """What the weights of the draft model give back while it rests; nothing of what is on a GPU.
+
+        A mixture has no use for it: how many experts it has frames for is planned once.
+        """
+        if self.draft is None or self.draft_offload or self.gguf.is_mixture:
+            return 0
+        return self.draft.idle_bytes
+
     def terms(self, holdings: Holdings, context_tokens: int, micro_batch_tokens: int) -> Terms:
         """Return the terms of a plan, for a process that holds `holdings` besides weights."""
         config = self.config

@@ -38,9 +38,9 @@ class DraftWeights:
         tensors = {tensor.name: tensor for tensor in gguf.tensors}
         places: dict[int, TensorInfo] = {}
         for address in ggml.model_tensors(model.handle):
-            tensor = tensors.get(ggml.tensor_name(address).decode("utf-8", "replace"))
-            if tensor and (place := ggml.tensor_at(address).data):
-                places[place] = tensor
+            tensor, loaded = tensors.get(ggml.tensor_name(address).decode("utf-8", "replace")), ggml.tensor_at(address)
+            if tensor and loaded.data and loaded.ne[3] * loaded.nb[3] == tensor.size_bytes:
+                places[loaded.data] = tensor
         self._places = sorted(places.items(), key=lambda item: (item[1].shard, item[1].offset))
         self.size_bytes = sum(tensor.size_bytes for tensor in places.values())
 

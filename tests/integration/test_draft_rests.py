@@ -10,6 +10,7 @@ import pytest
 from drafted_talks import Talk, check_rows, drafter, streamed
 from edge_run.base.errors import Cancelled, EdgeRunError, ModelFileError, TierReadError
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.speculation.draft_weights import DraftWeights
 from edge_run.runtime.speculation.drafting import Acceptance, Guesses, WantedGuesses
 from edge_run.runtime.streaming.lent_residency import LentResidency
 from edge_run.tiers import _libc
@@ -81,15 +82,34 @@ def test_while_it_rests_weights_of_the_model_have_its_room(folder: Path, quantis
     check_rows(path, talk, again)
 
 
+def short_and_long(talk: Talk) -> None:
+    talk.go_on(TEXT[:200], 3)
+    talk.go_on(TEXT[:900], 12)
+
+
+def resting(engine: Engine, talk: Talk) -> DraftWeights:
+    """Return the weights, which have left after the first turn of `short_and_long`."""
+    talk.go_on(TEXT[:200], 3)
+    assert engine.draft
+    assert engine.draft.weights
+    engine.draft.weights.leave()
+    return engine.draft.weights
+
+
+def refused(engine: Engine, error: type[EdgeRunError]) -> None:
+    """Nothing is guessed, and the weights hold no memory and no room."""
+    with pytest.raises(error):
+        guesses(engine, 100)
+    assert held_bytes(engine) == 0
+    assert not lender_of(engine)._held_weight_bytes
+
+
 @in_child
 def test_a_stop_while_weights_come_back_ends_the_guessing_only(folder: Path) -> None:
     path, draft = make_model("llama", folder), drafter("llama", folder, "Q4_0")
     with streamed(path, draft) as engine:
         talk = Talk(engine)
-        talk.go_on(TEXT[:200], 3)
-        assert engine.draft
-        assert engine.draft.weights
-        weights, n_left = engine.draft.weights, 3
+        weights, n_left = resting(engine, talk), 3
         check = weights._check
 
         def stop() -> None:
@@ -98,21 +118,12 @@ def test_a_stop_while_weights_come_back_ends_the_guessing_only(folder: Path) -> 
             if not n_left:
                 raise Cancelled("stopped")
 
-        weights.leave()
         weights._check = stop
-        with pytest.raises(Cancelled):
-            guesses(engine, 100)
-        assert held_bytes(engine) == 0
-        assert not lender_of(engine)._held_weight_bytes
+        refused(engine, Cancelled)
         weights._check = check
         talk.go_on(TEXT[:900], 12)
         assert guesses(engine, 100)
-
-    def again(wanted: Talk) -> None:
-        wanted.go_on(TEXT[:200], 3)
-        wanted.go_on(TEXT[:900], 12)
-
-    check_rows(path, talk, again)
+    check_rows(path, talk, short_and_long)
 
 
 def happens_to(draft: Path, what: str) -> None:
@@ -135,21 +146,10 @@ def test_a_file_that_is_not_there_any_more_ends_the_guessing_and_nothing_else(
     path, draft = make_model("llama", folder), drafter("llama", folder, "Q4_0")
     with streamed(path, draft) as engine:
         talk = Talk(engine)
-        talk.go_on(TEXT[:200], 3)
-        assert engine.draft
-        assert engine.draft.weights
-        engine.draft.weights.leave()
+        resting(engine, talk)
         happens_to(draft, what)
-        with pytest.raises(error):
-            guesses(engine, 100)
-        assert held_bytes(engine) == 0
-        assert not lender_of(engine)._held_weight_bytes
+        refused(engine, error)
         talk.go_on(TEXT[:900], 12)
         assert "guessing failed" in talk.session.speculation().reason
         assert engine.memory_use.peak_bytes <= engine.budget_bytes
-
-    def again(wanted: Talk) -> None:
-        wanted.go_on(TEXT[:200], 3)
-        wanted.go_on(TEXT[:900], 12)
-
-    check_rows(path, talk, again)
+    check_rows(path, talk, short_and_long)
