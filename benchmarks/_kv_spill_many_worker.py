@@ -38,7 +38,7 @@ def run_ours(arguments: argparse.Namespace) -> dict[str, Any]:
     from edge_run.devices.host.memory import process_memory
     from edge_run.runtime.scheduling.widths import PassWidths
 
-    PassWidths.with_prompts = lambda self, n_answers: self.most_tokens  # type: ignore[method-assign]
+    PassWidths.with_prompts = lambda self, n_answers, are_few=False: self.most_tokens  # type: ignore[method-assign]
     with Model(
         arguments.model,
         memory=arguments.memory,

@@ -38,7 +38,7 @@ from edge_run.runtime.speculation.drafting import Drafter
 from edge_run.runtime.speculation.lookup import Lookup
 from edge_run.runtime.speculation.session import SpeculativeSession
 from edge_run.runtime.speculation.tally import SpeculationTally
-from edge_run.runtime.speculation.width_control import WidthControl
+from edge_run.runtime.speculation.width_control import ONE_TEXT, Offer, WidthControl
 from edge_run.tiers.gguf import read_gguf
 
 EDITING = "editing"
@@ -99,10 +99,12 @@ class Known:
 class FixedWidth(WidthControl):
     """Always guesses, and has every pass of one width, as far as there are guesses."""
 
+    tokens_per_s = 0.0  # what a guess takes does not count
+
     def __init__(self, width: int) -> None:
         super().__init__(WidthCosts(), width)
 
-    def wants_guesses(self, n_texts: int = 1) -> bool:
+    def wants_guesses(self, hoped: Sequence[Offer] = ONE_TEXT) -> bool:
         """Return True."""
         return True
 

@@ -69,10 +69,9 @@ class WidthCurve:
         """The widest that was seen, 0 before anything was."""
         return self._widths[-1] if self._widths else 0
 
-    @property
-    def narrowest(self) -> int:
-        """The narrowest that was seen, 0 before anything was."""
-        return self._widths[0] if self._widths else 0
+    def narrowest(self, *, is_settled: bool = False) -> int:
+        """Return the narrowest that was seen, 0 before anything was. is_settled: more than once."""
+        return next((width for width in self._widths if not (is_settled and width in self._seen_once)), 0)
 
     def line(self) -> tuple[float, float] | None:
         """Return the value at width 1 and the slope of the line through the smallest and the largest width seen."""
@@ -123,9 +122,12 @@ class WidthCosts:
         """Whether a pass was seen."""
         return bool(self._compute)
 
-    def is_known_near(self, width: int) -> bool:
-        """Whether a pass was seen that is not far wider than `width`, as passes of prompts are."""
-        return 0 < self._compute.narrowest <= FAR_WIDER * width
+    def is_known_near(self, width: int, *, is_settled: bool = False) -> bool:
+        """Whether a pass was seen that is not far wider than `width`, as passes of prompts are.
+
+        is_settled: and not for the first time, which may have taken longer.
+        """
+        return 0 < self._compute.narrowest(is_settled=is_settled) <= FAR_WIDER * width
 
     def pass_s(self, width: int) -> float:
         """Return the seconds of a pass of `width` tokens now. At least one pass must have been recorded."""

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from edge_run.partition.width_costs import WidthCosts
-from edge_run.runtime.speculation.width_control import WidthControl
+from edge_run.runtime.speculation.width_control import ONE_TEXT, Offer, WidthControl
 
 REST_SHARE = 0.1
 
@@ -17,11 +17,13 @@ class Eager(WidthControl):
     It is to be put in place of `speculation_setup.WidthControl`.
     """
 
+    tokens_per_s = 0.0  # what a guess takes does not count
+
     def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float) -> None:
         super().__init__(costs, most_tokens, least_gain)
         self._chance = random.Random(1)
 
-    def wants_guesses(self, n_texts: int = 1) -> bool:
+    def wants_guesses(self, hoped: Sequence[Offer] = ONE_TEXT) -> bool:
         if self._chance.random() < REST_SHARE:
             self.rest()
         return True

@@ -325,11 +325,15 @@ class Scheduler:
         self._reads_prompt_next = False
         width = self._widths.most_tokens
         if not self._rules.is_exact:
-            width = min(width, self._widths.with_prompts(len(answers)))
+            width = min(width, self._widths.with_prompts(len(answers), are_few=self._are_answers_few()))
         return [_part(prompts[0], width - (self._rules.is_exact and prompts[0].n_left == width + 1))]
 
     def _is_prompt(self, request: _Request) -> bool:
         return request.n_left > 1 and (not self._rules.is_exact or request.n_held < request.n_prompt)
+
+    def _are_answers_few(self) -> bool:
+        """Return whether fewer of all that run make tokens than have prompts to be read."""
+        return 2 * sum(map(self._is_prompt, self._running)) > self.n_running
 
     def _share(self, prompts: Sequence[_Request], n_answers: int) -> list[PassPart]:
         """Return what a pass has of prompts: half for the one that came first, the rest for the shortest.
@@ -338,7 +342,7 @@ class Scheduler:
         """
         if not prompts:
             return []
-        n_tokens = self._widths.with_prompts(n_answers) - n_answers
+        n_tokens = self._widths.with_prompts(n_answers, are_few=self._are_answers_few()) - n_answers
         shares = {request.number: 0 for request in prompts}
         shares[prompts[0].number] = min(prompts[0].n_left, max(1, n_tokens // 2))
         left = n_tokens - sum(shares.values())

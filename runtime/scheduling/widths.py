@@ -3,7 +3,8 @@
 Over streamed weights a pass reads the same for one token as for many, so a prompt's tokens ride along for nothing as
 long as they are computed while the weights are read (chunked prefill: Agrawal et al., SARATHI, 2023). Where computing
 takes longer they cost what they cost, and a prompt gets as many as keep the time between tokens even. It always gets
-`PART_TOKENS`: kernels compute fewer hardly faster. Prompts that end with a pass may make it longer, since they do so
+`PART_TOKENS`: kernels compute fewer hardly faster. Where more prompts are to be read than answers go on, more requests
+wait for their first token than for their next, and passes are wider for them. Prompts that end with a pass may make it longer, since they do so
 once; up to `RIDING_TOKENS` of them, beside which weights are lent the same room.
 """
 
@@ -15,7 +16,7 @@ from edge_run.runtime.llama.context_shape import RIDING_TOKENS
 PART_TOKENS = 32  # of prompts, at least, in a pass in which answers go on
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # of passes with prompts in them
 RIDING = 1.1  # over a pass without prompts: one with them takes up to this where passes wait for the drive
-EVEN = 1.5  # up to this where they do not
+EVEN = 1.5  # up to this where they do not, or where more requests have prompts to be read than make tokens
 ENDING = 1.75  # up to this with prompts that end, which would take a pass more in parts: a pass for two
 
 
@@ -36,9 +37,10 @@ class PassWidths:
         """Return the seconds that a pass is expected to take; None before one was seen."""
         return self._costs.pass_s(width) if self._costs.is_known else None
 
-    def with_prompts(self, n_answers: int) -> int:
+    def with_prompts(self, n_answers: int, *, are_few: bool = False) -> int:
         """Return how many tokens a pass may have in which `n_answers` requests make one each, and prompts are read.
 
+        are_few: there are fewer such requests than prompts to be read.
         Where answers leave hardly any room these are more than a pass can have, and it is computed as several.
         """
         if not n_answers:
@@ -49,7 +51,7 @@ class PassWidths:
         least = n_answers + min(part, room)
         if not self._costs.is_known:
             return least
-        longest = RIDING if self._costs.is_read_bound(n_answers) else EVEN
+        longest = EVEN if are_few or not self._costs.is_read_bound(n_answers) else RIDING
         return max(least, self._widest(n_answers, longest * self._costs.pass_s(n_answers)))
 
     def may_end_prompts(self, n_answers: int, n_tokens: int) -> bool:

@@ -60,12 +60,12 @@ class Acceptance:
     """How often guesses of each kind came true. Not thread-safe.
 
     A chance is the rate that was seen, counted together with `PRIOR_TRIALS` trials at the drafter's own rate; that one
-    is first corrected by how far all guesses of its maker came true, counted with `MAKER_TRIALS` at its own, so that a
-    bad drafter is known after a few.
+    is first corrected by how far all guesses of its maker came true, counted with `MAKER_TRIALS` that did by
+    `MAKER_TRUST` of its own, so that a bad drafter is known after a few.
     """
 
     PRIOR_TRIALS = 4.0
-    MAKER_TRIALS = 1.0
+    MAKER_TRIALS, MAKER_TRUST = 1.0, 0.75  # drafters are surer than they are right
     HIGHEST = 0.98
     MOST_TRIALS = 400.0  # then older ones count half: text changes
 
@@ -76,7 +76,7 @@ class Acceptance:
     def chance(self, kind: Kind, prior: float) -> float:
         """Return how likely a guess of this kind comes true, which its maker gives the chance `prior`."""
         hits, expected = self._makers.get(kind[0], (0.0, 0.0))
-        trust = (hits + self.MAKER_TRIALS) / (expected + self.MAKER_TRIALS)
+        trust = (hits + self.MAKER_TRUST * self.MAKER_TRIALS) / (expected + self.MAKER_TRIALS)
         seen, trials = self._kinds.get(kind, (0.0, 0.0))
         return (seen + self.PRIOR_TRIALS * min(self.HIGHEST, prior * trust)) / (trials + self.PRIOR_TRIALS)
 

@@ -209,8 +209,7 @@ class SpeculativeSession(Session):
             guesses[(*before, *path)] = replace(guess, value=guess.value * _SURE)
         ranked = rank_guesses(guesses, 1 + len(self._branches))[:most]
         self._guessed_s = self._clock() - started
-        if self._has_drafted:  # the first time, drafters read the prompt
-            self._control.observe_drafting(self._guessed_s)
+        self._control.observe_drafting(self._guessed_s, has_read=not self._has_drafted)  # the prompt, the first time
         self._has_drafted = True
         self._tally.drafted(self._guessed_s)
         return {path: guesses[path] for path in ranked}

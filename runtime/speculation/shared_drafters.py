@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from edge_run.base.results import TuningDecision
 from edge_run.runtime.inspection.draft_file import MOST_DEPTH
@@ -18,7 +19,7 @@ from edge_run.runtime.speculation.drafting import Acceptance, DraftTree, Guesses
 from edge_run.runtime.speculation.lookup import Lookup
 from edge_run.runtime.speculation.overlap import Overlap
 
-CHEAP_TRIAL_TOKENS = 64  # of a text that the draft model has not read, while its guesses are only tried
+CHEAP_TRIAL_TOKENS = 64  # of texts that the draft model has not read, while its guesses are only tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +59,16 @@ class SharedDrafters:
     """The drafters of requests, which go by their numbers. Not thread-safe.
 
     acceptance: how often guesses came true so far.
+    has_read: whether the latest guesses were the first ones of a text, which is read for them.
     """
 
     def __init__(self, draft: DraftModel | None, *, uses_lookup: bool) -> None:
-        self.acceptance = Acceptance()
+        self.acceptance, self.has_read = Acceptance(), False
         self._draft, self._uses_lookup = draft, uses_lookup
         self._one_text = _OneText(draft) if draft else None
         self._overlap = Overlap(self._one_text) if self._one_text else None
         self._lookups: dict[int, Lookup] = {}
-        self._read: set[int] = set()  # for whom guesses were made
+        self._read: set[int] = set()  # for whom the draft model made guesses
 
     @property
     def decisions(self) -> tuple[TuningDecision, ...]:
@@ -78,12 +80,6 @@ class SharedDrafters:
         self._lookups.pop(number, None)
         self._read.discard(number)
 
-    def have_read(self, numbers: Mapping[int, object]) -> bool:
-        """Return whether guesses were made for all of `numbers` before; the first ones wait for the text to be read."""
-        are_known = self._read.issuperset(numbers)
-        self._read.update(numbers)
-        return are_known
-
     def guess(
         self, texts: Mapping[int, OpenText], most_guesses: int, tokens_per_s: float, *, is_trial: bool
     ) -> Guesses:
@@ -92,17 +88,21 @@ class SharedDrafters:
         most_guesses and tokens_per_s: see `WantedGuesses`, of all texts together.
         is_trial: they are only held against what comes, so that nothing long is read for them.
         """
-        depth = min(MOST_DEPTH, max(text.most_depth for text in texts.values()))
+        self.has_read, depth = False, min(MOST_DEPTH, max(text.most_depth for text in texts.values()))
         if depth < 1:
             return {}
         several, wanted = list[Guesses](), WantedGuesses(depth, most_guesses, self.acceptance, tokens_per_s)
-        if followed := self._followed(texts, is_trial=is_trial):
+        able = self._able(texts)
+        followed = self._cheap(texts, able) if is_trial else able
+        looked_up = [number for number, text in texts.items() if self._uses_lookup and text.most_depth > 0]
+        self.has_read = not (self._read.issuperset(followed) and self._lookups.keys() >= set(looked_up))
+        if followed:
             several.append(self._drafted(texts, followed, wanted))
-        for number, text in texts.items() if self._uses_lookup else ():
-            if text.most_depth > 0:
-                lookup = self._lookups.setdefault(number, Lookup())
-                found = lookup.draft(text.tokens, replace(wanted, most_depth=min(depth, text.most_depth)))
-                several.append({(number, *path): guess for path, guess in found.items()})
+            self._read.update(followed)
+        for number in looked_up:
+            lookup, text = self._lookups.setdefault(number, Lookup()), texts[number]
+            found = lookup.draft(text.tokens, replace(wanted, most_depth=min(depth, text.most_depth)))
+            several.append({(number, *path): guess for path, guess in found.items()})
         return {path: guess for path, guess in merged(several).items() if len(path) - 1 <= texts[path[0]].most_depth}
 
     @contextmanager
@@ -132,17 +132,23 @@ class SharedDrafters:
         found = self._draft.draft_many(tokens, wanted)
         return {(by_sequence[path[0]], *path[1:]): guess for path, guess in found.items()}
 
-    def _followed(self, texts: Mapping[int, OpenText], *, is_trial: bool) -> list[int]:
-        """Return the requests that the draft model guesses for.
-
-        To read a text takes it time, which pays where its guesses do: as long as they are only tried, few are read.
-        """
+    def _able(self, texts: Mapping[int, OpenText]) -> list[int]:
+        """Return the requests that the draft model can guess for."""
         if self._draft is None:
             return []
         able = [n for n, text in texts.items() if text.most_depth > 0 and text.sequence < self._draft.most_texts]
-        for n in able:
-            self._draft.belong(texts[n].sequence, texts[n].salt)
-        if not is_trial or not able:
-            return able
+        for number in able:
+            self._draft.belong(texts[number].sequence, texts[number].salt)
+        return able
+
+    def _cheap(self, texts: Mapping[int, OpenText], able: Sequence[int]) -> list[int]:
+        """Return those of `able` that cost little to read, one at least: reading pays where guesses do.
+
+        They are those of which the least is unread, as many as have `CHEAP_TRIAL_TOKENS` together.
+        """
+        if self._draft is None or not able:
+            return []
         unread = {number: self._draft.n_unread(texts[number].sequence, texts[number].tokens) for number in able}
-        return [n for n in able if unread[n] <= CHEAP_TRIAL_TOKENS] or [min(unread, key=unread.__getitem__)]
+        order = sorted(able, key=unread.__getitem__)
+        n_cheap = sum(total <= CHEAP_TRIAL_TOKENS for total in accumulate(map(unread.__getitem__, order)))
+        return order[: max(1, n_cheap)]

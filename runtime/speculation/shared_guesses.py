@@ -12,6 +12,7 @@ guess of each costs nothing.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -25,7 +26,9 @@ from edge_run.runtime.speculation.drafting import DraftTree, Guess, Guesses, Pat
 from edge_run.runtime.speculation.shared_drafters import OpenText, SharedDrafters
 from edge_run.runtime.speculation.tally import SpeculationTally
 from edge_run.runtime.speculation.verification import Verification
-from edge_run.runtime.speculation.width_control import WIDTHS, WidthControl
+from edge_run.runtime.speculation.width_control import WIDTHS, Offer, WidthControl
+
+HOPED_CHANCE = 0.6  # of a guess that is not made yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ class SharedGuesses:
         guesses: Mapping[Path, Guess] = {}
         ranked: list[Path] = []
         has_failed = any(self._guessed[number].tally.has_given_up for number in texts)
-        if most > 0 and not has_failed and self._control.wants_guesses(n_texts):
+        if most > 0 and not has_failed and self._control.wants_guesses(self._hoped(texts, most)):
             started = self._clock()
             guesses = self._drafted(texts, most)
             ranked = rank_guesses(guesses, n_texts + len(self._branches), [(number,) for number in texts])[:most]
@@ -211,11 +214,17 @@ class SharedGuesses:
         chains = [(n_sequences * length, [path for path in ranked if len(path) <= length]) for length in lengths]
         return [(self.width_of([1] * n_texts, n_sequences), ()), *chains]
 
+    def _hoped(self, texts: Mapping[int, OpenText], most: int) -> Sequence[Offer]:
+        """Return what the next pass may be with so many guesses, if guesses come true as often as may be hoped for."""
+        depths = range(1, 1 + max(text.most_depth for text in texts.values()))
+        paths = ((number, *range(depth)) for depth in depths for number in texts if depth <= texts[number].most_depth)
+        offers = self._offers(texts, list(itertools.islice(paths, most)))
+        return [(width, len(texts) + sum(HOPED_CHANCE ** (len(path) - 1) for path in taken)) for width, taken in offers]
+
     def _note_drafting(self, texts: Mapping[int, OpenText], seconds: float) -> None:
-        """Note what guesses took; not where a text was read first, which it is once."""
+        """Note what guesses took."""
         self._guessed_s = seconds
-        if self._drafters.have_read(texts):
-            self._control.observe_drafting(seconds)
+        self._control.observe_drafting(seconds, has_read=self._drafters.has_read)
         for number in texts:
             self._guessed[number].tally.drafted(seconds)
 

@@ -4,14 +4,18 @@ A state machine without I/O: what was measured goes in, a width comes out. A pas
 decoding, is always a candidate: it has the one token of each text that is certain. Some places of a text are easy to
 guess and some are not, so whether to guess at all hangs on what the latest passes with guesses gained together, never
 on a single one. While plain decoding is better, guesses are still made now and then, at a hundredth of the time, and
-held against what comes: so speculation begins again when it would pay, and so does each new text. Plain passes are made
-now and then while it pays, at first more often: they say what it gains.
+held against what comes: so speculation begins again when it would pay. Each new text is guessed at. Of several that
+share passes a draft model would have to read each one first, so they are guessed at where wider passes are expected to
+take little longer, and are tried otherwise, a few of them. Plain passes are made now and then while guessing pays, at
+first more often: they say what it gains.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from edge_run.partition.width_costs import WidthCosts
 
@@ -28,6 +32,28 @@ REST_AFTER = 4  # passes in which plain decoding was better
 HOPE = 1.2  # of a text that begins: so much more than the least gain
 LATEST = 0.25  # the share of the latest pass in what is usual
 
+Offer = tuple[int, float]
+"""What a pass may be: its tokens, padding included, and how many tokens of texts are expected of it."""
+
+ONE_TEXT: Sequence[Offer] = ((1, 1.0),)
+
+
+@dataclass(slots=True)
+class _Usual:
+    """What is usual of passes with guesses: tokens and seconds, in those of plain passes; 0 before there were any."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def note(self, tokens: float, seconds: float) -> None:
+        self.tokens += LATEST * (tokens - self.tokens)
+        self.seconds += LATEST * (seconds - self.seconds)
+
+    @property
+    def gain(self) -> float:
+        """The tokens a second over those of plain passes."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
 
 class WidthControl:
     """Decides for one conversation after the other, or for several that share passes. Not thread-safe.
@@ -36,35 +62,45 @@ class WidthControl:
     is_on: whether the pass decided last had guesses, or may have had.
     rest: is called, between passes, when guesses have not been worth their time for a while: drafters may give back
         memory until they are asked again. rested_share: what plain passes read less then, of all that they read.
-    tokens_per_s: what passes with guesses usually gain.
     """
 
     def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float = LEAST_GAIN) -> None:
         self._costs, self.most_tokens, self._least_gain = costs, most_tokens, least_gain
-        self._draft_s = self.tokens_per_s = 0.0
-        self._usual_tokens = self._usual_s = 0.0  # of passes with guesses, in tokens and seconds of plain ones
-        self.is_on = True
+        self._draft_s = self._reading_trial_s = 0.0
+        self._usual, self._of_texts = _Usual(), dict[int, _Usual]()  # now; by how many texts there are, roughly
+        self.is_on = self._is_new = True
+        self._plain: Offer = ONE_TEXT[0]
         self.rest: Callable[[], None] = lambda: None
         self.rested_share, self._is_resting = 0.0, False
         self._was_rested = False  # while the latest plain passes were made
-        self._since_draft = self._since_plain = self._n_off = 0
+        self._since_draft, self._since_plain, self._n_off = 0.0, 0, 0
         self._plain_after = PLAIN_FIRST
 
     def begin(self) -> None:
         """A text begins: it may be easier to guess than the one before."""
-        self._usual_tokens = max(self._usual_tokens, HOPE * self._least_gain * self._usual_s)
-        self.is_on = True
+        self.is_on = self._is_new = True
 
-    def wants_guesses(self, n_texts: int = 1) -> bool:
-        """Return whether to make guesses for the next pass; while plain decoding is better, only now and then."""
+    def wants_guesses(self, hoped: Sequence[Offer] = ONE_TEXT) -> bool:
+        """Return whether to make guesses for the next pass; while plain decoding is better, only now and then.
+
+        hoped: what passes may be if guesses come true as often as may be hoped for; the first is plain, and has a token
+            of each text.
+        """
+        self._plain = hoped[0]
+        width, n_texts = self._plain
         self._since_draft += 1
         self._n_off = 0 if self.is_on else self._n_off + 1
-        if not self._costs.is_known_near(n_texts):
+        if not self._costs.is_known_near(width):
             return False
+        usual = self._of_texts.setdefault(round(n_texts).bit_length(), _Usual())
+        if self._is_new or usual is not self._usual:
+            if n_texts > 1 and not self._costs.is_known_near(width, is_settled=True):
+                return False
+            self._turn_to(usual, hoped)
         if not self.is_on:
-            pass_s = max(1e-9, self._costs.pass_s(n_texts))
+            pass_s = max(1e-9, self._costs.pass_s(width))
             # who has rested reads what it needs, and the model what it lent
-            trial_s = self._draft_s + 2 * self.rested_share * pass_s * self._is_resting
+            trial_s = max(self._draft_s, self._reading_trial_s) + 2 * self.rested_share * pass_s * self._is_resting
             if self._since_draft < trial_s / (TRIAL_SHARE * pass_s):
                 if self._n_off > REST_AFTER:
                     self.rest()
@@ -73,9 +109,34 @@ class WidthControl:
         self._since_draft, self._is_resting = 0, False
         return True
 
-    def observe_drafting(self, seconds: float) -> None:
-        """Note what making guesses took."""
-        self._draft_s += (seconds - self._draft_s) * (0.25 if self._draft_s else 1.0)
+    def _turn_to(self, usual: _Usual, hoped: Sequence[Offer]) -> None:
+        """Go on with other texts, or as many as `usual` is of.
+
+        Of a text that is alone guesses are hoped to pay: for a trial a draft model reads all of it as well.
+        """
+        if self._is_new or not usual.seconds:
+            hope = HOPE * self._least_gain
+            if hoped[0][1] > 1 and max(tokens / seconds for tokens, seconds in self._over_plain(hoped).values()) < hope:
+                hope, self._n_off = 0.0, REST_AFTER  # they are tried first
+            usual.tokens = max(usual.tokens, hope * usual.seconds)
+            self.is_on = max(usual.gain, hope) >= self._least_gain
+            if self._is_new and not self.is_on:
+                self._since_draft = math.inf
+        else:
+            self.is_on = usual.gain >= self._least_gain
+        self._usual, self._is_new = usual, False
+
+    def observe_drafting(self, seconds: float, *, has_read: bool = False) -> None:
+        """Note what making guesses took. has_read: a text was read first, which it is once."""
+        self._reading_trial_s = seconds * (has_read and not self.is_on)  # the next trial may read others
+        if not has_read:
+            self._draft_s += (seconds - self._draft_s) * (0.25 if self._draft_s else 1.0)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """As fast as the texts come that guesses are wanted of, all together; 0 before a pass was seen."""
+        width, n_texts = self._plain
+        return max(1.0, self._usual.gain) * n_texts / self._rested_s(width) if self._costs.is_known else 0.0
 
     def observe_pass(self, width: int, wall_s: float, wait_s: float, read_s: float, read_bytes: int) -> None:
         """Note a pass; see `WidthCosts.observe`."""
@@ -88,36 +149,41 @@ class WidthControl:
         widths = [width for width in WIDTHS if width <= most]
         return widths[self.best([(width, 1 + sums[width - 1]) for width in widths])]
 
-    def best(self, offers: Sequence[tuple[int, float]]) -> int:
-        """Return which of `offers` the next pass takes up: a width each, and the tokens that are expected of it.
+    def best(self, offers: Sequence[Offer]) -> int:
+        """Return which of `offers` the next pass takes up.
 
         The first is a pass without guesses. The guesses are made, so that all take the time of making them.
         """
         self._since_plain += 1
-        plain, n_plain = offers[0]
-        plain_s = self._rested_s(plain)
-        tokens = [n_tokens / n_plain for _, n_tokens in offers]
-        seconds = [(self._costs.pass_s(width) + self._draft_s) / plain_s for width, _ in offers]
-        usable = [n for n, (width, _) in enumerate(offers) if n == 0 or self._costs.is_within_reach(width)]
-        gains = {n: tokens[n] / seconds[n] for n in usable}
+        over_plain = self._over_plain(offers)
+        gains = {n: tokens / seconds for n, (tokens, seconds) in over_plain.items()}
         gains[0] *= self._least_gain
-        chosen = max(gains, key=gains.__getitem__)
-        if not self._usual_s:
-            self._usual_tokens, self._usual_s = max(gains[chosen], HOPE * self._least_gain), 1.0
-        self._usual_tokens += LATEST * (tokens[chosen] - self._usual_tokens)
-        self._usual_s += LATEST * (seconds[chosen] - self._usual_s)
-        self.tokens_per_s = self._gain * n_plain / plain_s
-        self.is_on = self._gain >= self._least_gain
-        if not self.is_on:
+        chosen, usual, is_trial = max(gains, key=gains.__getitem__), self._usual, not self.is_on
+        if not usual.seconds:
+            usual.tokens = max(gains[chosen], HOPE * self._least_gain) if self.is_on else 1.0
+            usual.seconds = 1.0
+        usual.note(*over_plain[chosen])
+        self.is_on = usual.gain >= self._least_gain
+        if is_trial or not self.is_on:
             return 0
-        is_due = self._since_plain >= self._plain_due(round(n_plain))
+        is_due = self._since_plain >= self._plain_due(round(offers[0][1]))
         if is_due:
             self._plain_after *= PLAIN_GROWTH
-            self._usual_s, self._was_rested = 0.0, False  # what guesses gain is held against that pass from now on
+            usual.seconds, self._was_rested = 0.0, False  # what guesses gain is held against that pass from now on
         if is_due or chosen == 0:
             self._since_plain = 0
             return 0
         return chosen
+
+    def _over_plain(self, offers: Sequence[Offer]) -> dict[int, tuple[float, float]]:
+        """Return the tokens and seconds of those of `offers` that may be tried, in those of the plain one."""
+        (plain, n_plain), draft_s = offers[0], self._draft_s or self._reading_trial_s
+        plain_s = self._rested_s(plain)
+        return {
+            n: (n_tokens / n_plain, (self._costs.pass_s(width) + draft_s) / plain_s)
+            for n, (width, n_tokens) in enumerate(offers)
+            if n == 0 or self._costs.is_within_reach(width)
+        }
 
     def _rested_s(self, plain: int) -> float:
         """Return what a plain pass takes while drafters rest, as the latest ones told, which they may not have done."""
@@ -129,15 +195,10 @@ class WidthControl:
 
         It is sooner where several texts share passes: guesses gain less there, and a plain pass loses less.
         """
-        if self._gain >= SURE_GAIN and n_texts == 1:
+        if self._usual.gain >= SURE_GAIN and n_texts == 1:
             return PLAIN_EVERY
-        every = PLAIN_EVERY_IF_CLOSE if self._gain < CLOSE_GAIN else PLAIN_EVERY
-        return min(every, max(1, self._plain_after // n_texts))
-
-    @property
-    def _gain(self) -> float:
-        """What passes with guesses usually gain, over plain ones."""
-        return self._usual_tokens / self._usual_s
+        every = PLAIN_EVERY_IF_CLOSE if self._usual.gain < CLOSE_GAIN else PLAIN_EVERY
+        return min(every, max(2, self._plain_after // n_texts))
 
     def expected_s(self, width: int, *, is_guessed: bool) -> float:
         """Return the seconds that a pass is expected to take, with the guesses for it."""

@@ -208,7 +208,7 @@ PROMPTS = [TEXT[:300], TEXT[100:200], TEXT[7:457], TEXT[50:90], TEXT[300:560], T
 
 def open_model(path: Path, folder: Path, memory: int | None, **more: Any) -> Model:
     """Open a model whose passes are the same however fast they are."""
-    PassWidths.with_prompts = lambda self, n_answers: self.most_tokens  # type: ignore[method-assign]
+    PassWidths.with_prompts = lambda self, n_answers, are_few=False: self.most_tokens  # type: ignore[method-assign]
     options = {**MANY, "kv_spill": folder / "spill", "chunk_bytes": 32 * KIB, "memory": memory}
     model = Model(path, **{**options, **more})
     if memory:

@@ -21,7 +21,7 @@ from edge_run.runtime.speculation.drafting import Guess, Guesses, WantedGuesses
 from edge_run.runtime.speculation.shared_drafters import OpenText, SharedDrafters
 from edge_run.runtime.speculation.shared_guesses import SharedGuesses
 from edge_run.runtime.speculation.tally import SpeculationTally
-from edge_run.runtime.speculation.width_control import WidthControl
+from edge_run.runtime.speculation.width_control import ONE_TEXT, Offer, WidthControl
 
 N_TEXTS, BRANCHES, WIDTH = 3, range(3, 6), 12
 
@@ -33,7 +33,7 @@ class AnyWidth(WidthControl):
         super().__init__(WidthCosts(), WIDTH)
         self._chance = chance
 
-    def wants_guesses(self, n_texts: int = 1) -> bool:
+    def wants_guesses(self, hoped: Sequence[Offer] = ONE_TEXT) -> bool:
         return True
 
     def best(self, offers: Sequence[tuple[int, float]]) -> int:

@@ -23,7 +23,7 @@ from edge_run.runtime.speculation.drafting import Guess, Guesses, WantedGuesses
 from edge_run.runtime.speculation.overlap import Overlap
 from edge_run.runtime.speculation.session import SpeculativeSession
 from edge_run.runtime.speculation.tally import SpeculationTally
-from edge_run.runtime.speculation.width_control import WidthControl
+from edge_run.runtime.speculation.width_control import ONE_TEXT, Offer, WidthControl
 
 
 class Guesser:
@@ -67,10 +67,10 @@ class AnyWidth(WidthControl):
         self._chance = chance
         self.draft_s: list[float] = []
 
-    def observe_drafting(self, seconds: float) -> None:
-        self.draft_s.append(seconds)
+    def observe_drafting(self, seconds: float, *, has_read: bool = False) -> None:
+        self.draft_s += [seconds] * (not has_read)
 
-    def wants_guesses(self, n_texts: int = 1) -> bool:
+    def wants_guesses(self, hoped: Sequence[Offer] = ONE_TEXT) -> bool:
         return self._chance.random() < 0.9
 
     def choose(self, values: Sequence[float], n_texts: int = 1) -> int:

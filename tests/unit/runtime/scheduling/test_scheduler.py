@@ -74,20 +74,31 @@ def test_a_long_prompt_does_not_keep_short_ones_waiting() -> None:
     assert [len(part.tokens) for part in planned.parts] == [62, 2]
 
 
+def test_prompts_that_are_more_than_answers_ride_in_wider_passes() -> None:
+    bench = Bench(width=512, read_s=1.0)
+    bench.scheduler.submit([1, 2, 3])
+    bench.step()
+    bench.scheduler.submit(list(range(100, 500)))
+    alone = bench.step().width
+    bench.scheduler.submit(list(range(600, 1000)))
+    assert bench.step().width > alone
+
+
 def test_short_prompts_end_with_one_pass_beside_answers_and_long_ones_go_on_in_parts() -> None:
     bench = Bench(width=512, read_s=0.4)
-    first = bench.scheduler.submit([1, 2, 3])
+    first, second = bench.scheduler.submit([1, 2, 3]), bench.scheduler.submit([4, 5, 6])
     bench.step()
     long, short = bench.scheduler.submit(list(range(100, 400))), bench.scheduler.submit(list(range(500, 542)))
     planned = bench.step()
     assert {part.request: len(part.tokens) for part in planned.parts} == {
         first: 1,
+        second: 1,
         long: PART_TOKENS // 2,
         short: 42,
     }
     assert planned.parts[-1].is_last
     bench.scheduler.end(short)
-    assert [len(part.tokens) for part in bench.step().parts] == [1, PART_TOKENS]
+    assert [len(part.tokens) for part in bench.step().parts] == [1, 1, PART_TOKENS]
 
 
 def test_prompts_are_read_in_turn_where_answers_fill_a_pass() -> None:

@@ -42,6 +42,12 @@ def test_tokens_of_prompts_ride_along_while_weights_are_read() -> None:
     assert seen(read_s=0.1, token_s=0.01).with_prompts(4) == 4 + PART_TOKENS  # with fewer a prompt would take too long
 
 
+def test_answers_wait_longer_for_prompts_that_are_more_than_they() -> None:
+    widths = seen(read_s=1.0, token_s=0.01)
+    assert widths.with_prompts(4) == 96
+    assert widths.with_prompts(4, are_few=True) == 128
+
+
 def test_where_nothing_is_read_answers_keep_their_pace() -> None:
     assert seen(read_s=0.0, token_s=0.01).with_prompts(128) == 192
 

@@ -10,7 +10,7 @@ import pytest
 
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.runtime.speculation.draft_trees import CHOICES, TIMED_EVERY, DraftTrees
-from edge_run.runtime.speculation.drafting import Acceptance, Guesses, WantedGuesses
+from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, WantedGuesses
 
 VOCABULARY, BEAM = 50, 8
 BASE_S, PATH_S = 0.04, 0.01
@@ -39,8 +39,16 @@ class Slow:
         )
         for _ in range(n_trees):
             self.widths.clear()
-            found = trees.grow({0: 3}, self.row[None], 1000, WantedGuesses(16, 48, Acceptance(), tokens_per_s))
+            found = trees.grow({0: 3}, self.row[None], 1000, WantedGuesses(16, 48, believed(), tokens_per_s))
         return found
+
+
+def believed() -> Acceptance:
+    """Return what is known of a drafter whose guesses came true as often as it said."""
+    acceptance = Acceptance()
+    for _ in range(100):
+        acceptance.observe(Guess(1.0, ("draft", 9, 9), 1.0), True)
+    return acceptance
 
 
 def worth(guesses: Guesses) -> float:
@@ -94,7 +102,7 @@ def test_levels_that_took_too_long_are_timed_again_some_time() -> None:
     """As after a first tree beside another program at work."""
     decoder = Slow([0.95, 0.02, 0.01])
     trees = DraftTrees(cast("Any", decoder), range(1, 2 * BEAM), BEAM, VOCABULARY, lambda: decoder.now * slowness)
-    wanted, lengths, slowness = WantedGuesses(16, 48, Acceptance(), 2.0), {0: 3}, 100.0
+    wanted, lengths, slowness = WantedGuesses(16, 48, believed(), 2.0), {0: 3}, 100.0
     trees.grow(lengths, decoder.row[None], 1000, wanted)
     assert max(map(len, trees.grow(lengths, decoder.row[None], 1000, wanted))) == 2, "nothing is followed up"
     decoder.now, slowness = decoder.now * 100.0, 1.0

@@ -46,7 +46,7 @@ class Fixed:
 def guessing(chances: Mapping[int, float], compute_s: float = 0.0, least_tokens: int = 0) -> SharedGuesses:
     """Guesses for texts 0, 1, ... in passes that read for a second, and compute each token for `compute_s`."""
     costs = WidthCosts()
-    for width in (1, 2, 4, 8, 16, 32):
+    for width in 2 * (1, 2, 4, 8, 16, 32):
         wall_s = max(1.0, compute_s * width)
         costs.observe(width, wall_s, wall_s - compute_s * width, 1.0, 10**9)
     control = WidthControl(costs, 32)
@@ -145,7 +145,7 @@ def test_exact_passes_verify_the_guess_that_has_the_place_of_padding() -> None:
 
 
 def test_while_nothing_pays_the_draft_model_reads_no_long_texts() -> None:
-    guesses = guessing({0: 0.01, 1: 0.01, 2: 0.01}, compute_s=2.0)
+    guesses = guessing({0: 0.01, 1: 0.01, 2: 0.01})
     draft = cast("Any", guesses)._drafters._draft
     while len(draft.read) < 12 and [0, 2] not in draft.read:
         assert widths(guesses, 3) == [1, 1, 1]
@@ -154,8 +154,45 @@ def test_while_nothing_pays_the_draft_model_reads_no_long_texts() -> None:
     assert guesses.most_spare == 0
 
 
+def test_where_passes_have_no_room_for_guesses_few_texts_are_read_before_they_paid() -> None:
+    guesses = guessing({0: 0.01, 1: 0.01, 2: 0.01}, compute_s=2.0)
+    draft = cast("Any", guesses)._drafters._draft
+    for _ in range(20):
+        assert widths(guesses, 3) == [1, 1, 1]
+    assert draft.read
+    assert all(read == [0, 2] for read in draft.read)
+
+
+def test_texts_are_read_for_a_trial_until_they_are_many_together() -> None:
+    draft = Fixed(dict.fromkeys(range(8), 0.9))
+    drafters = SharedDrafters(cast("Any", draft), uses_lookup=False)
+    asked = {number: OpenText([1, 2], number, 4) for number in range(8)}
+    draft.n_unread = lambda number, text: 24  # type: ignore[method-assign]
+    drafters.guess(asked, 16, 0.0, is_trial=True)
+    assert draft.read == [[0, 1]]
+    assert drafters.has_read
+    draft.n_unread = lambda number, text: 1 if number < 2 else 24  # type: ignore[method-assign]
+    drafters.guess(asked, 16, 0.0, is_trial=True)
+    assert draft.read[-1] == [0, 1, 2, 3]
+    draft.n_unread = lambda number, text: 1  # type: ignore[method-assign]
+    drafters.guess(asked, 16, 0.0, is_trial=False)
+    assert draft.read[-1] == list(range(8))
+    assert drafters.has_read
+    drafters.guess(asked, 16, 0.0, is_trial=True)
+    assert not drafters.has_read
+
+
+def test_that_a_text_is_looked_up_in_for_the_first_time_is_said() -> None:
+    drafters = SharedDrafters(None, uses_lookup=True)
+    asked = {0: OpenText([1, 2, 1, 2], 0, 4), 1: OpenText([1, 2], 1, 0)}
+    drafters.guess(asked, 16, 0.0, is_trial=False)
+    assert drafters.has_read
+    drafters.guess(asked, 16, 0.0, is_trial=False)
+    assert not drafters.has_read
+
+
 def test_what_is_not_verified_is_held_against_what_comes() -> None:
-    guesses = guessing({0: 0.3, 1: 0.3}, compute_s=2.0)
+    guesses = guessing({0: 0.01, 1: 0.01})
     before = cast("Any", guesses)._drafters.acceptance.chance(("fixed", 0, 1), 0.5)
     assert widths(guesses, 2) == [1, 1]
     plain = Verification(plan_tree(0, {}, ()))

@@ -33,7 +33,7 @@ def resident(width: int) -> tuple[float, float, float, int]:
 
 def controlled(device: Callable[[int], tuple[float, float, float, int]], widths: tuple[int, ...]) -> WidthControl:
     control = WidthControl(WidthCosts(), 64)
-    for width in widths:
+    for width in (*widths, *widths):
         control.observe_pass(width, *device(width))
     return control
 
@@ -53,8 +53,15 @@ def test_a_pass_that_computes_only_is_narrow() -> None:
     assert 1 < control.choose(halving(64)) < 16
 
 
+def hoped(n_texts: int) -> list[tuple[int, float]]:
+    """Passes of so many texts with chains of guesses that come true at 0.7 each."""
+    wider = [width for width in WIDTHS if n_texts < width <= 64]
+    return [(n_texts, n_texts), *((width, n_texts * (1 - 0.7 ** (width / n_texts)) / 0.3) for width in wider)]
+
+
 def turned_off(control: WidthControl) -> WidthControl:
     """Return it after guesses that were worth nothing."""
+    assert control.wants_guesses()
     for _ in range(8):
         assert control.choose([0.0] * 8) == 1
     assert not control.is_on
@@ -90,6 +97,71 @@ def test_each_new_text_is_guessed_at() -> None:
     turned_off(control)
 
 
+@pytest.mark.parametrize(("device", "n_texts", "is_on"), [(streamed, 8, True), (resident, 8, False), (resident, 1, True)])
+def test_several_texts_are_guessed_at_where_wider_passes_take_little_longer(
+    device: Callable[[int], tuple[float, float, float, int]], n_texts: int, is_on: bool
+) -> None:
+    control = controlled(device, (n_texts, 64))
+    control.begin()
+    assert control.wants_guesses(hoped(n_texts)), "or they are tried"
+    assert control.is_on == is_on
+
+
+def test_what_drafters_lend_speaks_against_guesses_of_several_texts() -> None:
+    control = controlled(streamed, (8, 64))
+    control.rested_share = 0.6
+    control.wants_guesses(hoped(8))
+    assert not control.is_on
+
+
+def test_padding_that_guesses_may_take_the_place_of_makes_them_worth_it() -> None:
+    control = controlled(resident, (8, 16, 64))
+    control.wants_guesses([(16, 8.0), (32, 8.0 * 1.7)])
+    assert not control.is_on
+    control.begin()
+    control.wants_guesses([(16, 8.0), (16, 8.0 * 1.7)])
+    assert control.is_on
+
+
+def test_what_guesses_gain_is_remembered_by_how_many_texts_there_are() -> None:
+    control = controlled(resident, (1, 2, 8, 64))
+    control.observe_drafting(1.0)
+    turned_off(control)
+    for _ in range(3):
+        assert control.wants_guesses(hoped(2)) == control.is_on
+        assert not control.wants_guesses(), "one alone was found not to pay"
+    assert not control.is_on
+
+
+def test_a_trial_that_reads_texts_is_not_made_again_soon() -> None:
+    control = controlled(resident, (8, 64))
+    assert control.wants_guesses(hoped(8))
+    control.observe_drafting(0.11, has_read=True)
+    assert control.best([(8, 8.0), (12, 8.5)]) == 0
+    asked = [control.wants_guesses(hoped(8)) for _ in range(10)]
+    assert asked == [False] * 9 + [True], "ten passes of 1.1 s"
+    control.begin()
+    assert control.wants_guesses(hoped(8)), "others are tried at once"
+
+
+def test_guesses_of_several_texts_are_verified_when_trials_have_gained() -> None:
+    control = controlled(resident, (8, 64))
+    chosen = []
+    for _ in range(4):
+        assert control.wants_guesses(hoped(8))
+        chosen.append(control.best([(8, 8.0), (12, 11.9)]))
+    assert chosen == [0, 0, 0, 1], "two trials, and a plain pass that is due"
+
+
+def test_how_fast_text_comes_is_known_from_the_first_pass() -> None:
+    control = WidthControl(WidthCosts(), 64)
+    control.wants_guesses(hoped(8))
+    assert control.tokens_per_s == 0
+    control.observe_pass(8, *streamed(8))
+    control.wants_guesses(hoped(8))
+    assert control.tokens_per_s == pytest.approx(2.0, rel=0.01)
+
+
 def test_while_off_guesses_are_made_for_a_hundredth_of_the_time() -> None:
     control = turned_off(controlled(resident, (1, 8)))
     control.observe_drafting(0.1)
@@ -121,16 +193,18 @@ def test_nothing_is_guessed_before_a_pass_was_seen() -> None:
 
 def test_what_a_prompt_took_does_not_tell_what_plain_passes_take() -> None:
     control = controlled(streamed, (128,))
-    assert not control.wants_guesses(8)
+    assert not control.wants_guesses(hoped(8))
     control.observe_pass(8, *streamed(8))
-    assert control.wants_guesses(8)
+    assert not control.wants_guesses(hoped(8)), "the first one may have taken longer than usual"
+    control.observe_pass(8, *streamed(8))
+    assert control.wants_guesses(hoped(8))
 
 
 def test_of_several_texts_plain_passes_come_sooner() -> None:
     control = controlled(streamed, (8, 32))
     offers = [(8, 8.0), (16, 30.0), (24, 40.0)]
     chosen = [control.best(offers) for _ in range(60)]
-    assert [number for number, choice in enumerate(chosen, 1) if choice == 0] == [1, 5, 21]
+    assert [number for number, choice in enumerate(chosen, 1) if choice == 0] == [2, 6, 22]
 
 
 def test_guesses_are_held_against_plain_passes_beside_which_drafters_rest() -> None:
