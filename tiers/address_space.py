@@ -146,9 +146,12 @@ class AddressSpace:
             _libc.prepare_for_weights(address, length)
 
     def unmap(self, chunks: Iterable[int]) -> None:
-        """Give the memory of `chunks` back to the kernel, and leave them unreadable."""
+        """Give the memory of `chunks` back to the kernel; leave them unreadable, if it has room for more mappings."""
         for address, length in self._runs(chunks):
-            _libc.map_anonymous(length, _libc.PROT_NONE, at=address)
+            try:
+                _libc.map_anonymous(length, _libc.PROT_NONE, at=address)
+            except OSError:
+                _libc.drop_pages(address, length)
 
     def _runs(self, chunks: Iterable[int]) -> list[tuple[int, int]]:
         """Return (address, length) of `chunks`; neighbours are joined."""

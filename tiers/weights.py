@@ -156,6 +156,7 @@ class Weights:
                 self._changed.wait(timeout=0.1)
                 self._check()
             self._residency.unpin(chunks)
+            self._carry_out_moves(self._promised)  # a frame that is to go elsewhere may still lie there
             self._address_space.unmap(chunks)
 
     def grow(self, n_frames: int) -> None:

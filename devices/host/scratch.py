@@ -65,7 +65,7 @@ def _written(folder: Path, size_bytes: int, patience_s: float) -> SourceFile:
             raise
         raise TierReadError(
             f"{folder}: writing {format_size(size_bytes)} to measure this disk failed ({reason_of(error)}); name "
-            "another folder, or with --model a model on the same disk",
+            "another folder of the same disk, or a larger model there, as in edge-run probe FOLDER or --model MODEL",
             needed_bytes=size_bytes,
         ) from error
 

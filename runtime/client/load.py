@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_run.base.bench import LoadSpread, ServerLoad
-from edge_run.base.errors import EdgeRunError
+from edge_run.base.errors import EdgeRunError, system_errors
 from edge_run.runtime.client.connection import ServerAddress, ServerClient
 
 PATH = "/v1/completions"
@@ -49,7 +49,8 @@ def run_load(address: ServerAddress, task: LoadTask, on_second: Callable[[int], 
     """Put a load on a server; return what came of it.
 
     on_second: called about once a second with the seconds that have passed. Answers that the end cuts off count with
-    the tokens that they have by then. Raises ConfigError or ProtocolError where not one client is answered.
+    the tokens that they have by then. Raises ConfigError or ProtocolError where not one client is answered, and
+    TierReadError where the system refuses a thread for each.
     """
     tallies = [Tally() for _ in range(task.clients)]
     is_over = threading.Event()
@@ -58,10 +59,11 @@ def run_load(address: ServerAddress, task: LoadTask, on_second: Callable[[int], 
         threading.Thread(target=_ask_all, args=(address, task, tally, is_over, number), name=f"edge-run-load-{number}")
         for number, tally in enumerate(tallies)
     ]
-    for thread in threads:
-        thread.daemon = True  # one that a server lets wait must not keep the process
-        thread.start()
     try:
+        with system_errors("starting the clients"):
+            for thread in threads:
+                thread.daemon = True  # one that a server lets wait must not keep the process
+                thread.start()
         while (passed_s := time.monotonic() - began_s) < task.seconds:
             on_second(int(passed_s))
             time.sleep(min(1.0, task.seconds - passed_s))

@@ -231,6 +231,7 @@ class LocalDecoder:
         finally:
             self.watcher.cut(0, start)
             L.llama_memory_seq_rm(self._context.memory, 0, start, -1)
+            self._recount()
         return logits
 
     @system_errors("reading the graph")
@@ -284,7 +285,8 @@ class LocalDecoder:
     def _run(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
         """Run a checked batch, and write the logits that it asks for to `logits`."""
         try:
-            self._prepare(batch)
+            with self._driver.interrupt.hearing_ctrl_c():
+                self._prepare(batch)
             self._note_forks(batch)
             self._run_passes(batch, logits)
         except Cancelled:

@@ -30,7 +30,8 @@ class Embedder:
         """Return the vectors (rows, width) of texts, given as tokens, that fit one pass, or of one that may be longer.
 
         There is a row for each text, and for each token where nothing is pooled. The texts are looked at each by
-        itself; nothing of them is kept. Raises what `LocalDecoder.decode` raises.
+        itself; nothing of them is kept. Raises what `LocalDecoder.decode` raises, and KernelError for vectors that are
+        not numbers.
         """
         self._decoder.clear()
         self._decoder.follow(
@@ -47,4 +48,10 @@ class Embedder:
             rows = [L.llama_get_embeddings_seq(handle, number) for number in range(len(texts))]
         if not all(rows):
             raise KernelError(f"llama.cpp gave no vector (pooling {self.pooling}); give another one with --pooling")
-        return np.stack([ggml.float_rows(row, self.width) for row in rows])
+        vectors = np.stack([ggml.float_rows(row, self.width) for row in rows])
+        if not np.isfinite(vectors).all():
+            raise KernelError(
+                "embedding: a vector has numbers that are not finite; the weights or the computation are damaged; copy "
+                "or download the model again"
+            )
+        return vectors

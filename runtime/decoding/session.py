@@ -72,10 +72,10 @@ class Session:
         if self._shift is None or not self._lacks_cells:
             return self._append([token])
         position, n_tokens = self._shift.plan_shift(self._prompt_tokens, len(self.history))
-        self._shift.shift(position, n_tokens)
-        del self.history[position : position + n_tokens]
         self.shifted_tokens += n_tokens
         try:
+            self._shift.shift(position, n_tokens)
+            del self.history[position : position + n_tokens]
             return self._append([token])
         except BaseException:
             self._shift.give_up()

@@ -119,6 +119,7 @@ class BatchedAnswers(Closing):
         self._open: dict[int, _Open] = {}
         self._cancelling = threading.Lock()
         self._cancelled: set[int] = set()
+        self._events: list[Event] = []  # that nobody has been told yet
         self.is_closed = self._gave_way = False
 
     @property
@@ -128,8 +129,8 @@ class BatchedAnswers(Closing):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is left."""
-        return self._scheduler.is_idle
+        """Whether no request is left, nor anything to be told of one."""
+        return self._scheduler.is_idle and not self._events
 
     @property
     def n_running(self) -> int:
@@ -169,7 +170,8 @@ class BatchedAnswers(Closing):
         would take them along. An interrupt that is not the cancelling of single requests ends all of them.
         """
         self.check()
-        if ended := list(self._end_some()):
+        if ended := [*self._events, *self._end_some()]:
+            self._events = []
             return ended
         try:
             self._passes.admit()
@@ -189,7 +191,10 @@ class BatchedAnswers(Closing):
             self._engine.interrupt.reset()  # which a pass does itself, but not rows that are read back
             is_for_all = not self._cancelled & self._open.keys()
             return [self._end(number, "cancelled") for number in list(self._open) if is_for_all]
-        return list(self._take_in(begun, computed, self._meter.lap()))
+        with self._engine.interrupt.hearing_ctrl_c():  # which is raised once all tokens are chosen
+            self._events += self._take_in(begun, computed, self._meter.lap())
+        events, self._events = self._events, []
+        return events
 
     def drop(self, number: int) -> None:
         """Forget a request; without effect where it has ended."""

@@ -19,6 +19,7 @@ from edge_run.base.files import read_text_file, whole_file
 from edge_run.base.units import MIB
 from edge_run.devices.host.locks import HAS_LOCKS, NO_LOCKS, LivingFile, locked, read_living
 from edge_run.runtime.keeping.keeper import ConversationRows
+from edge_run.runtime.keeping.store import CONVERSATIONS
 from edge_run.tiers.kv.record import RowPass
 
 FORMAT = 1
@@ -52,7 +53,7 @@ class Conversations:
     """The conversations in a folder of a prompt cache."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / "conversations"
+        self._folder = folder / CONVERSATIONS
 
     def hold(self, name: str) -> LivingFile | None:
         """Have the conversation `name` for this process alone, until what is returned is removed or the process ends.

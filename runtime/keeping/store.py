@@ -3,7 +3,7 @@
 A file's name says all that came before its rows (`tiers/kv/record.py`), so the files are a tree of prefixes without an
 index, and several processes may read and write at once. Using a file makes it and those before it the newest. When
 room is needed the oldest go first, of equally old ones those farthest from the root: nothing is left without what it
-continues.
+continues. The folder may be one where other programs keep files and folders, which are left alone.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edge_run.base.config import PROMPT_CACHE_DAILY_BYTES
 from edge_run.base.errors import ConfigError, TierReadError, reason_of
@@ -29,10 +31,13 @@ from edge_run.tiers.kv.block_file import FORMAT
 
 logger = logging.getLogger(__name__)
 
-ABOUT, LOCK = "about.json", "lock"
+ABOUT, LOCK, CONVERSATIONS = "about.json", "lock", "conversations"
 LEFT_FREE_BYTES = 64 * MIB  # of the disk, for others
 _ROWS = ".rows"
 _MOST_ABOUT_BYTES = 1 << 16
+_NOTED = {"format", "library", "path", "file"}  # in ABOUT
+_ROWS_NAME = rf"\d{{6,}}-[0-9a-f]+{re.escape(_ROWS)}"
+_OURS = re.compile(rf"{_ROWS_NAME}|\.(?:{re.escape(ABOUT)}|{_ROWS_NAME})\.[-0-9a-f]+\.part", re.ASCII)  # or a draft
 _LOOK_AGAIN_S = 10.0
 _UNNOTED_S = 3600.0  # after which nobody is about to note whose a folder is
 _OTHERS_S = 7 * 86400.0  # after which nobody uses what another llama.cpp computed
@@ -111,7 +116,7 @@ class PromptStore:
         is_old = time.monotonic() - self._looked_s > _LOOK_AGAIN_S
         if is_old or self._known_bytes + size_bytes > self._most_bytes:
             with locked(self.folder / LOCK):
-                files = sorted(_files(self.folder), key=lambda file: (file.used_ns, -file.depth))
+                files = sorted(_files(*_key_folders(self.folder)), key=lambda file: (file.used_ns, -file.depth))
                 self._known_bytes, self._looked_s = sum(file.size_bytes for file in files), time.monotonic()
                 for file in files:
                     if self._known_bytes + size_bytes <= self._most_bytes:
@@ -126,12 +131,12 @@ class PromptStore:
         removed_bytes = 0
         for other in _key_folders(self.folder):
             if other != self._own and self._is_useless(other):
-                size_bytes = kept_bytes(other)
+                size_bytes = _size_bytes(other)
                 shutil.rmtree(other, ignore_errors=True)
-                removed_bytes += size_bytes - kept_bytes(other)
-        for folder, _, _ in os.walk(self.folder):
+                removed_bytes += size_bytes - _size_bytes(other)
+        for folder in (self.folder, self.folder / CONVERSATIONS, *_key_folders(self.folder)):
             with contextlib.suppress(OSError):
-                for draft in abandoned_drafts(Path(folder)):
+                for draft in abandoned_drafts(folder):
                     remove(draft)
         if removed_bytes:
             say(
@@ -140,13 +145,12 @@ class PromptStore:
             )
 
     def _is_useless(self, folder: Path) -> bool:
-        try:
-            about = json.loads(read_text_file(folder / ABOUT, ABOUT, _MOST_ABOUT_BYTES))
-            if about["format"] != FORMAT or about["library"] != self._identity.facts["library"]:
-                return _unused_s(folder) > _OTHERS_S  # it may be there, too, or on a machine with the same home
-            return bool(about["path"] == self._identity.facts["path"] and about["file"] != self._identity.facts["file"])
-        except (ValueError, KeyError, TypeError):  # ConfigError is a ValueError
+        about, ours = _note_in(folder), self._identity.facts
+        if not about:
             return _age_s(folder) > _UNNOTED_S  # nobody is just making it
+        if about["format"] != FORMAT or about["library"] != ours["library"]:
+            return _unused_s(folder) > _OTHERS_S  # it may be there, too, or on a machine with the same home
+        return bool(about["path"] == ours["path"] and about["file"] != ours["file"])
 
 
 def is_there(path: Path) -> bool:
@@ -163,7 +167,7 @@ def remove(path: Path) -> None:
 def erase(folder: Path) -> int:
     """Remove all rows that are kept in `folder`; return their bytes. Raises TierReadError where some stay."""
     folders = _key_folders(folder)
-    removed_bytes = sum(map(kept_bytes, folders))
+    removed_bytes = _size_bytes(*folders)
     for one in folders:
         shutil.rmtree(one, ignore_errors=True)
     for one in filter(Path.exists, folders):
@@ -178,18 +182,39 @@ def erase(folder: Path) -> int:
 
 
 def kept_bytes(folder: Path) -> int:
-    """Return what all rows in `folder` take."""
-    return sum(file.size_bytes for file in _files(folder))
+    """Return what all rows that are kept in `folder` take."""
+    return _size_bytes(*_key_folders(folder))
 
 
 def _key_folders(folder: Path) -> list[Path]:
+    """Return the folders of models in `folder`; those of other programs may have such names too."""
     with contextlib.suppress(OSError):
-        return [path for path in folder.iterdir() if _is_hexadecimal(path.name) and path.is_dir()]
+        return [path for path in folder.iterdir() if _is_hexadecimal(path.name) and path.is_dir() and _is_ours(path)]
     return []
 
 
 def _is_hexadecimal(name: str) -> bool:
     return len(name) == 32 and not set(name) - set("0123456789abcdef")
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether there is a note of ours in `folder`, or where the note is damaged, nothing but rows of ours."""
+    if _note_in(folder):
+        return True
+    try:
+        names = set(os.listdir(folder)) - {ABOUT}
+    except OSError:
+        return False
+    return bool(names) and all(map(_OURS.fullmatch, names))
+
+
+def _note_in(folder: Path) -> dict[str, Any]:
+    """Return what is noted in the folder of a model; empty where there is no such note."""
+    try:
+        note = json.loads(read_text_file(folder / ABOUT, ABOUT, _MOST_ABOUT_BYTES))
+    except (ValueError, RecursionError):  # ConfigError is a ValueError
+        return {}
+    return note if isinstance(note, dict) and note.keys() >= _NOTED else {}
 
 
 def _age_s(path: Path) -> float:
@@ -203,12 +228,17 @@ def _unused_s(folder: Path) -> float:
     return min([time.time() - file.used_ns / 1e9 for file in _files(folder)], default=_age_s(folder))
 
 
-def _files(folder: Path) -> Iterator[_KeptFile]:
-    """Yield the files of rows in `folder` and the folders in it, as far as they can be read."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            if name.endswith(_ROWS):
-                path = Path(parent, name)
-                with contextlib.suppress(OSError, ValueError):
-                    depth, status = int(name.partition("-")[0]), path.lstat()
-                    yield _KeptFile(path, status.st_mtime_ns, depth, status.st_size)
+def _size_bytes(*folders: Path) -> int:
+    return sum(file.size_bytes for file in _files(*folders))
+
+
+def _files(*folders: Path) -> Iterator[_KeptFile]:
+    """Yield the files of rows in the folders of models, as far as these can be read."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                if name.endswith(_ROWS):
+                    path = folder / name
+                    with contextlib.suppress(OSError, ValueError):
+                        depth, status = int(name.partition("-")[0]), path.lstat()
+                        yield _KeptFile(path, status.st_mtime_ns, depth, status.st_size)

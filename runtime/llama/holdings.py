@@ -30,8 +30,12 @@ def text_reserve_bytes(vocabulary: int, n_rows: int = 1, context_tokens: int = 0
     vocabulary: the number of its tokens. n_rows: of logits that are kept at once (`ContextShape.kept_rows`).
     context_tokens: as many as there may be, wherever their keys and values are.
     """
-    books_bytes = max(0, context_tokens - SHORT_TEXT_TOKENS) * BOOK_BYTES
-    return TEXT_BYTES + books_bytes + (TEXT_BYTES_OF_A_TOKEN + LOGIT_BYTES * (n_rows - 1)) * vocabulary
+    return TEXT_BYTES + book_bytes(context_tokens) + (TEXT_BYTES_OF_A_TOKEN + LOGIT_BYTES * (n_rows - 1)) * vocabulary
+
+
+def book_bytes(context_tokens: int) -> int:
+    """Return what is noted of each token of a long text, beside its keys and values."""
+    return max(0, context_tokens - SHORT_TEXT_TOKENS) * BOOK_BYTES
 
 
 def lookup_bytes(config: ModelConfig, text_tokens: int) -> int:

@@ -4,8 +4,8 @@ Over streamed weights a pass reads the same for one token as for many, so a prom
 long as they are computed while the weights are read (chunked prefill: Agrawal et al., SARATHI, 2023). Where computing
 takes longer they cost what they cost, and a prompt gets as many as keep the time between tokens even. It always gets
 `PART_TOKENS`: kernels compute fewer hardly faster. Where more prompts are to be read than answers go on, more requests
-wait for their first token than for their next, and passes are wider for them. Prompts that end with a pass may make it longer, since they do so
-once; up to `RIDING_TOKENS` of them, beside which weights are lent the same room.
+wait for their first token than for their next, and passes are wider for them. Prompts that end with a pass may make it
+longer, since they do so once; up to `RIDING_TOKENS` of them, beside which weights are lent the same room.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 import traceback
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
@@ -26,7 +27,7 @@ from edge_run.runtime.server.apis.responses import count_response, responses
 from edge_run.runtime.server.bodies import BODY
 from edge_run.runtime.server.connections import PIECE_BYTES, UnreadRoom
 from edge_run.runtime.server.page_files import page_handlers
-from edge_run.runtime.server.refusals import Refusal, refusal_of
+from edge_run.runtime.server.refusals import REQUEST_ID, Refusal, refusal_of
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.status import status
 
@@ -34,6 +35,8 @@ Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
 
 ALLOWED_METHODS = "GET, POST, OPTIONS"
 CORS_S = 600
+ID_HEADERS = ("x-request-id", "request-id")  # OpenAI's, and Anthropic's
+READABLE_HEADERS = ", ".join(("retry-after", "x-should-retry", *ID_HEADERS))  # for pages of other sites
 HEADERS: Mapping[str, str] = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -119,7 +122,8 @@ class Guard:
         began_s, status = time.monotonic(), 0
         method, path = scope["method"], scope["path"]
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        more = self._headers_for(headers)
+        request_id = f"req_{uuid.uuid4().hex}"
+        more = self._headers_for(headers, request_id)
 
         async def send_guarded(message: Message) -> None:
             nonlocal status
@@ -142,26 +146,28 @@ class Guard:
                 await _preflight(headers)(scope, receive, send_guarded)
             else:
                 whose = digest(given_key(headers)).hex() if self.access.keys else ""
-                await self._app({**scope, "app": self, WHOSE: whose, BODY: body}, receive, send_guarded)
+                ours = {"app": self, WHOSE: whose, BODY: body, REQUEST_ID: request_id}
+                await self._app({**scope, **ours}, receive, send_guarded)
         except _Dropped:
             logger.info("a client is dropped that reads too slowly")
         except Exception as error:
             refusal = _refusal(error)
             if status:
                 raise  # the client has a part of the answer: the end of the connection says that it is not all
-            response = json_response(refusal.document(path), refusal.status, refusal.headers())
+            response = json_response(refusal.document(path, request_id), refusal.status, refusal.headers())
             await response(scope, receive, send_guarded)
         finally:
             body.close()
-            logger.info("%s %s: %d in %.2f s", method, path, status, time.monotonic() - began_s)
+            logger.info("%s %s: %d in %.2f s, %s", method, path, status, time.monotonic() - began_s, request_id)
 
-    def _headers_for(self, headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    def _headers_for(self, headers: Mapping[str, str], request_id: str) -> list[tuple[bytes, bytes]]:
         """Return what every answer says, and to pages of other sites that may ask, that they may read it."""
-        said = dict(HEADERS)
+        said = {**HEADERS, **dict.fromkeys(ID_HEADERS, request_id)}
         origin = headers.get("origin", "")
         if self.access.allows(origin):
             said.update({"access-control-allow-origin": origin, "vary": "Origin"})
             said["cross-origin-resource-policy"] = "cross-origin"
+            said["access-control-expose-headers"] = READABLE_HEADERS
         return [(name.encode(), value.encode("latin-1")) for name, value in said.items()]
 
 
@@ -171,7 +177,10 @@ def _refusal(error: Exception) -> Refusal:
     if isinstance(error, EdgeRunError):
         return refusal_of(error)
     if isinstance(error, HTTPException):
-        return Refusal(error.status_code, {404: "no such path", 405: "not with this method"}.get(error.status_code, ""))
+        message = {404: "no such path", 405: "not with this method"}.get(error.status_code, "")
+        refusal = Refusal(error.status_code, message)
+        refusal.more_headers = error.headers or {}  # `Allow`
+        return refusal
     place = traceback.extract_tb(error.__traceback__)[-1]  # not the message, which may quote the request
     logger.error("a mistake of the server's own: %s at %s:%s", type(error).__name__, place.filename, place.lineno)
     return Refusal(500, "a mistake of the server's own")

@@ -11,7 +11,7 @@ from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.chat import leave_out_oldest
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.formats.marked_output import THINK, THOUGHT
-from edge_run.runtime.server.formats.tool_format import HERMES, ToolFormat, format_of
+from edge_run.runtime.server.formats.tool_format import HERMES, ToolFormat, can_think, format_of
 from edge_run.runtime.server.generating import Job, OutputParser, PlainOutput
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import sampling_of
@@ -115,7 +115,7 @@ class ChatTask:
 
     def _parser(self, served: ServedModel, form: ToolFormat, prompt: str, begins: str) -> Callable[[], OutputParser]:
         begins = begins.strip()
-        has_thoughts = self.has_thoughts and (form.is_always or THINK in served.model.chat_template)
+        has_thoughts = self.has_thoughts and can_think(served.model.chat_template)
         if has_thoughts and prompt.rstrip().endswith(THINK):
             begins = THINK
         tools = self.toolbox.schemas

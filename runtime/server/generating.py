@@ -123,16 +123,17 @@ def check_prompt_length(n_tokens: int, context_tokens: int) -> None:
 
 @dataclass(slots=True)
 class FinishedAnswer:
-    """A finished answer. finish: `stop`, `length` or `tool_calls`."""
+    """A finished answer. reasoning_tokens: those that came with its reasoning."""
 
     generation: Generation
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
+    reasoning_tokens: int = 0
 
     @property
     def finish(self) -> str:
-        """Why it ended, in OpenAI's words."""
+        """Why it ended, in OpenAI's words: `stop`, `length` or `tool_calls`."""
         if self.generation.finish_reason in ("length", "context"):
             return "length"
         return "tool_calls" if self.calls else "stop"
@@ -217,4 +218,5 @@ async def _answer(
         "".join(delta.content for delta in deltas),
         "".join(delta.reasoning for delta in deltas),
         [delta.call for delta in deltas if delta.call],
+        sum(len(delta.tokens) for delta in deltas if delta.reasoning),
     )

@@ -22,6 +22,7 @@ ANTHROPIC_TYPES = {
     413: "request_too_large",
     503: "overloaded_error",
 }
+REQUEST_ID = "edge_run.request"  # of an ASGI scope
 _RETRY_STATUSES = (429, 503)
 
 
@@ -31,6 +32,7 @@ class Refusal(Exception):
     status: of HTTP. param: which part of the request is wrong. code: a word for programs.
     retry_after_s: when it may be asked again. closes: the connection ends with this answer, its request unread.
     kind: what llama-server calls its type; empty: what OpenAI calls those of its status. figures: what it says besides.
+    more_headers: what its headers say besides.
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class Refusal(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.retry_after_s, self.closes = retry_after_s, closes
         self.kind, self.figures = kind, figures or {}
+        self.more_headers: Mapping[str, str] = {}
 
     def headers(self) -> dict[str, str]:
         """Return the headers that belong to it; SDKs of OpenAI and Anthropic obey `x-should-retry`."""
-        found = {"x-should-retry": "true" if self.status in _RETRY_STATUSES else "false"}
+        should_retry = "true" if self.status in _RETRY_STATUSES else "false"
+        found = {**self.more_headers, "x-should-retry": should_retry}
         if self.retry_after_s is not None:
             found["retry-after"] = str(max(1, round(self.retry_after_s)))
         if self.status == 401:
@@ -61,12 +65,12 @@ class Refusal(Exception):
             found["connection"] = "close"
         return found
 
-    def document(self, path: str) -> Mapping[str, Any]:
-        """Return the error as the API at `path` says it."""
+    def document(self, path: str, request_id: str) -> Mapping[str, Any]:
+        """Return the error as the API at `path` says it. request_id: of the request that is refused."""
         if path.startswith("/api/"):
             return {"error": self.message}
         if path.startswith("/v1/messages"):
-            return anthropic_error(self)
+            return anthropic_error(self, request_id)
         return openai_error(self)
 
 
@@ -78,13 +82,13 @@ def openai_error(refusal: Refusal) -> dict[str, Any]:
     return {"error": {**error, **refusal.figures}}
 
 
-def anthropic_error(refusal: Refusal) -> dict[str, Any]:
-    """Return the error as Anthropic says it."""
+def anthropic_error(refusal: Refusal, request_id: str | None = None) -> dict[str, Any]:
+    """Return the error as Anthropic says it. request_id: of the request that is refused."""
     by_class = "api_error" if refusal.status >= 500 else "invalid_request_error"
     kind = ANTHROPIC_TYPES.get(refusal.status, by_class)
     is_said = not refusal.param or refusal.message.startswith(refusal.param)
     message = refusal.message if is_said else f"{refusal.param}: {refusal.message}"
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
 def shutting_down(*, closes: bool = False) -> Refusal:

@@ -55,18 +55,20 @@ class ResponseFormat(msgspec.Struct):
     json_schema: JsonSchema | None = None
     schema: dict[str, Any] | None = None
 
-    def text(self) -> str | None:
-        """Return the JSON schema that the answer must follow, as text; None for any text. Raises Refusal."""
+    def text(self, param: str = "response_format", schema_name: str = "json_schema") -> str | None:
+        """Return the JSON schema that the answer must follow, as text; None for any text. Raises Refusal.
+
+        param: where this is in the request. schema_name: where in this the schema is.
+        """
         if self.type == "text":
             return None
         if self.type not in ("json_object", "json_schema"):
-            raise Refusal(
-                400, f"response_format.type: {self.type[:40]!r} is none of ours", param="response_format.type"
-            )
+            raise Refusal(400, f"{param}.type: {self.type[:40]!r} is none of ours", param=f"{param}.type")
         schema = self.json_schema.schema if self.json_schema else self.schema
         if schema is None and self.type == "json_schema":
-            raise Refusal(400, "response_format.json_schema.schema: is missing", param="response_format.json_schema")
-        return schema_text(schema or {"type": "object"}, "response_format")
+            place = f"{param}.{schema_name}"
+            raise Refusal(400, f"{place}: a schema is missing", param=place)
+        return schema_text(schema or {"type": "object"}, param)
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):

@@ -24,6 +24,7 @@ def openai_usage(outcomes: Sequence[FinishedAnswer], choices: int | None = None)
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": sum(outcome.reasoning_tokens for outcome in outcomes)},
     }
 
 

@@ -28,7 +28,7 @@ from edge_run.runtime.engine.passes import Passes
 from edge_run.runtime.engine.spilling import open_spill
 from edge_run.runtime.engine.supply import Begun, Supply
 from edge_run.runtime.graph.units import Layout
-from edge_run.runtime.llama.holdings import COORDINATOR_RESERVE_BYTES, WORKER_RESERVE_BYTES
+from edge_run.runtime.llama.holdings import COORDINATOR_RESERVE_BYTES, WORKER_RESERVE_BYTES, book_bytes
 from edge_run.runtime.planning.memory_plan import make_plan
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.slices.assignment import Assignment
@@ -81,10 +81,11 @@ class SliceEngine:
         # Groups of sequences may have passes at the same time, where these look at all cells of the context.
         in_flight = most_in_flight or min(MOST_IN_FLIGHT, self.config.sequences)
         self.most_in_flight = in_flight if self.decoder.capabilities.can_branch else 1
-        # Besides the least, for activations on their way, in and out, twice each, and for those of passes that wait.
+        # Besides the least, for activations on their way, in and out, twice each, for those of passes that wait, and
+        # for the books of a long text.
         state_bytes = self.width * max(unit.entry_bytes for unit in self.layout.units)
         reserve_bytes = min(COORDINATOR_RESERVE_BYTES, least_bytes + 4 * state_bytes)
-        reserve_bytes += (self.most_in_flight - 1) * state_bytes
+        reserve_bytes += (self.most_in_flight - 1) * state_bytes + book_bytes(self.shape.context_tokens)
         self.holdings = replace(loaded.holdings, reserve_bytes=reserve_bytes)
         is_narrow = loaded.shape.sequences == 1 and not self.config.exact
         buffer = loaded.driver.compute_buffer

@@ -9,13 +9,15 @@ from typing import BinaryIO
 from edge_run.base.errors import TierReadError, system_errors
 from edge_run.base.files import FileIdentity, changed
 from edge_run.base.interrupt import go_on
-from edge_run.base.units import round_down, round_up
+from edge_run.base.units import MIB, round_down, round_up
 from edge_run.runtime.decoding.repacked_weights import RepackedWeights
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.model import LlamaModel
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_header import Shard, TensorInfo
+
+READ_BYTES = 4 * MIB  # between which a stop is heard
 
 
 class DraftWeights:
@@ -79,16 +81,17 @@ class DraftWeights:
             if shard.identity not in (None, FileIdentity.of(os.fstat(file.fileno()))):
                 raise changed(shard.path)
             for address, tensor in places:
-                self._check()
-                _fill(file, _libc.view(address, tensor.size_bytes), tensor.offset)
+                fill(file, _libc.view(address, tensor.size_bytes), tensor.offset, self._check)
             _libc.forget_pages(file.fileno())
 
 
-def _fill(file: BinaryIO, memory: memoryview, offset: int) -> None:
+def fill(file: BinaryIO, memory: memoryview, offset: int, check: Callable[[], None]) -> None:
+    """Read `memory` from `offset` on, in pieces before each of which `check` is called. Raises TierReadError."""
     done = 0
     while done < len(memory):
+        check()
         file.seek(offset + done)
-        n_read = file.readinto(memory[done:])  # type: ignore[attr-defined]
+        n_read = file.readinto(memory[done : done + READ_BYTES])  # type: ignore[attr-defined]
         if not n_read:
             raise TierReadError(f"draft model {file.name}: ends before its weights do; was it cut off?")
         done += n_read

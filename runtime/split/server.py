@@ -109,11 +109,12 @@ class SplitServer:
             ) from error
         self._turn = anyio.CapacityLimiter(1)  # two passes at once would only slow each other down
         self._slots = ConnectionSlots()
-        async with listener, anyio.create_task_group() as group:
-            ready(listener.extra(anyio.abc.SocketAttribute.local_port))
-            for one in listener.listeners:
-                assert isinstance(one, anyio.abc.SocketListener)
-                group.start_soon(self._accept, one, group, name="split-accept")
+        async with listener:
+            ready(listener.extra(anyio.abc.SocketAttribute.local_port))  # before the group, which would wrap its error
+            async with anyio.create_task_group() as group:
+                for one in listener.listeners:
+                    assert isinstance(one, anyio.abc.SocketListener)
+                    group.start_soon(self._accept, one, group, name="split-accept")
 
     async def _accept(self, listener: anyio.abc.SocketListener, group: anyio.abc.TaskGroup) -> None:
         """Welcome whoever connects. A connection that fails, or that there is no file descriptor for, is no end."""

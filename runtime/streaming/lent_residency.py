@@ -83,12 +83,10 @@ class IdleBuffer:
             self._is_lent = False
         elif self._is_lent:
             self._look()
-        elif self._buffer.size_bytes:
+        elif self._buffer.size_bytes:  # else the last pass ended before its first node, which tells where it is
             self._kept_bytes = self._buffer.size_bytes - self.size_bytes
             self._buffer.drop()
             self._is_lent, self._excesses = True, 0
-        else:
-            self._end("where llama.cpp computes is not known")  # the last pass ended before its first node
         return 0 if self._is_lent else self.size_bytes
 
     def _look(self) -> None:
@@ -214,20 +212,26 @@ class LentResidency:
         self._tell_lack()
 
     def before_drafting(self, kept_tokens: int, most_tokens: int) -> bool:
-        """Divide the room for passes of the draft model; return whether there is room, which a stop prevents.
+        """Divide the room for passes of the draft model; return whether there is room.
+
+        There is none after a stop, nor for weights that are away while the process may hold less than its budget.
 
         kept_tokens: the tokens in its context.
         most_tokens: as many may be there until this is called again.
         """
         if self._draft_cells:
             self._draft_cell_bytes = self._draft_cells.needed_bytes([kept_tokens], [most_tokens])
-        self._held_weight_bytes = self._draft_weight_bytes
-        if self._draft_cells or self._draft_weight_bytes:
-            try:
-                self._divide_again()
-            except Cancelled:  # as the next pass will be
-                return False
-        return True
+        before_bytes, self._held_weight_bytes = self._held_weight_bytes, self._draft_weight_bytes
+        if not (self._draft_cells or self._draft_weight_bytes):
+            return True
+        try:
+            self._divide_again()
+            has_room = before_bytes == self._draft_weight_bytes or not self.loans.lacking_bytes
+        except Cancelled:  # as the next pass will be
+            has_room = False
+        if not has_room:
+            self._held_weight_bytes = before_bytes
+        return has_room
 
     def hold_draft(self, weight_bytes: int) -> None:
         """Note that a draft model's weights hold so much of the room, but for the time from `rest_draft` to a guess."""

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from edge_run.base.config import ModelConfig, ModelOptions
 from edge_run.base.errors import ConfigError, NotSupported, system_errors
-from edge_run.base.files import file_to_write, whole_file, writing
+from edge_run.base.files import whole_file, writing
 from edge_run.base.options import config_of
 from edge_run.base.replay import Recording
+from edge_run.devices.host.target_file import check_target
 from edge_run.prefetch.routes import DECODE, RouteWriter
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
@@ -43,11 +44,12 @@ def trace(
     max_tokens: at most so many, up to where the model ends or the context is full. is_overwritten: an `output` that
     exists is replaced. on_token: hears of every token. opening: a context to open the model in. options: the fields of
     `ModelConfig`, as for `Model`. Raises like `Model`; NotSupported for a model without experts, ConfigError for an
-    output that exists, TierReadError where it cannot be written. Nothing is left of a trace that was not finished.
+    output that exists, is the model itself or has no folder, TierReadError where it cannot be written. Nothing is left
+    of a trace that was not finished.
     """
     config = config_of(ModelConfig, config, options)
-    output = file_to_write(Path(output), str(output), is_overwritten)
     gguf = read_gguf(Path(path))
+    output = check_target(Path(output), [shard.path for shard in gguf.shards], "the model itself", is_overwritten)
     header = route_header(gguf)
     if not header.expert_bytes:
         raise NotSupported(f"{path}: no mixture of experts, so nothing is routed; give another GGUF file")

@@ -10,9 +10,10 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from gguf import GGUFReader
 
 from edge_run import AsyncModel, Model, plan, to_json
-from edge_run.base.errors import ConfigError, ContextFull, NotSupported
+from edge_run.base.errors import ConfigError, ContextFull, KernelError, NotSupported
 from edge_run.cli.shared import figures
 from edge_run.runtime.embedding.embedding import normalized, shared
 from edge_run.runtime.embedding.results import EmbeddingShape
@@ -125,6 +126,16 @@ def test_a_model_gives_vectors_with_what_they_cost(opened: Model) -> None:
     document = json.loads(to_json(found))
     assert np.array_equal(np.array(document["vectors"], np.float32), found.vectors)
     assert figures.describe_embedding("a model", found.plan, opened.embedding).count("pooling cls") == 1
+
+
+def test_vectors_of_damaged_weights_are_refused(tmp_path: Path) -> None:
+    path, damaged = make_model("qwen3-embedding", tmp_path), tmp_path / "damaged.gguf"
+    norm = next(tensor for tensor in GGUFReader(path).tensors if tensor.name == "output_norm.weight")
+    content = bytearray(path.read_bytes())
+    content[norm.data_offset : norm.data_offset + 4] = b"\xff" * 4  # NaN
+    damaged.write_bytes(content)
+    with Model(damaged, **LONGEST) as model, pytest.raises(KernelError, match=r"not finite.*copy or download"):
+        model.embed("one text")
 
 
 def test_texts_that_are_too_long(opened: Model) -> None:

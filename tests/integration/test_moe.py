@@ -203,13 +203,23 @@ def test_what_cannot_be_traced(moe: Path, folder: Path, tmp_path: Path) -> None:
         edge_run.trace(make_model("llama", folder), TEXT, path, **OPTIONS)
     with pytest.raises(ConfigError, match="prompt: is empty"):
         edge_run.trace(moe, "", path, **OPTIONS)
-    with pytest.raises(TierReadError, match="cannot be written"):
+    with pytest.raises(ConfigError, match="cannot be written: its folder is not there"):
         edge_run.trace(moe, TEXT, tmp_path / "nowhere" / "trace.csv", **OPTIONS)
     assert list(tmp_path.iterdir()) == [], "nothing is left of a trace that was not finished"
     path.write_text("mine")
     with pytest.raises(ConfigError, match=r"exists.*--force"):
         edge_run.trace(moe, TEXT, path, **OPTIONS)
     assert path.read_text() == "mine"
+
+
+def test_a_trace_never_replaces_its_model(moe: Path, tmp_path: Path) -> None:
+    model, link = tmp_path / "model.gguf", tmp_path / "link.gguf"
+    model.write_bytes(moe.read_bytes())
+    link.symlink_to(model)
+    for path in (model, link):
+        with pytest.raises(ConfigError, match="is the model itself; choose another name"):
+            edge_run.trace(model, TEXT, path, is_overwritten=True, **OPTIONS)
+    assert model.read_bytes() == moe.read_bytes()
 
 
 def test_from_the_command_line(moe: Path, tmp_path: Path) -> None:

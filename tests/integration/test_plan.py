@@ -91,6 +91,8 @@ def test_a_sweep_is_a_table(run: Run, grown: Path) -> None:
         (["{grown}", "--memory", "20MiB"], 4, "it needs at least "),
         (["{grown}", "--memory", "lots"], 2, "not a size"),
         (["{grown}", "--prompt-tokens", "0"], 2, "--prompt-tokens"),
+        (["{grown}", "-c", "256", "--prompt-tokens", "300"], 8, "does not fit the context of 256; give more with -c"),
+        (["{grown}", "--sweep", "--prompt-tokens", "1" + "0" * 15], 8, "does not fit the context of "),
     ],
 )
 def test_refusals_are_one_line(run: Run, grown: Path, arguments: list[str], code: int, told: str) -> None:

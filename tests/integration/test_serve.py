@@ -244,6 +244,8 @@ def test_how_likely_tokens_were(client: openai.OpenAI) -> None:
     assert told.tokens
     assert "".join(told.tokens) == text.choices[0].text
     assert told.text_offset == [sum(map(len, told.tokens[:i])) for i in range(len(told.tokens))]
+    assert told.top_logprobs
+    assert [[*one] for one in told.top_logprobs] == [[token] for token in told.tokens]
 
 
 def test_biases_and_penalties(client: openai.OpenAI, http: httpx.Client) -> None:

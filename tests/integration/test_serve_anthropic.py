@@ -105,6 +105,7 @@ def test_errors_are_as_anthropic_says_them(client: Any, server: Served, anthropi
     with pytest.raises(anthropic.BadRequestError, match="reads text only") as caught:
         client.messages.create(model="any", max_tokens=1, messages=[{"role": "user", "content": [image]}])
     assert caught.value.body["error"]["type"] == "invalid_request_error"
+    assert caught.value.body["request_id"] == caught.value.request_id
     for body in ({"messages": MESSAGES}, {"messages": MESSAGES, "max_tokens": -5}, {"max_tokens": 1, "messages": []}):
         refused = httpx.post(f"{server.url}/v1/messages", json=body, timeout=60)
         assert (refused.status_code, refused.json()["type"]) == (400, "error")

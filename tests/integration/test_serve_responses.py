@@ -31,8 +31,11 @@ def asked(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_response(client: openai.OpenAI, wanted: str) -> None:
-    found = client.responses.create(**asked(max_output_tokens=12))
+    found = client.responses.create(**asked(max_output_tokens=12, reasoning={"effort": "low"}))
     assert found.output_text == wanted
+    assert [item.to_dict()["status"] for item in found.output] == ["incomplete"]
+    assert found.reasoning
+    assert found.reasoning.effort == "low"
     assert (found.status, found.incomplete_details and found.incomplete_details.reason) == (
         "incomplete",
         "max_output_tokens",

@@ -78,6 +78,7 @@ def test_an_allowed_page_may_ask_and_read(server: Served) -> None:
     assert "access-control-allow-credentials" not in asked.headers
     answer = get(server, "/v1/models", origin="https://chat.example", authorization=f"Bearer {KEY}")
     assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+    assert "retry-after" in answer.headers["access-control-expose-headers"]
     foreign = httpx.options(f"{server.url}/v1/models", headers={"origin": "https://evil.example"}, timeout=60)
     assert foreign.status_code == 403
     assert "access-control-allow-origin" not in foreign.headers

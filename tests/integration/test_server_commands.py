@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 
 from edge_run import Model
 from program import run_program
+from screens import Screen
 from served import TEMPLATE, Served, served
 
 KEY = "a-key-of-many-letters"
@@ -54,20 +55,30 @@ def test_a_chat_has_the_words_of_the_model(server: Served, kit: Path, keys: Path
     assert "2 answers of 16 tokens together" in done.stderr
 
 
-def test_ctrl_c_stops_an_answer_and_not_the_chat(server: Served) -> None:
+def test_ctrl_c_stops_an_answer_and_not_the_chat(server: Served, screen: Callable[..., Screen]) -> None:
+    chat = screen("chat", "--server", server.url, "--ignore-eos", EDGE_RUN_API_KEY=KEY)
+    chat.wait_for("> ")
+    chat.type("Tell me of the fox.\n")
+    chat.wait_for(r"fox\.\n\n?[^>]")
+    chat.process.send_signal(signal.SIGINT)
+    chat.wait_for(r"Stopped\.\n> ")
+    chat.type("/exit\n")
+    assert chat.end() == 0
+
+
+def test_ctrl_c_ends_a_chat_from_a_pipe(server: Served) -> None:
     command = [sys.executable, "-m", "edge_run", "chat", "--server", server.url, "--ignore-eos"]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env={**os.environ, "EDGE_RUN_API_KEY": KEY}, **pipes) as chat:
         assert chat.stdin
         assert chat.stdout
-        chat.stdin.write(b"Tell me of the fox.\n")
+        chat.stdin.write(b"Tell me of the fox.\nAnd then?\n")
         chat.stdin.flush()
         assert chat.stdout.read(1)
         chat.send_signal(signal.SIGINT)
-        chat.stdin.write(b"/exit\n")
         _, said = chat.communicate(timeout=60)
-        assert chat.returncode == 0
-        assert b"Stopped." in said
+        assert chat.returncode == 130
+        assert said.endswith(b"Stopped.\n")
 
 
 def test_a_load_in_json(server: Served, keys: Path) -> None:
@@ -94,6 +105,8 @@ def test_a_load_in_json(server: Served, keys: Path) -> None:
         (("bench", "--server", "1", "--seconds", "0.1", "--clients", "1"), "not a token came"),
         (("bench", "--server", "http://a..b", "--seconds", "0.1", "--clients", "1"), "not a token came"),
         (("bench", "--server", "1", "--plot", "x.png"), "leave it out with --server"),
+        (("bench", "--server", "1", "--clients", "10001"), "10001 is not in the range 1<=x<=10000"),
+        (("bench", "--server", "1", "--prompt-tokens", "1000001"), "must be at most 1000000 with --server"),
         (("chat", "--server", "1", "--json-schema", "[1"), "is not JSON"),
         (("chat", "--server", "http://a..b"), "a..b"),
         (("bench",), "none given"),

@@ -418,6 +418,24 @@ def test_a_port_that_is_taken_is_refused(head: Path, server: int) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (7, 1), done.stderr
 
 
+def unheard(is_full: bool) -> int:
+    """Open what cannot be written: a device that is full, or a pipe that nobody reads."""
+    if is_full:
+        return os.open("/dev/full", os.O_WRONLY)
+    reads, writes = os.pipe()
+    os.close(reads)
+    return writes
+
+
+@pytest.mark.parametrize(("is_full", "code"), [(False, 141), (True, 5)])
+def test_a_port_that_cannot_be_said_ends_the_server(head: Path, is_full: bool, code: int) -> None:
+    command = [sys.executable, "-m", "edge_run", "split", "serve", str(head.parent / "tail.onnx"), "--port", "0"]
+    with open(unheard(is_full), "w") as stdout:
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+    said = "edge-run: standard output: cannot be written (No space left on device)\n" if is_full else ""
+    assert (done.returncode, done.stderr) == (code, said)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_the_server_quietly(head: Path, number: int, code: int) -> None:
     command = [sys.executable, "-m", "edge_run", "split", "serve", str(head.parent / "tail.onnx"), "--port", "0"]

@@ -20,7 +20,7 @@ from edge_run.runtime.server.bodies import convert
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask, count
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
-from edge_run.runtime.server.refusals import Refusal, anthropic_error
+from edge_run.runtime.server.refusals import REQUEST_ID, Refusal, anthropic_error
 from edge_run.runtime.server.sampling_fields import (
     MOST_STOPS,
     Count,
@@ -49,6 +49,9 @@ class Block(msgspec.Struct):
     input: dict[str, Any] | None = None
     tool_use_id: Name = ""
     content: str | list[Any] | None = None
+
+
+_Placed = tuple[str, Block]  # where it is in the request, and the block
 
 
 class AnthropicMessage(msgspec.Struct):
@@ -109,8 +112,8 @@ class CountRequest(msgspec.Struct, kw_only=True):
         messages: list[dict[str, Any]] = []
         if system := _plain_text(self.system or "", "system"):
             messages.append({"role": "system", "content": system})
-        for index, message in enumerate(self.messages):
-            messages += _template_messages(message, f"messages[{index}].content")
+        for role, blocks in _turns(self.messages):
+            messages += _template_messages(role, blocks)
         thinks = self.thinking is not None and self.thinking.type != "disabled"
         return ChatTask(messages, self._toolbox(), {"enable_thinking": thinks})
 
@@ -157,7 +160,8 @@ async def messages(service: Service, request: Request) -> AnswerResponse:
         task = await served.prepare(asked.task)
         return await task.job(served, asked.sampling(served.sampling), asked.max_tokens)
 
-    return AnswerResponse(service, entry, make_job, MessageForm(entry.name), asked.stream)
+    form = MessageForm(entry.name, request.scope.get(REQUEST_ID))
+    return AnswerResponse(service, entry, make_job, form, asked.stream)
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
@@ -167,17 +171,30 @@ async def count_tokens(service: Service, request: Request) -> Response:
         return json_response({"input_tokens": await count(served, asked.task)})
 
 
-def _template_messages(message: AnthropicMessage, where: str) -> list[dict[str, Any]]:
-    """Return a message as templates know it: results of tools are messages of their own, before what the user says."""
-    if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
+def _turns(messages: Sequence[AnthropicMessage]) -> list[tuple[str, list[_Placed]]]:
+    """Return the role and the blocks of each turn: messages of one role in a row are one."""
+    turns: list[tuple[str, list[_Placed]]] = []
+    for index, message in enumerate(messages):
+        where = f"messages[{index}].content"
+        if isinstance(message.content, str):
+            blocks = [(where, Block("text", message.content))]
+        else:
+            blocks = [(f"{where}[{number}]", block) for number, block in enumerate(message.content)]
+        if turns and turns[-1][0] == message.role != "system":
+            turns[-1][1].extend(blocks)
+        else:
+            turns.append((message.role, blocks))
+    return turns
+
+
+def _template_messages(role: str, blocks: Sequence[_Placed]) -> list[dict[str, Any]]:
+    """Return a turn as templates know it: results of tools are messages of their own, before what the user says."""
     texts: list[str] = []
     thoughts: list[str] = []
-    made: dict[str, Any] = {"role": message.role}
+    made: dict[str, Any] = {"role": role}
     results: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
-    for index, block in enumerate(message.content):
-        place = f"{where}[{index}]"
+    for place, block in blocks:
         if block.type == "tool_use":
             function = {"name": block.name, "arguments": block.input or {}}
             calls.append({"id": block.id, "type": "function", "function": function})
@@ -222,8 +239,8 @@ class MessageForm:
     prompt_param = "messages"
     wants_progress = False
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, request_id: str | None = None) -> None:
+        self._name, self._request_id = name, request_id
         self._id = f"msg_{uuid.uuid4().hex}"
         self._n_blocks, self._block = 0, ""
 
@@ -255,7 +272,7 @@ class MessageForm:
 
     def failed(self, refusal: Refusal) -> bytes:
         """Return the error, which is the end of the stream."""
-        return event(anthropic_error(refusal), "error")
+        return event(anthropic_error(refusal, self._request_id), "error")
 
     def progress(self, progress: Progress) -> bytes:
         """Return nothing: this API has no word for it."""

@@ -181,10 +181,15 @@ async def props(service: Service, request: Request) -> Response:
 
 
 async def slots(service: Service, request: Request) -> Response:
-    """Say how many are being answered: answers that share passes have no place of their own, so the first ones are."""
+    """Say how many are being answered: answers that share passes have no place of their own, so the first ones are.
+
+    Raises Refusal where all are and the request wants that to be said so.
+    """
     if (served := service.open) is None:
         return json_response([])
     n_running, n_ctx, n_slots = service.admission.n_running, served.model.context_tokens, served.model.most_parallel
+    if request.query_params.get("fail_on_no_slot") and n_running >= n_slots:
+        raise Refusal(503, "no slot available", kind="unavailable_error")
     return json_response([{"id": n, "n_ctx": n_ctx, "is_processing": n < n_running} for n in range(n_slots)])
 
 

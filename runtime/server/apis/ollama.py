@@ -25,7 +25,7 @@ from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask
-from edge_run.runtime.server.formats.marked_output import THINK
+from edge_run.runtime.server.formats.tool_format import can_think
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, ToolCall
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import (
@@ -40,6 +40,7 @@ from edge_run.runtime.server.tools import Toolbox
 
 API_VERSION = "0.12.0"  # of Ollama, whose API this is: clients ask for a least one
 _NANOSECONDS = 1e9
+_LINE_ENDS = ("\x85", "\u2028", "\u2029")  # of Unicode, which JSON leaves as they are
 
 
 class OllamaOptions(SamplingFields, kw_only=True):
@@ -227,7 +228,7 @@ async def show(service: Service, request: Request) -> Response:
     if shape or (entry.makes_embeddings and not is_open):
         capabilities = ["embedding"]
     else:
-        capabilities = ["completion", *(["tools"] if template else []), *(["thinking"] if THINK in template else [])]
+        capabilities = ["completion", *(["tools"] if template else []), *(["thinking"] if can_think(template) else [])]
     return json_response(
         {
             "modelfile": "",
@@ -292,7 +293,11 @@ class OllamaForm:
 
 
 def _line(document: Any) -> bytes:
-    return msgspec.json.encode(document) + b"\n"
+    """Return a document as a line, also to clients that take more than a line break for the end of one."""
+    line: bytes = msgspec.json.encode(document)
+    for end in _LINE_ENDS:
+        line = line.replace(end.encode(), b"\\u%04x" % ord(end))
+    return line + b"\n"
 
 
 def _head(name: str) -> dict[str, Any]:

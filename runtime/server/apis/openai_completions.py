@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event
 from edge_run.runtime.server.apis.openai_chat import DONE, Choices, StreamOptions
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
-from edge_run.runtime.server.logprobs import Spell, text_logprobs
+from edge_run.runtime.server.logprobs import Letters, Spell, text_logprobs
 from edge_run.runtime.server.refusals import Refusal, openai_error
 from edge_run.runtime.server.sampling_fields import (
     MOST_TOKENS,
@@ -121,7 +121,7 @@ class CompletionForm:
         self._has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         self._choices = asked.n or 1
         self._spell: Spell
-        self._written = Counter[int]()  # letters of each choice
+        self._letters = defaultdict[int, Letters](Letters)  # of each choice
 
     def begin(self, served: ServedModel, job: Job) -> bytes:
         """Return nothing: the text is all there is."""
@@ -131,8 +131,7 @@ class CompletionForm:
 
     def piece(self, number: int, delta: Delta) -> bytes:
         """Return a chunk."""
-        logprobs = text_logprobs(delta.logprobs, self._spell, self._written[number])
-        self._written[number] += len(delta.content)
+        logprobs = text_logprobs(delta.logprobs, self._spell, self._letters[number])
         says = delta.content or logprobs
         return self._chunk([_choice(number, delta.content, logprobs=logprobs)]) if says else b""
 
@@ -154,7 +153,7 @@ class CompletionForm:
     def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return a text completion."""
         choices = [
-            _choice(number, one.content, one.finish, text_logprobs(one.generation.logprobs, self._spell))
+            _choice(number, one.content, one.finish, text_logprobs(one.generation.logprobs, self._spell, Letters()))
             for number, one in enumerate(outcomes)
         ]
         rest = {"usage": openai_usage(outcomes, self._choices), "timings": timings(outcomes[0].generation)}

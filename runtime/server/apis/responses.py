@@ -140,8 +140,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
     def sampling(self, defaults: SamplingConfig) -> SamplingConfig:
         """Return how tokens are chosen. Raises Refusal."""
-        given = ResponseFormat(self.form.type, schema=self.form.schema)
-        return sampling_of(defaults, temperature=self.temperature, top_p=self.top_p, json_schema=given.text())
+        schema = ResponseFormat(self.form.type, schema=self.form.schema).text("text.format", "schema")
+        return sampling_of(defaults, temperature=self.temperature, top_p=self.top_p, json_schema=schema)
 
     @property
     def form(self) -> TextFormat:
@@ -170,6 +170,7 @@ async def responses(service: Service, request: Request) -> AnswerResponse:
         "max_output_tokens": asked.max_output_tokens,
         "metadata": asked.metadata or {},
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "reasoning": {"effort": asked.reasoning.effort if asked.reasoning else None, "summary": None},
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "tool_choice": asked.tool_choice or AUTO,

@@ -18,6 +18,7 @@ from edge_run.runtime.server.usage import openai_usage
 
 _MESSAGE, _REASONING = "message", "reasoning"
 _PARTS = {_MESSAGE: "output_text", _REASONING: "reasoning_text"}
+_ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # of OpenAI's own list, which is closed
 
 
 class ResponseForm:
@@ -35,7 +36,6 @@ class ResponseForm:
             "model": name,
             "background": False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
             "store": False,
             "truncation": "disabled",
             "user": None,
@@ -65,13 +65,13 @@ class ResponseForm:
 
     def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return the whole response."""
-        closing = self._close()
+        closing = self._close(_status(outcomes[0]))
         response = self._finished(outcomes, self._items)
         return closing + self._event(f"response.{response['status']}", response=response)
 
     def failed(self, refusal: Refusal) -> bytes:
         """Return the response that failed."""
-        error = {"code": refusal.code or "server_error", "message": refusal.message}
+        error = {"code": _ERROR_CODES.get(refusal.status, "server_error"), "message": refusal.message}
         return self._event("response.failed", response={**self._response("failed"), "error": error})
 
     def progress(self, progress: Progress) -> bytes:
@@ -81,9 +81,12 @@ class ResponseForm:
     def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return the response."""
         (outcome,) = outcomes
-        items = [_item(_REASONING, outcome.reasoning)] if outcome.reasoning else []
+        items, status = list[dict[str, Any]](), _status(outcome)
+        if outcome.reasoning:
+            is_over = bool(outcome.content or outcome.calls)
+            items.append(_item(_REASONING, "completed" if is_over else status, outcome.reasoning))
         if outcome.content or not outcome.calls:
-            items.append(_item(_MESSAGE, outcome.content))
+            items.append(_item(_MESSAGE, status, outcome.content))
         items += [_call_item(call) for call in outcome.calls]
         return msgspec.json.encode(self._finished(outcomes, items))
 
@@ -95,30 +98,29 @@ class ResponseForm:
         usage = openai_usage(outcomes)
         counts = {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": usage["prompt_tokens_details"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
         }
-        if outcomes[0].finish != "length":
-            return {**self._response("completed", items), "usage": counts}
-        why = {"reason": "max_output_tokens"}
-        return {**self._response("incomplete", items), "incomplete_details": why, "usage": counts}
+        status = _status(outcomes[0])
+        why = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {**self._response(status, items), "incomplete_details": why, "usage": counts}
 
     def _begin_item(self, kind: str) -> bytes:
-        item = _item(kind, None)
+        item = _item(kind, "in_progress")
         self._open = kind
         self._items.append(item)
         part = {"type": _PARTS[kind], "text": "", **({"annotations": []} if kind == _MESSAGE else {})}
         added = self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
         return added + self._part_event("response.content_part.added", part=part)
 
-    def _close(self) -> bytes:
-        """End the item that is open."""
+    def _close(self, status: str = "completed") -> bytes:
+        """End the item that is open, which has this status then."""
         if not self._open:
             return b""
         kind, text = self._open, "".join(self._text)
-        item = {**_item(kind, text), "id": self._items[-1]["id"]}
+        item = {**_item(kind, status, text), "id": self._items[-1]["id"]}
         frames = [
             self._part_event(f"response.{_PARTS[kind]}.done", text=text, **_logprobs(kind)),
             self._part_event("response.content_part.done", part=item["content"][0]),
@@ -151,9 +153,12 @@ class ResponseForm:
         return event({"type": kind, "sequence_number": number, **fields}, kind)
 
 
-def _item(kind: str, text: str | None) -> dict[str, Any]:
+def _status(outcome: FinishedAnswer) -> str:
+    return "incomplete" if outcome.finish == "length" else "completed"
+
+
+def _item(kind: str, status: str, text: str | None = None) -> dict[str, Any]:
     """Return an item of text; None is one that has only begun."""
-    status = "in_progress" if text is None else "completed"
     part: dict[str, Any] = {"type": _PARTS[kind], "text": text}
     if kind == _REASONING:
         content = [] if text is None else [part]

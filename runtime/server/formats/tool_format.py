@@ -12,7 +12,7 @@ from edge_run.runtime.grammars.schema_grammar import ALTERNATIVES
 from edge_run.runtime.server.formats import harmony
 from edge_run.runtime.server.formats.call_texts import ARGS, CALL_ID, CALLS
 from edge_run.runtime.server.formats.harmony import HarmonyOutput
-from edge_run.runtime.server.formats.marked_output import CALL, MarkedOutput
+from edge_run.runtime.server.formats.marked_output import CALL, THINK, MarkedOutput
 from edge_run.runtime.server.generating import OutputParser
 
 PYTHON_TAG = "<|python_tag|>"
@@ -59,6 +59,12 @@ class ToolFormat:
 def format_of(template: str) -> ToolFormat | None:
     """Return the format of a chat template that knows tools; None where it knows none."""
     return next((one for one in FORMATS if one.sign in template), None)
+
+
+def can_think(template: str) -> bool:
+    """Return whether thoughts can be told apart in the answers of a model with this chat template."""
+    form = format_of(template)
+    return THINK in template or (form is not None and form.is_always)
 
 
 def call_schema(tools: Sequence[Tool], key: str = "arguments") -> dict[str, Any]:

@@ -31,6 +31,7 @@ KV_KEEP_BY = ("pages", "blocks", KV_KEEP_WINDOW)
 LEAST_KV_KEEP = 64
 PAGE_CACHE_AUTO, PAGE_CACHE_OFF = "auto", "off"
 KV_SPILL_ON, KV_SPILL_OFF = "on", "off"
+_SWITCH_WORDS = frozenset(("0", "1", "true", "false", "t", "f", "yes", "no", "y", "n", "on", "off"))
 PROMPT_CACHE_BYTES, PROMPT_CACHE_DAILY_BYTES = 4 * GIB, 32 * GIB
 SPECULATE = ("auto", "off", "ngram", "draft")
 POOLING = ("auto", "none", "mean", "cls", "last", "rank")  # after `auto` in the order of llama.cpp's numbers
@@ -59,6 +60,13 @@ def kv_types(kv_type: str) -> tuple[str, str]:
 def check_threads(threads: int | None) -> None:
     """Raise ConfigError for a number of compute threads that cannot be; None is one for each core."""
     require(threads is None or 1 <= threads <= MOST_THREADS, f"threads {threads}: must be 1 to {MOST_THREADS}")
+
+
+def _check_folder(what: str, place: Path | str) -> None:
+    """Raise ConfigError for a `place` that is no folder, `on` or `off`, or by which these were most likely meant."""
+    require(str(place) != "", f"{what}: names no folder; give one, on or off")
+    is_switch = isinstance(place, str) and place.casefold() in _SWITCH_WORDS and place not in ("on", "off")
+    require(not is_switch, f"{what} {place!r}: must be on, off or a folder; a folder of that name is ./{place}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +187,7 @@ class ModelConfig:
         object.__setattr__(self, "prompt_cache_size", parse_size(self.prompt_cache_size))
         object.__setattr__(self, "prompt_cache_daily", parse_size(self.prompt_cache_daily))
         check_types(self)
-        require(str(self.prompt_cache) != "", "prompt cache: names no folder; give one, on or off")
+        _check_folder("prompt cache", self.prompt_cache)
         context = self.context_tokens
         require(
             context is None or 0 <= context <= MOST_CONTEXT_TOKENS,
@@ -211,7 +219,7 @@ class ModelConfig:
         self._check_keep()
 
     def _check_spill(self) -> None:
-        require(str(self.kv_spill) != "", "kv spill: names no folder; give one, on or off")
+        _check_folder("kv spill", self.kv_spill)
         if not self.spills_kv:
             return
         require(self.gpu_memory == 0, "kv spill: runs on the processor alone; give --gpu-memory 0")

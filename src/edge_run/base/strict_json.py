@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import typing
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -22,6 +23,7 @@ MOST_DIGITS = 40  # of a whole number: more than any hash or count of ours, and 
 MOST_DEPTH = 64
 MOST_CONTAINERS = 1 << 16  # lists and objects: of three bytes each, they take twenty times as much memory
 LARGEST = 1 << 63  # no whole number of a dataclass is as large
+_STRING = re.compile(r'"[^"]*"?')  # without escapes; never fails, so that it is done in one pass
 
 
 def parse(text: bytes | str) -> Any:
@@ -41,8 +43,18 @@ def parse(text: bytes | str) -> Any:
     return value
 
 
-def containers(text: str) -> int:
-    """Return how many lists and objects `text` has as JSON, or more, where texts in it have brackets."""
+def containers(*documents: str) -> int:
+    """Return how many lists and objects documents of JSON have together.
+
+    Up to MOST_CONTAINERS that may be too many: brackets in their strings count then.
+    """
+    n_brackets = sum(map(_brackets, documents))
+    if n_brackets <= MOST_CONTAINERS:
+        return n_brackets
+    return sum(_brackets(_STRING.sub("", text.replace("\\\\", "").replace('\\"', ""))) for text in documents)
+
+
+def _brackets(text: str) -> int:
     return text.count("[") + text.count("{")
 
 

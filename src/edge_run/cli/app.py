@@ -110,7 +110,7 @@ def _run(args: list[str], terminal: Terminal) -> int:
         return SIGPIPE_CODE
     except Exception as error:
         message, code = _explain(error)
-        terminal.say(f"{NAME}: {' '.join(message.split())}", "red")
+        terminal.say(f"{NAME}: {message}", "red")
         return code
     return 0
 
@@ -126,7 +126,8 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, MemoryError):
         return "out of memory; a smaller --memory or a shorter context (-c) takes less", EdgeRunError.exit_code
     logging.getLogger(__name__).info("%s", traceback.format_exc())
-    return f"a mistake of edge-run's own: {type(error).__name__}: {error}; -v shows where", EdgeRunError.exit_code
+    words = " ".join(str(error).split())
+    return f"a mistake of edge-run's own: {type(error).__name__}: {words}; -v shows where", EdgeRunError.exit_code
 
 
 def _what_failed(error: OSError) -> str:

@@ -37,11 +37,21 @@ from edge_run.base.units import GIB
         ("kv_type", "f16/f8", "KV type 'f8'"),
         ("kv_type", "f16/f16/f16", "KV type 'f16/f16'"),
         ("kv_type", "", "KV type ''"),
+        ("prompt_cache", "", "prompt cache: names no folder"),
+        ("prompt_cache", "0", r"prompt cache '0': must be on, off or a folder; a folder of that name is \./0"),
+        ("prompt_cache", "OFF", "prompt cache 'OFF': must be on, off or a folder"),
+        ("kv_spill", "False", "kv spill 'False': must be on, off or a folder"),
     ],
 )
 def test_a_model_option_that_cannot_be(option: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_config(ModelConfig, {option: value})
+
+
+def test_a_folder_may_have_the_name_of_a_switch() -> None:
+    assert ModelConfig(prompt_cache="./0").prompt_folder == Path("0")
+    assert ModelConfig(kv_spill=Path("no")).spill_folder == Path("no")
+    assert not ModelConfig(prompt_cache="off", kv_spill="off").keeps_prompts
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -23,6 +24,7 @@ class Outer:
 
 
 DEEP = MOST_DEPTH + 2
+BRACKETS = "[{" * MOST_CONTAINERS
 GOOD = {"speed": 0.5, "inner": {"size_bytes": 3, "names": ["x", "é", "\U0001f600"]}}
 
 
@@ -52,6 +54,8 @@ def test_what_was_written_comes_back(is_ascii: bool) -> None:
         "[" * 500 + "]" * 500,  # Python reads it, and repr of it ends in a RecursionError somewhere else
         "[" * 100_000,
         "[" + "[]," * MOST_CONTAINERS + "0]",
+        '["\\\\",' + "[]," * MOST_CONTAINERS + "0]",
+        '["\\"",' + "[]," * MOST_CONTAINERS + "0]",
         b"\xff",
         b"\xef\xbb\xbf[]",
         '"\ud800"'.encode("utf-8", "surrogatepass"),
@@ -62,6 +66,20 @@ def test_what_nobody_of_ours_writes_is_refused(text: str | bytes) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - any of its kinds
         parse(text)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("text", [BRACKETS, f'"{BRACKETS}', f"{BRACKETS}\\", f'\\"{BRACKETS}"\\\\'], ids=range(4))
+def test_brackets_in_strings_are_no_lists_and_objects(text: str) -> None:
+    value = [{"a": text, text: ["", [{}]]}, text]
+    assert parse(json.dumps(value)) == value
+
+
+@pytest.mark.parametrize("text", ['["' + '[\\"' * 500_000, '["' + "[\\\\" * 500_000, '"["' * 500_000], ids=range(3))
+def test_strings_are_told_apart_in_no_time(text: str) -> None:
+    began_s = time.process_time()
+    with pytest.raises(ValueError):  # noqa: PT011
+        parse(text)
+    assert time.process_time() - began_s < 5
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,13 @@ import sys
 
 import pytest
 
-from edge_run.cli.app import _explain
+from edge_run.cli.app import _explain, _run
+from edge_run.cli.shared.terminal import Terminal
+
+
+def test_a_path_in_an_error_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["run", "my  model\n2.gguf", "-p", "x"], Terminal()) == 3
+    assert capsys.readouterr().err.startswith("edge-run: my  model\\n2.gguf: ")
 
 
 def test_an_error_without_a_name_is_not_blamed_on_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import pytest
 from edge_run.base.errors import Cancelled, ConfigError, ContextFull, EdgeRunError, ProtocolError
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.cli.commands.chat import _model_names
+from edge_run.cli.shared.answer import WrittenAnswer
 from edge_run.cli.shared.chat import Chat
 from edge_run.cli.shared.chat_loop import ChatLoop
 from edge_run.cli.shared.conversation_book import ConversationBook
@@ -141,7 +142,7 @@ def test_a_message_that_is_answered_after_all_is_no_failure(
 
     talk: Any = Talk(ConfigError(""))
     talk.error = None
-    answer = SimpleNamespace(text="")
+    answer = SimpleNamespace(text="", is_stopped=False)
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n/drop\n"))
     monkeypatch.setattr("edge_run.cli.shared.chat.show", lambda *_: answer)
     monkeypatch.setattr("edge_run.cli.shared.chat.say_notices", lambda *_: 0)
@@ -151,6 +152,53 @@ def test_a_message_that_is_answered_after_all_is_no_failure(
     with pytest.raises(click.exceptions.Exit) if code else contextlib.nullcontext() as raised:
         chat.run()
     assert raised is None or raised.value.exit_code == code
+
+
+@pytest.mark.parametrize("text", ["Once", ""])
+def test_ctrl_c_ends_a_chat_that_nobody_writes(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    asked: list[str] = []
+    talk: Any = SimpleNamespace(asked=asked, ask=asked.append, keep=lambda *_: None)
+    talk.hint, talk.when_full = "Write.", "/drop"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    monkeypatch.setattr("edge_run.cli.shared.chat.show", lambda *_: WrittenAnswer(text, None))
+    monkeypatch.setattr("edge_run.cli.shared.chat.say_notices", lambda *_: 0)
+    model: Any = SimpleNamespace(notices=(), stats=SimpleNamespace(generations=0))
+    with pytest.raises(Cancelled):
+        Chat(model, talk, quiet_terminal(can_ask=False)).run()
+    assert talk.asked == ["one"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    Chat(model, talk, quiet_terminal()).run()
+    assert talk.asked == ["one", "one", "two"]
+
+
+def test_ctrl_c_while_a_pipe_says_nothing_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    def readline(*given: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(readline=readline))
+    with pytest.raises(Cancelled):
+        Notes(quiet_terminal(can_ask=False)).run()
+
+
+@pytest.mark.parametrize(
+    ("text", "noted", "is_refused"),
+    [
+        ("12345678\nb\n", ["12345678", "b"], False),
+        ("12345678", ["12345678"], False),
+        ("a\n123456789\n", ["a"], True),
+        ("1234\\\n123\n", ["1234\n123"], False),
+        ("1234\\\n1234\n", [], True),
+    ],
+)
+def test_a_message_from_a_pipe_has_an_end(
+    text: str, noted: list[str], is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_run.cli.shared.chat_loop.MOST_PROMPT_BYTES", 8)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    loop = Notes(quiet_terminal(can_ask=False))
+    with pytest.raises(ConfigError, match="message: longer than 8 B") if is_refused else contextlib.nullcontext():
+        loop.run()
+    assert loop.noted == noted
 
 
 def test_a_chat_without_standard_input_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,16 @@ def test_every_path_of_a_command_line_does() -> None:
     assert {type(one) for one in found} == {HomePath}
 
 
+def test_what_is_no_number_is_in_no_range() -> None:
+    found = [one for one in parameters(app) if isinstance(one.type, click.FloatRange)]
+    assert {one.name for one in found} == {"drain", "most_missed", "seconds"}
+    for one in found:
+        assert one.type.convert("0.25", one, None) == 0.25
+        for text in ("nan", "-inf", "inf", "-1", "1e9", "x"):
+            with pytest.raises(click.BadParameter):
+                one.type.convert(text, one, None)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "kind"),
     [

@@ -8,11 +8,14 @@ import click
 import pytest
 
 from edge_run.base.config import ModelConfig
+from edge_run.base.units import GIB
 from edge_run.cli.app import _run
+from edge_run.cli.commands.doctor import check_configuration, doctor
 from edge_run.cli.commands.run import run
 from edge_run.cli.shared.settings import resolve
 from edge_run.cli.shared.terminal import Terminal
 from edge_run.cli.split.train import train
+from edge_run.devices.host.findings import OK, PROBLEM
 
 
 def config_of(*words: str) -> ModelConfig:
@@ -62,6 +65,20 @@ def test_of_prompt_and_file_the_one_that_is_set_nearer_to_the_user_counts(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_a_model_is_named_once_and_nearer_to_the_user_than_another_that_is_set(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run([command, "one.gguf", "-m", "other.gguf", "-p", "x"], Terminal()) == 2
+    assert "MODEL and --model: exclude each other; give one" in capsys.readouterr().err
+    monkeypatch.setenv("EDGE_RUN_MODEL", "other.gguf")
+    for words in (["one.gguf"], ["-m", "one.gguf"]):
+        assert _run([command, *words, "-p", "x"], Terminal()) == 3
+        assert capsys.readouterr().err.startswith("edge-run: one.gguf: ")
+    assert _run([command, "-p", "x"], Terminal()) == 3
+    assert capsys.readouterr().err.startswith("edge-run: other.gguf: ")
+
+
 @pytest.mark.parametrize("words", [["-p", "--help"], ["-sys", "-h"], ["--stop", "-h", "-p", "x"]])
 def test_a_text_that_is_like_help_asks_for_none(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -75,6 +92,38 @@ def test_a_text_that_is_like_help_asks_for_none(
     assert _run(["none.gguf", *words], Terminal()) == 2
     assert "EDGE_RUN_THREDS: no such setting" in capsys.readouterr().err
     assert _run(["run", "--help"], Terminal()) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("threads = 'eight'", "threads = 'eight': 'eight' is not a valid integer"),
+        ("ctx-size = '8k'", "ctx-size = '8k': '8k' is not a valid integer"),
+        ("memory = 'lots'", "memory = 'lots': size 'lots'"),
+        ("flash_attn = 'maybe'", "flash-attn = 'maybe': 'maybe' is not one of"),
+        ("kv-type = 'foo'", "KV type 'foo': must be"),
+        ("threads = 0", "threads 0: must be"),
+        ("temp = -1", "temperature -1.0: must be"),
+        ("predict = -2", "tokens to predict -2: must be"),
+        ("prompt = 'a'\nfile = 'b'", "--prompt and --file: exclude each other"),
+        ("kv-spill = 'on'\ncontext-shift = true", "context shift: needs all keys in memory"),
+        ("threads = 2\nmemory = '4GiB'\ntemp = 0\nstop = ['a', 'b']\nseed = -1\ncheck-file = false", ""),
+        ("", ""),
+    ],
+)
+def test_the_doctor_runs_without_what_no_run_takes_of_a_configuration_and_says_so(
+    line: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "edge-run").mkdir()
+    file = tmp_path / "edge-run" / "config.toml"
+    file.write_text(f"cache-dir = 'caches'\n{line}\n")
+    with doctor.make_context("doctor", []) as context:
+        found = check_configuration(context)
+        assert context.params["cache_dir"] == Path("caches"), "what is right counts"
+        assert context.params["memory"] == (4 * GIB if "4GiB" in line else None)
+    assert found.state == (PROBLEM if told else OK)
+    assert found.finding.startswith(f"{file}: {told}" if told else str(file))
 
 
 def test_a_training_draws_alike_unless_another_seed_is_given() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_run.cli.app import _run
 from edge_run.cli.shared.terminal import Terminal
 from program import fresh_environment, run_program
 from routes import write_trace
@@ -27,6 +29,29 @@ def test_progress_fits_the_terminal_of_standard_error(monkeypatch: pytest.Monkey
         monkeypatch.setattr(sys, "stderr", stderr)
         Terminal().show("x" * 100)
         assert shown.read(200) == b"x" * 39
+
+
+@pytest.mark.parametrize("colours", ["FORCE_COLOR", "NO_COLOR"])
+def test_without_standard_error_notices_go_nowhere(
+    colours: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(colours, "1")
+    monkeypatch.setattr(sys, "stderr", None)
+    Terminal().say("a notice", "red")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "has_chat"), [(["run"], True), (["embed"], False), (["trace", "-o", "trace.csv"], False)]
+)
+def test_what_to_do_without_standard_input_is_what_the_command_can(
+    words: list[str], has_chat: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    assert _run([*words, "model.gguf"], Terminal()) == 2
+    said = capsys.readouterr().err
+    assert "standard input is empty; give one with -p" in said
+    assert ("to chat" in said) == has_chat
 
 
 def test_json_of_a_file_whose_name_is_no_text(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edge_run.base.bench import LoadSpread
-from edge_run.base.errors import ConfigError, ProtocolError
+from edge_run.base.errors import ConfigError, ProtocolError, TierReadError
 from edge_run.cli.reports.load_table import describe
 from edge_run.runtime.client import load
 from edge_run.runtime.client.answer_event import AnswerEvent
@@ -189,6 +189,26 @@ def test_a_load_counts_what_comes(address: ServerAddress) -> None:
     assert {(body["model"], body["max_tokens"], len(body["prompt"].split())) for _, body in Handler.seen} == {
         ("a-model", 4, 6)
     }
+
+
+def test_clients_for_which_there_are_no_threads_are_an_error_in_one_line(
+    address: ServerAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, clients = threading.Thread.start, list[threading.Thread]()
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "edge-run-load-2":
+            raise RuntimeError("can't start new thread")
+        clients.extend([thread] * thread.name.startswith("edge-run-load"))
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(TierReadError, match=r"^starting the clients: can't start new thread; end other programs"):
+        run_load(address, LoadTask(3, 30.0, 5, 4), lambda second: None)
+    assert len(clients) == 2
+    for client in clients:
+        client.join(30)
+        assert not client.is_alive(), "those that were started end"
 
 
 def test_the_sums_and_their_words() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,21 @@ def test_chunks_cover_every_span_once_on_the_grid(shift_pages: int) -> None:
         assert address_space.total_bytes(range(address_space.n_chunks)) == sum(
             s.stop - s.start for s in address_space.spans
         )
+
+
+def test_memory_is_given_back_where_the_kernel_has_room_for_no_further_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    with mapped([4 * CHUNK], CHUNK) as address_space:
+        address_space.map(1, NEW_FRAME)
+        fill(address_space, 1, 7)
+
+        def refuse(*_: object, **__: object) -> int:
+            raise OSError(errno.ENOMEM, "too many mappings")
+
+        with monkeypatch.context() as full:
+            full.setattr(_libc, "map_anonymous", refuse)
+            address_space.unmap([1])
+        place = address_space.place(1)
+        assert _libc.resident_bytes(place.address, place.length) == 0
 
 
 def test_chunks_of_a_range_are_those_that_hold_a_byte_of_it() -> None:

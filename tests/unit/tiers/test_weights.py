@@ -340,6 +340,24 @@ def test_giving_up_waits_for_reads_in_progress_and_can_be_stopped(tmp_path: Path
         run_pass(streamed, schedule_pass([frozenset([i]) for i in range(1, 7)], [True] * 6, 1))
 
 
+def test_a_frame_that_is_to_go_elsewhere_outlives_what_is_given_up_where_it_lies(tmp_path: Path) -> None:
+    with tier(tmp_path, [8 * CHUNK], range(8), (), 3, n_readers=1) as streamed:
+        streamed.weights.acquire([0, 1, 2])
+        may_read = streamed.hold_reads()
+        streamed.weights.release([0])
+        streamed.await_read()
+        streamed.weights.release([1])
+        assert streamed.residency.state(4) is ChunkState.LOADING, "into the frame that lies at chunk 1 still"
+        streamed.weights.pin([1])
+        assert streamed.residency.state(1) is ChunkState.ABSENT
+        streamed.weights.unpin([1])
+        may_read.set()
+        streamed.weights.acquire([3, 4])
+        assert streamed.is_right(3)
+        assert streamed.is_right(4)
+        streamed.residency.check()
+
+
 @pytest.mark.parametrize("is_on_demand", [False, True])
 def test_what_is_exposed_reads_as_zeros_and_what_is_in_memory_stays(tmp_path: Path, is_on_demand: bool) -> None:
     """Reads that were about to begin wait until it ends; then all is as before."""

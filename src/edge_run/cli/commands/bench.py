@@ -13,7 +13,7 @@ from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.plot_file import PLOT, draw_plot
 from edge_run.cli.shared.process import cleaned_up
 from edge_run.cli.shared.server_options import SERVER_OPTIONS, asked_server
-from edge_run.cli.shared.setting import PATH
+from edge_run.cli.shared.setting import PATH, NumberRange
 from edge_run.cli.shared.settings import model_config, report
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PROMPT_TOKENS, PREDICT_TOKENS, ROUNDS = 64, 8, 2
 CLIENTS, SECONDS = 8, 30.0
+MOST_CLIENTS, MOST_PROMPT_WORDS = 10_000, 1_000_000  # each client is a thread, and makes its prompts
 _SETTINGS = (
     "memory", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k", "cache_type_v",
     "flash_attn", "readers", "also", "expert_policy", "expert_prefetch", "packed", "repack", "cache_dir", "json",
@@ -34,8 +35,8 @@ has; without, it has all of the page cache, and the output says so.
 """
 
 
-def _count(name: str, *short: str, least: int, default: int, help: str) -> click.Option:
-    kind = click.IntRange(least)
+def _count(name: str, *short: str, least: int, default: int, help: str, most: int | None = None) -> click.Option:
+    kind = click.IntRange(least, most)
     return click.Option([*short, name], type=kind, default=default, metavar="N", help=f"{help}  [default: {default}]")
 
 
@@ -49,10 +50,10 @@ def _count(name: str, *short: str, least: int, default: int, help: str) -> click
         click.Option(["--mmap/--no-mmap", "has_mmap"], default=True, help="Measure llama.cpp's mmap too."),
         PLOT,
         *SERVER_OPTIONS,
-        _count("--clients", least=1, default=CLIENTS, help="With --server: clients at a time."),
+        _count("--clients", least=1, most=MOST_CLIENTS, default=CLIENTS, help="With --server: clients at a time."),
         click.Option(
             ["--seconds"],
-            type=click.FloatRange(0.1, 86_400),
+            type=NumberRange(0.1, 86_400),
             default=SECONDS,
             metavar="X",
             help=f"With --server: for so long.  [default: {SECONDS}]",
@@ -100,6 +101,8 @@ def _bench_server(address: ServerAddress, model: str, given: dict[str, Any], ter
     """Measure a server under load. Raises ProtocolError where it gave no answer."""
     from edge_run.runtime.client.load import LoadTask, run_load
 
+    if (n_words := given["prompt_tokens"]) > MOST_PROMPT_WORDS:
+        raise ConfigError(f"--prompt-tokens {n_words}: must be at most {MOST_PROMPT_WORDS} with --server")
     task = LoadTask(given["clients"], given["seconds"], given["prompt_tokens"], given["predict"], model)
     found = run_load(address, task, lambda second: terminal.show(f"{second} of {task.seconds:g} s"))
     terminal.erase()

@@ -96,14 +96,10 @@ def demo(
         if own_model and not memory:
             config = replace(config, memory=_half_or_least(model_file, config))
         answer = _stream(model_file, config, predict, terminal)
-        if has_mmap and not _is_stopped(answer):
+        if has_mmap and not answer.is_stopped:
             _compare(model_file, config, terminal)
-    if _is_stopped(answer):
+    if answer.is_stopped:
         raise Cancelled("the demo was stopped")
-
-
-def _is_stopped(answer: WrittenAnswer) -> bool:
-    return answer.generation is None or answer.generation.finish_reason == "cancelled"
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from edge_run.cli.reports.findings import EXIT_CODES, end_with_report
 from edge_run.cli.shared.config_file import config_path
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.setting import PATH, Setting
+from edge_run.cli.shared.settings import check_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.devices.host.findings import OK, PROBLEM, Finding, Report
 
@@ -21,15 +22,29 @@ _MODEL = click.Argument(["model_file"], metavar="[MODEL]", required=False, type=
 
 
 class TolerantCommand(SettingsCommand):
-    """A command that runs without the configuration file, where that is broken, and can say so."""
+    """A command that runs without what is broken in the configuration file, and can say so."""
 
     def read_configuration(self, context: click.Context, settings: Iterable[Setting]) -> dict[str, Any]:
-        """Return what the configuration file says; a mistake in it is kept for `check_configuration`."""
+        """Return what can be used of the configuration file; the first mistake is kept for `check_configuration`."""
+        known = {str(setting.name): setting for setting in settings}
         try:
-            return super().read_configuration(context, settings)
+            found = super().read_configuration(context, known.values())
         except ConfigError as error:
             context.meta[_MISTAKE] = str(error)
             return {}
+        usable, mistakes = dict[str, Any](), list[str]()
+        for name, value in found.items():
+            try:
+                usable[name] = known[name].process_value(context, value)
+            except click.UsageError as error:
+                mistakes.append(f"{known[name].key} = {value!r}: {error.message.rstrip('.')}")
+        try:
+            check_settings(context, usable)
+        except ConfigError as error:
+            mistakes.append(str(error))
+        if mistakes:
+            context.meta[_MISTAKE] = f"{config_path()}: {mistakes[0]}"
+        return {name: found[name] for name in usable}
 
 
 @click.command(

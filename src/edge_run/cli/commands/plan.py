@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge_run.base.errors import BudgetError
+from edge_run.base.errors import BudgetError, ContextFull, TierReadError
 from edge_run.base.results import Forecast, Plan, Sweep
 from edge_run.base.units import format_rate, format_size
 from edge_run.cli.reports import forecasts
@@ -16,7 +16,7 @@ from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.figures import describe_context, describe_gpu, describe_items, describe_packing
 from edge_run.cli.shared.options import MODEL, some_settings
 from edge_run.cli.shared.settings import model_config, report
-from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.settings_command import SettingsCommand, origin
 from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -70,6 +70,14 @@ def plan(
         _show_plain(model_file, reason, terminal)
         return
     planned = planner(model_file, config)
+    context_tokens = planned.known.context_tokens
+    if prompt_tokens > context_tokens and origin(context, "prompt_tokens") == "flag":
+        raise ContextFull(
+            f"{model_file}: a prompt of {prompt_tokens} tokens does not fit the context of {context_tokens}; give more "
+            "with -c, or shorten it (--prompt-tokens)",
+            prompt_tokens=prompt_tokens,
+            context_tokens=context_tokens,
+        )
     profile = _profile(planned, model_file, terminal) if is_probed else None
     if profile and (config.repack == "auto" or is_batch):
         planned = planner(model_file, config)  # what was measured may decide what is repacked, and how many at once
@@ -83,13 +91,23 @@ def plan(
     terminal.write_result(one, given["json"], lambda found: "\n".join(_paragraphs(found, planned, columns, profile)))
 
 
-def _profile(planned: Planner, model: Path, terminal: Terminal) -> DeviceProfile:
+def _profile(planned: Planner, model: Path, terminal: Terminal) -> DeviceProfile | None:
+    """Return what this device can do; None where its disk cannot be measured, which is said."""
+    from edge_run.devices.host.profile import ProfileStore
     from edge_run.runtime.probing.probe import probe, recall
 
     if known := recall(planned.gguf, planned.config):
         return known
-    terminal.say("Measuring this device for this model; it takes some seconds, and is kept.", NOTICE)
-    return probe([], model, planned.config, on_step=terminal.show)
+    terminal.say("Measuring this device for this model; it takes some seconds.", NOTICE)
+    store = ProfileStore(planned.config.cache)
+    try:
+        profile = probe([], model, planned.config, on_step=terminal.show, store=store)
+    except TierReadError as error:
+        terminal.say(f"A plan without times: {error}")
+        return None
+    if store.problem:
+        terminal.say(f"Note: {store.problem}")
+    return profile
 
 
 def _show_plain(model: Path, reason: str, terminal: Terminal) -> None:

@@ -33,9 +33,9 @@ from edge_run.cli.shared.terminal import Terminal
 def probe(context: click.Context, /, folders: tuple[Path, ...], model: Path | None, fresh: bool, **given: Any) -> None:
     """Measure what this device can do: its disks (that of each FOLDER), its cores on llama.cpp's kernels, its GPUs.
 
-    Takes seconds, and what was measured is kept for 30 days. With a model, that is read, its disk is measured with it
-    and no other unless named. Without one, a file of 256 MiB is written for a moment, on the disks of the current
-    folder and of the cache unless others are named.
+    Takes seconds, and what was measured is kept for 30 days. With a model, its disk is measured and no other unless
+    named: by reading it, where it has 64 MiB or more. Else a file of 256 MiB is written for a moment, beside the model,
+    or without one on the disks of the current folder and of the cache unless others are named.
     """
     terminal: Terminal = context.obj
     config = model_config(context, given)

@@ -38,7 +38,8 @@ def run(context: click.Context, /, **given: Any) -> None:
     terminal: Terminal = context.obj
     settings = resolve(context, given)
     if settings.prompt is None and not terminal.can_ask:
-        settings = dataclasses.replace(settings, prompt=terminal.read_all(MOST_PROMPT_BYTES))
+        prompt = terminal.read_all(MOST_PROMPT_BYTES, "give one with -p, or start at a terminal to chat")
+        settings = dataclasses.replace(settings, prompt=prompt)
     settings = _without_system_prompt(context, settings)
     if settings.prompt is None and settings.is_json:
         raise ConfigError("--json: needs a prompt; give one with -p, -f or standard input")

@@ -19,7 +19,7 @@ from edge_run.cli.shared.answer import open_file, opened
 from edge_run.cli.shared.generating import mesh_options
 from edge_run.cli.shared.options import SERVED_SETTINGS, SETTINGS
 from edge_run.cli.shared.server_options import MOST_KEY_FILE_BYTES, tell_if_open
-from edge_run.cli.shared.setting import PATH
+from edge_run.cli.shared.setting import PATH, NumberRange
 from edge_run.cli.shared.settings import RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
@@ -99,7 +99,7 @@ _FILE: dict[str, Any] = {"type": PATH, "metavar": "FILE"}
         ),
         click.Option(
             ["--drain"],
-            type=click.FloatRange(0, 3600),
+            type=NumberRange(0, 3600),
             default=30.0,
             metavar="SECONDS",
             help="How long answers may go on after Ctrl-C or SIGTERM.  [default: 30.0]",

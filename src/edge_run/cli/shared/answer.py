@@ -37,6 +37,11 @@ class WrittenAnswer:
     text: str
     generation: Generation | None
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether Ctrl-C ended it."""
+        return self.generation is None or self.generation.finish_reason == "cancelled"
+
 
 @contextlib.contextmanager
 def opened(

@@ -126,6 +126,8 @@ class Chat(ChatLoop):
             self._write_down()
         self._n_notices = say_notices(self._model, self._terminal, self._n_notices)
         say_figures(answer, self._terminal, self._talk.when_full)
+        if answer.is_stopped:
+            self.end_unless_asked()
 
     def _write_down(self) -> None:
         """Keep the conversation as it is now; where that fails, say so once, and go on."""

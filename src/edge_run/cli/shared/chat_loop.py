@@ -1,4 +1,4 @@
-"""The loop of a chat at a terminal: reads lines, obeys commands. Ctrl-C stops an answer, never the chat."""
+"""The loop of a chat: reads lines, obeys commands. At a terminal Ctrl-C stops an answer, else the whole chat."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from abc import ABC, abstractmethod
 
 import click
 
-from edge_run.base.errors import EdgeRunError
+from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError
+from edge_run.base.units import format_size
 from edge_run.cli.shared.answer import NOTICE
+from edge_run.cli.shared.settings import MOST_PROMPT_BYTES
 from edge_run.cli.shared.terminal import Terminal
 
 PROMPT, MORE_PROMPT = "> ", ". "
@@ -50,6 +52,11 @@ class ChatLoop(ABC):
         self._terminal.say(f"{error}{advice}")
         self._failures.append(error)
 
+    def end_unless_asked(self) -> None:
+        """End the chat after Ctrl-C, unless somebody at a terminal may ask on. Raises Cancelled."""
+        if not self._terminal.can_ask:
+            raise Cancelled("the chat was stopped")
+
     def command(self, name: str, rest: str) -> bool:
         """Obey a command that not every chat has; return whether there is such a one."""
         return False
@@ -57,7 +64,8 @@ class ChatLoop(ABC):
     def run(self, first: str | None = None) -> None:
         """Answer `first`, where there is one, then what the user writes, until the user leaves.
 
-        Where nobody could ask again, it then raises click's Exit with the code of the first answer that failed.
+        Where nobody could ask again, it then raises click's Exit with the code of the first answer that failed, and
+        Cancelled after Ctrl-C.
         """
         self._terminal.say(self.hint, NOTICE)
         is_leaving = False
@@ -73,6 +81,7 @@ class ChatLoop(ABC):
                 break
             except KeyboardInterrupt:
                 self._terminal.say("")
+                self.end_unless_asked()
                 if is_leaving:
                     break
                 is_leaving = True
@@ -105,16 +114,24 @@ class ChatLoop(ABC):
 
 
 def read_message(terminal: Terminal) -> str:
-    """Return what the user writes, several lines where they end in a backslash. Raises EOFError, KeyboardInterrupt."""
-    lines = [_read_line(terminal, PROMPT)]
+    """Return what the user writes, several lines where they end in a backslash.
+
+    Raises EOFError, KeyboardInterrupt, and ConfigError for what no context could hold.
+    """
+    lines = [_read_line(terminal, PROMPT, MOST_PROMPT_BYTES)]
+    rest = MOST_PROMPT_BYTES - len(lines[0])
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
-        lines.append(_read_line(terminal, MORE_PROMPT))
+        lines.append(_read_line(terminal, MORE_PROMPT, rest))
+        rest -= len(lines[-1])
     return "\n".join(lines)
 
 
-def _read_line(terminal: Terminal, prompt: str) -> str:
-    """Read a line, with line editing and history where Python has them; the prompt never goes into a file."""
+def _read_line(terminal: Terminal, prompt: str, most: int) -> str:
+    """Read a line, with line editing and history where Python has them; the prompt never goes into a file.
+
+    most: characters that it may have where nobody types it.
+    """
     if sys.stdin is None:
         raise EOFError
     if terminal.shows_answer:
@@ -122,7 +139,10 @@ def _read_line(terminal: Terminal, prompt: str) -> str:
             import readline  # noqa: F401  input() uses it once it is imported
         return input(prompt)
     print(prompt, end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
+    line = sys.stdin.readline(most + 1)
     if not line:
         raise EOFError
-    return line.removesuffix("\n")
+    line = line.removesuffix("\n")
+    if len(line) > most:
+        raise ConfigError(f"message: longer than {format_size(MOST_PROMPT_BYTES)}; shorten it")
+    return line

@@ -115,5 +115,5 @@ def _write(settings: RunSettings, stream: Stream, model: Model, terminal: Termin
         answer = show(stream, model, terminal, before=settings.prompt or "" if settings.shows_prompt else "")
         say_figures(answer, terminal)
     say_notices(model, terminal, n_said)
-    if answer.generation is None or answer.generation.finish_reason == "cancelled":
+    if answer.is_stopped:
         raise Cancelled("the answer was stopped")

@@ -226,7 +226,7 @@ SETTINGS: tuple[Setting, ...] = (
         help="What devices hand each other; compact: rounded to 8 bits a number where a link is slow, so that tokens "
         "may differ." + _default("mesh_activations"),
     ),
-    _output("--json", is_flag=True, help="One JSON object on standard output, and nothing else."),
+    _output("--json", is_flag=True, help="JSON on standard output, a line for each result, and nothing else."),
     _output("--display-prompt/--no-display-prompt", help="Repeat the prompt before the answer. [default: no]"),
     Setting(
         "-v", "--verbose", group="Output", count=True,

@@ -58,6 +58,7 @@ class ServerChat(ChatLoop):
         except KeyboardInterrupt:
             self._terminal.end_line()
             self._terminal.say("Stopped.", NOTICE)
+            self.end_unless_asked()
         except OutputError:
             raise
         except EdgeRunError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,17 @@ class HomePath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path, whether it is there or not."""
         return Path(os.path.expanduser(value))
+
+
+class NumberRange(click.FloatRange):
+    """Numbers from a least to a greatest one, without nan, which click lets pass: it is not less than either."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no number from {self.min} to {self.max}.", param, ctx)
+        return number
 
 
 PATH = HomePath()

@@ -25,7 +25,11 @@ from edge_run.cli.shared.terminal import Terminal
 
 MOST_PROMPT_BYTES = 64 * MIB  # of which no context holds the tokens; the model says what fits
 MOST_GRAMMAR_BYTES = 8 * MIB
-_EXCLUDE_EACH_OTHER = (("prompt", "file"), ("grammar", "grammar_file", "json_schema", "json_schema_file"))
+_EXCLUDE_EACH_OTHER = (
+    ("model_file", "model"),
+    ("prompt", "file"),
+    ("grammar", "grammar_file", "json_schema", "json_schema_file"),
+)
 _SECRETS = ("line", "broker")  # of `mesh join`: who has the line is a member, and a URL may have a password
 _RANK = {click.core.ParameterSource.COMMANDLINE: 0, click.core.ParameterSource.ENVIRONMENT: 1}
 _PLACES = ("packed", "prompt_cache", "kv_spill")  # of ModelConfig: a file or a folder, or a word
@@ -54,9 +58,6 @@ class RunSettings:
 def resolve(context: click.Context, given: Mapping[str, Any]) -> RunSettings:
     """Return the settings of a run. Raises ConfigError for what cannot be."""
     values = without_outranked(context, given)
-    n_predict = values["predict"]
-    if n_predict is not None and n_predict < -1:
-        raise ConfigError(f"tokens to predict {n_predict}: must be -1 (until the model ends) or more", found=n_predict)
     return RunSettings(
         model=_model(values),
         config=model_config(context, values, embeddings=False),
@@ -65,7 +66,7 @@ def resolve(context: click.Context, given: Mapping[str, Any]) -> RunSettings:
         is_chat=values["conversation"],
         system_prompt=values["system_prompt"],
         chat_template=values["chat_template"],
-        max_tokens=None if n_predict == -1 else n_predict,
+        max_tokens=_max_tokens(values),
         is_json=bool(values["json"]),
         shows_prompt=bool(values["display_prompt"]),
         is_mesh=bool(values["mesh"]),
@@ -86,6 +87,14 @@ def model_config(context: click.Context, values: Mapping[str, Any], **defaults: 
         asked = fields.get("micro_batch_tokens") or WIDEST_MICRO_BATCH
         fields["micro_batch_tokens"] = min(values["batch_size"], asked)
     return ModelConfig(**fields)
+
+
+def check_settings(context: click.Context, given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for settings, by name and converted, with which no model could be run."""
+    values = without_outranked(context, {**{str(setting.name): None for setting in SETTINGS}, **given})
+    model_config(context, values | {"cache_dir": Path()})  # which may be unknown, and is no mistake in a file
+    _sampling(values)
+    _max_tokens(values)
 
 
 def report(context: click.Context, terminal: Terminal, *configs: ModelConfig | SamplingConfig) -> None:
@@ -122,7 +131,7 @@ def without_outranked(context: click.Context, given: Mapping[str, Any]) -> dict[
         ranks = {name: _rank(context, name) for name in names if values.get(name) is not None}
         best = [name for name, rank in ranks.items() if rank == min(ranks.values())]
         if len(best) > 1:
-            flags = " and ".join(f"--{name.replace('_', '-')}" for name in best)
+            flags = " and ".join("MODEL" if name == "model_file" else f"--{name.replace('_', '-')}" for name in best)
             raise ConfigError(f"{flags}: exclude each other; give one")
         values.update(dict.fromkeys(ranks.keys() - set(best)))
     return values
@@ -138,6 +147,13 @@ def _model(values: Mapping[str, Any]) -> Path:
     if path is None:
         raise ConfigError("model: none given; name a GGUF file, as in edge-run model.gguf")
     return path
+
+
+def _max_tokens(values: Mapping[str, Any]) -> int | None:
+    n_predict: int | None = values["predict"]
+    if n_predict is not None and n_predict < -1:
+        raise ConfigError(f"tokens to predict {n_predict}: must be -1 (until the model ends) or more", found=n_predict)
+    return None if n_predict == -1 else n_predict
 
 
 def _kv_type(context: click.Context, values: Mapping[str, Any]) -> str:

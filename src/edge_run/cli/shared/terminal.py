@@ -113,9 +113,11 @@ class Terminal:
         with contextlib.suppress(OSError, ValueError):
             if self._is_in_line and self.shows_answer:
                 self.end_line()
+            if sys.stderr is None:  # for which rich would take standard output
+                return
             if self.shows_notices or _COLOUR_ANYWHERE & os.environ.keys():
                 self.console.print(printable(text), style=style or None)
-            elif sys.stderr is not None:  # without rich, which takes long to load
+            else:  # without rich, which takes long to load
                 raw = _raw(sys.stderr)
                 raw.write(f"{printable(text).expandtabs()}\n")
                 raw.flush()
@@ -168,10 +170,10 @@ class Terminal:
                 raw.write(ERASE_LINE)
                 raw.flush()
 
-    def read_all(self, most_bytes: int) -> str:
+    def read_all(self, most_bytes: int, advice: str = "give one with -p") -> str:
         """Return standard input as text, less one line break at its end, and read no more than `most_bytes`.
 
-        Raises ConfigError where there is none, or more.
+        Raises ConfigError where there is more, or with `advice` where there is none.
         """
         try:
             text = read_text(sys.stdin.buffer, "standard input", most_bytes) if sys.stdin is not None else ""
@@ -179,7 +181,7 @@ class Terminal:
             raise TierReadError(f"standard input: cannot be read ({reason_of(error)})") from error
         text = text.removesuffix("\n")
         if not text:
-            raise ConfigError("prompt: standard input is empty; give one with -p, or start at a terminal to chat")
+            raise ConfigError(f"prompt: standard input is empty; {advice}")
         return text
 
     def _put(self, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -57,6 +58,30 @@ def test_a_prompt_that_goes_on_costs_only_what_is_new() -> None:
     logits, n_cached = session.feed([1, 2, 3, 4, 5, 6])
     assert (n_cached, decoder.n_decoded) == (4, 6)
     assert tokens_of(logits) == [1, 2, 3, 4, 5, 6]
+
+
+def test_ctrl_c_while_the_context_is_shifted_leaves_nothing_of_it() -> None:
+    decoder = Decoder()
+
+    class Interrupted:
+        def plan_shift(self, prompt_tokens: int, n_tokens: int) -> tuple[int, int]:
+            return 1, 8
+
+        def shift(self, position: int, n_tokens: int) -> None:
+            del decoder.kept[position : position + n_tokens]
+            raise KeyboardInterrupt
+
+        def give_up(self) -> None:
+            decoder.kept.clear()
+
+    session = Session(decoder, shift=cast("Any", Interrupted()))
+    session.feed(list(range(CONTEXT - 1)))
+    session.step(CONTEXT - 1)
+    with pytest.raises(KeyboardInterrupt):
+        session.step(CONTEXT)
+    logits, n_cached = session.feed(list(range(10)))
+    assert n_cached == 0
+    assert tokens_of(logits) == list(range(10))
 
 
 def test_a_prompt_that_turns_off_keeps_what_is_common() -> None:

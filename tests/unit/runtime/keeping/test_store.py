@@ -18,7 +18,7 @@ from edge_run.runtime.keeping import opening
 from edge_run.runtime.keeping.identity import KeptIdentity
 from edge_run.runtime.keeping.keeper import PromptKeeper
 from edge_run.runtime.keeping.opening import open_keeper
-from edge_run.runtime.keeping.store import ABOUT, PromptStore, kept_bytes
+from edge_run.runtime.keeping.store import ABOUT, PromptStore, erase, kept_bytes
 from edge_run.runtime.keeping.writer import BlockWriter
 from edge_run.tiers.kv.layout import KvLayout
 from edge_run.tiers.kv.saving import SavingBlocks
@@ -103,6 +103,59 @@ def test_drafts_of_others_are_left_alone(tmp_path: Path) -> None:
         os.utime(path, (0, 0))  # by a clock that was set meanwhile
     store.clean(print)
     assert [path.exists() for path in paths] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (),
+        ("model.ckpt",),
+        (ABOUT,),
+        (ABOUT, "000000-00.rows", "notes.txt"),
+        ("000000-00.rows", "results/000000-00.rows"),
+        ("table.rows",),
+    ],
+)
+def test_folders_of_other_programs_are_left_alone(names: tuple[str, ...], tmp_path: Path) -> None:
+    """Their names are what `uuid4().hex` gives, and md5; our folder may be any folder, as that of all experiments."""
+    folder = tmp_path / ("c" * 32)
+    paths = [folder / name for name in names]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b'{"format": 1}')
+        os.utime(path, (0, 0))
+    folder.mkdir(exist_ok=True)
+    os.utime(folder, (0, 0))
+    store, said = store_of(tmp_path), list[str]()
+    kept = keep(store)
+    store.clean(said.append)
+    assert (said, kept_bytes(tmp_path)) == ([], 100)
+    assert store.make_room((1 << 20) - 50), "room is made"
+    assert not kept.exists()
+    keep(store)
+    assert erase(tmp_path) == 100
+    assert not kept.parent.exists()
+    assert folder.is_dir()
+    assert all(path.exists() for path in paths)
+
+
+@pytest.mark.parametrize("note", [None, b"", b"{", b"[" * 60000, b'"format"', b'{"format": 1}'])
+def test_a_folder_of_ours_with_a_damaged_note_goes_once_nobody_can_be_making_it(
+    note: bytes | None, tmp_path: Path
+) -> None:
+    store, said = store_of(tmp_path), list[str]()
+    about = keep(store_of(tmp_path, 1)).with_name(ABOUT)
+    if note is None:
+        about.unlink()
+    else:
+        about.write_bytes(note)
+    about.with_name(".000001-00.rows.17-01234567-89abcdef.part").touch()
+    store.clean(said.append)
+    assert about.parent.exists()
+    os.utime(about.parent, (0, 0))
+    store.clean(said.append)
+    assert not about.parent.exists()
+    assert said[0].startswith("prompt cache: 100 B removed")
 
 
 @pytest.fixture

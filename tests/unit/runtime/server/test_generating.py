@@ -13,10 +13,21 @@ import pytest
 from edge_run.base.results import Piece, Speculation
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.answers import AnswerForm
+from edge_run.runtime.server.apis.ollama import OllamaForm
 from edge_run.runtime.server.apis.openai_chat import ChatForm, ChatRequest
 from edge_run.runtime.server.apis.openai_completions import CompletionForm, CompletionRequest
+from edge_run.runtime.server.apis.responses_form import ResponseForm
 from edge_run.runtime.server.formats.marked_output import MarkedOutput
-from edge_run.runtime.server.generating import MOST_PROBABILITIES, Job, OutputParser, PlainOutput, generate
+from edge_run.runtime.server.generating import (
+    MOST_PROBABILITIES,
+    Delta,
+    FinishedAnswer,
+    Job,
+    OutputParser,
+    PlainOutput,
+    generate,
+)
+from edge_run.runtime.server.refusals import Refusal
 
 pytestmark = pytest.mark.anyio
 
@@ -27,8 +38,8 @@ CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 class SayingModel:
     """A model that says these texts, a token each, how likely each was, and no more."""
 
-    def __init__(self, *texts: str) -> None:
-        self.texts = texts
+    def __init__(self, *texts: str, finish: str = "stop") -> None:
+        self.texts, self.finish = texts, finish
         self.asked = list[dict[str, Any]]()
 
     async def generate(self, tokens: object, **options: Any) -> AsyncGenerator[Piece, None]:
@@ -37,11 +48,24 @@ class SayingModel:
         for number, text in enumerate(self.texts):
             yield Piece(text, (number,), None, told[number])
         generation: Any = SimpleNamespace(
-            finish_reason="stop", logprobs=tuple(told), prompt_tokens=1, cached_tokens=0, completion_tokens=len(told),
-            decode_tokens_per_s=1.0, prefill_tokens_per_s=1.0, io=SimpleNamespace(bytes_read=0),
-            speculation=Speculation(),
+            finish_reason=self.finish, logprobs=tuple(told), prompt_tokens=1, cached_tokens=0,
+            completion_tokens=len(told), decode_tokens_per_s=1.0, prefill_tokens_per_s=1.0,
+            io=SimpleNamespace(bytes_read=0), speculation=Speculation(),
         )  # fmt: skip
         yield Piece("", (), generation)
+
+
+SERVED: Any = SimpleNamespace(fingerprint="b1", model=SimpleNamespace(token_bytes=lambda token: b"%d" % token))
+
+
+async def streamed(
+    form: AnswerForm, model: SayingModel, parser: Callable[[], OutputParser]
+) -> tuple[bytes, list[FinishedAnswer]]:
+    """Return what a form writes of a model's answer, up to its end, and the answer."""
+    job, frames = Job([1], SamplingConfig(), parser=parser), list[bytes]()
+    form.begin(SERVED, job)
+    outcomes = await generate(model, job, lambda *told: frames.append(form.piece(*told)), lambda n_tokens: None)  # type: ignore[arg-type]
+    return b"".join(frames), outcomes
 
 
 def chunks_of(data: bytes) -> list[dict[str, Any]]:
@@ -50,10 +74,10 @@ def chunks_of(data: bytes) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "form",
+    "make_form",
     [
-        ChatForm("model", ChatRequest(messages=HELLO)),
-        CompletionForm("model", CompletionRequest(prompt="")),
+        lambda: ChatForm("model", ChatRequest(messages=HELLO)),
+        lambda: CompletionForm("model", CompletionRequest(prompt="")),
     ],
 )
 @pytest.mark.parametrize(
@@ -64,16 +88,58 @@ def chunks_of(data: bytes) -> list[dict[str, Any]]:
     ],
 )
 async def test_a_stream_says_of_all_tokens_how_likely_they_were(
-    form: AnswerForm, texts: tuple[str, ...], parser: Callable[[], OutputParser]
+    make_form: Callable[[], AnswerForm], texts: tuple[str, ...], parser: Callable[[], OutputParser]
 ) -> None:
-    served: Any = SimpleNamespace(fingerprint="b1", model=SimpleNamespace(token_bytes=lambda token: b"%d" % token))
-    job, model, frames = Job([1], SamplingConfig(), parser=parser), SayingModel(*texts), list[bytes]()
-    form.begin(served, job)
-    outcomes = await generate(model, job, lambda *told: frames.append(form.piece(*told)), lambda n_tokens: None)  # type: ignore[arg-type]
+    form = make_form()
+    data, outcomes = await streamed(form, SayingModel(*texts), parser)
     (whole,) = json.loads(form.whole(outcomes))["choices"]
-    streamed = [one["logprobs"] for one in chunks_of(b"".join(frames)) if one["logprobs"]]
-    for key in ("content", "token_logprobs"):
-        assert [token for one in streamed for token in one.get(key, ())] == whole["logprobs"].get(key, [])
+    told = [one["logprobs"] for one in chunks_of(data) if one["logprobs"]]
+    for key in ("content", "token_logprobs", "text_offset"):
+        assert [token for one in told for token in one.get(key, ())] == whole["logprobs"].get(key, [])
+
+
+async def test_tokens_of_thoughts_are_counted() -> None:
+    model = SayingModel("<think>", "Hm", ", so", "</think>", "Yes")
+    chat, response = ChatForm("model", ChatRequest(messages=HELLO)), ResponseForm("model", {})
+    _, outcomes = await streamed(chat, model, MarkedOutput)
+    assert outcomes[0].reasoning == "Hm, so"
+    assert json.loads(chat.whole(outcomes))["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+    usage = json.loads(response.whole(outcomes))["usage"]
+    assert (usage["output_tokens"], usage["output_tokens_details"]) == (5, {"reasoning_tokens": 3})
+
+
+@pytest.mark.parametrize(
+    ("texts", "items"),
+    [
+        (("<think>", "Hm", "</think>", "Yes"), [("reasoning", "completed"), ("message", "incomplete")]),
+        (("<think>", "Hm"), [("reasoning", "incomplete")]),
+    ],
+)
+async def test_a_response_says_which_item_was_cut(texts: tuple[str, ...], items: list[tuple[str, str]]) -> None:
+    form = ResponseForm("model", {})
+    data, outcomes = await streamed(form, SayingModel(*texts, finish="length"), MarkedOutput)
+    lines = (data + form.end(outcomes)).decode().splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    last, whole = events[-1]["response"], json.loads(form.whole(outcomes))
+    for output in (done, last["output"], [item for item in whole["output"] if item["content"][0]["text"]]):
+        assert [(item["type"], item["status"]) for item in output] == items
+    assert (last["status"], whole["status"]) == ("incomplete", "incomplete")
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(400, "invalid_prompt"), (429, "rate_limit_exceeded"), (500, "server_error"), (503, "server_error")],
+)
+def test_a_response_that_failed_has_a_code_that_clients_of_openai_know(status: int, code: str) -> None:
+    data = ResponseForm("model", {}).failed(Refusal(status, "no", code="ours")).decode()
+    assert json.loads(data.partition("data: ")[2])["response"]["error"] == {"code": code, "message": "no"}
+
+
+def test_a_line_of_ollamas_is_one_to_clients_that_know_more_ends_of_lines() -> None:
+    text = "a\x85b\u2028c\u2029d\né"
+    (line,) = OllamaForm("model", is_chat=True).piece(0, Delta(text)).decode().splitlines()
+    assert json.loads(line)["message"]["content"] == text
 
 
 @pytest.mark.parametrize(("key", "n_shares"), [("", 2), ("key", 1)])

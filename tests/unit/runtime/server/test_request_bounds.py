@@ -42,6 +42,13 @@ def test_arguments_of_all_calls_have_so_many_lists_and_objects_together() -> Non
     assert (caught.value.status, caught.value.param) == (400, "input")
 
 
+def test_brackets_in_texts_of_arguments_are_none() -> None:
+    arguments = json.dumps({"a": "[" * 40_000})
+    body = json.dumps({"messages": calling(arguments, arguments)}).encode()
+    (made,) = decode(body, ChatRequest).task().messages
+    assert [len(call["function"]["arguments"]["a"]) for call in made["tool_calls"]] == [40_000] * 2
+
+
 def test_calls_in_a_row_are_one_message_however_many() -> None:
     calls = [{"type": "function_call", "name": "f", "call_id": f"{n}"} for n in range(10_000)]
     began_s = time.process_time()

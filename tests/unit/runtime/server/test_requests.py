@@ -296,6 +296,45 @@ def test_what_is_wrong_with_the_result_of_a_tool_is_named() -> None:
     assert caught.value.param == "messages[0].content[0].content[0].type"
 
 
+def test_messages_of_one_role_in_a_row_are_one_turn() -> None:
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "4"}
+    asked = [
+        HELLO,
+        {"role": "user", "content": [{"type": "text", "text": "Are you there?"}]},
+        {"role": "assistant", "content": "I look."},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result, {"type": "text", "text": "Now?"}]},
+        {"role": "user", "content": [{**result, "tool_use_id": "b"}]},
+        {"role": "assistant", "content": "It"},
+        {"role": "assistant", "content": "is"},
+    ]
+    called = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}
+    assert decode(json.dumps({"messages": asked}).encode(), CountRequest).task().messages == [
+        {"role": "user", "content": "Hello\n\nAre you there?"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "a", "content": "4"},
+        {"role": "tool", "tool_call_id": "b", "content": "4"},
+        {"role": "user", "content": "Now?"},
+        {"role": "assistant", "content": "It\n\nis"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"type": "xml"}, "text.format.type"),
+        ({"type": "json_schema"}, "text.format.schema"),
+        ({"type": "json_schema", "schema": {"enum": ["x" * 70_000]}}, "text.format"),
+    ],
+)
+def test_the_form_of_a_response_is_refused_by_the_name_that_it_has_there(form: dict[str, Any], param: str) -> None:
+    asked = decode(json.dumps({"input": "x", "text": {"format": form}}).encode(), ResponsesRequest)
+    with pytest.raises(Refusal, match=f"^{param}: ") as caught:
+        asked.sampling(SamplingConfig())
+    assert caught.value.param == param
+
+
 def test_results_answer_ollamas_calls_in_their_order() -> None:
     call = {"function": {"name": "add", "arguments": {"a": 1}}}
     asked = [

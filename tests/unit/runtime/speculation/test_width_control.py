@@ -97,7 +97,9 @@ def test_each_new_text_is_guessed_at() -> None:
     turned_off(control)
 
 
-@pytest.mark.parametrize(("device", "n_texts", "is_on"), [(streamed, 8, True), (resident, 8, False), (resident, 1, True)])
+@pytest.mark.parametrize(
+    ("device", "n_texts", "is_on"), [(streamed, 8, True), (resident, 8, False), (resident, 1, True)]
+)
 def test_several_texts_are_guessed_at_where_wider_passes_take_little_longer(
     device: Callable[[int], tuple[float, float, float, int]], n_texts: int, is_on: bool
 ) -> None:
@@ -151,6 +153,27 @@ def test_guesses_of_several_texts_are_verified_when_trials_have_gained() -> None
         assert control.wants_guesses(hoped(8))
         chosen.append(control.best([(8, 8.0), (12, 11.9)]))
     assert chosen == [0, 0, 0, 1], "two trials, and a plain pass that is due"
+
+
+@given(st.lists(st.sampled_from([1, 2, 3, 5, 8, 9]), min_size=5, max_size=20), st.sampled_from([streamed, resident]))
+def test_worthless_guesses_take_little_time_however_the_number_of_texts_changes(
+    numbers: list[int], device: Callable[[int], tuple[float, float, float, int]]
+) -> None:
+    control, drafting_s, passes_s, draft_s = controlled(device, (1, 2, 3, 5, 8, 9, 64)), 0.0, 0.0, 0.5
+    control.begin()
+    for n_texts in numbers:
+        for _ in range(40):
+            width = n_texts
+            if control.wants_guesses(hoped(n_texts)):
+                control.observe_drafting(draft_s)
+                drafting_s += draft_s
+                offers = [(n_texts, float(n_texts)), (n_texts + 8, n_texts + 0.01)]
+                width = offers[control.best(offers)][0]
+            control.observe_pass(width, *device(width))
+            passes_s += device(width)[0]
+            assert width == n_texts
+    n_begun = len({number.bit_length() for number in numbers})
+    assert drafting_s <= 8 * draft_s * n_begun + 2 * TRIAL_SHARE * passes_s
 
 
 def test_how_fast_text_comes_is_known_from_the_first_pass() -> None:

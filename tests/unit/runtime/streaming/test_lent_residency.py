@@ -123,6 +123,33 @@ def test_the_weights_of_a_draft_model_hold_room_until_they_rest(buffer: int) -> 
     assert weights.n_loans == (LENT - 8 * MIB) // (2 * MIB), "taken back before anything is guessed"
 
 
+def test_a_draft_model_does_not_come_back_where_a_limit_fell_or_weights_are_stopped(buffer: int) -> None:
+    weights, fallen = FakeWeights(), [0]
+    lent = LentResidency(Loans(LENT, 2 * MIB, 6), weights, IdleBuffer(seen(), 0))
+    lent.lacking_bytes = lambda: fallen[0]
+    lent.hold_draft(8 * MIB)
+    lent.before_pass(1)
+    fallen[0] = 6 * MIB
+    assert lent.before_drafting(1, 2), "it is there"
+    lent.rest_draft()
+    lent.before_pass(1)
+    assert weights.n_loans == 3
+    assert not lent.before_drafting(1, 2)
+    fallen[0] = 0
+
+    def stop() -> None:
+        raise Cancelled("stopped")
+
+    lent.before_pass(1)
+    weights.check = stop
+    assert not lent.before_drafting(1, 2)
+    weights.check = lambda: None
+    lent.before_pass(1)
+    assert weights.n_loans == 6, "nothing is kept for it meanwhile"
+    assert lent.before_drafting(1, 2)
+    assert weights.n_loans == 2
+
+
 def test_a_stop_while_taking_back_leaves_it_lent(buffer: int) -> None:
     weights, stops = FakeWeights(), [True]
 
@@ -150,6 +177,9 @@ def test_nothing_is_lent_of_what_is_not_known(buffer: int) -> None:
     lent.before_pass(1)
     assert weights.n_loans == 0
     assert seen().resident_bytes() == found.resident_bytes() + SIZE - 2 * _libc.PAGE, "nothing was dropped"
+    assert found.note(1)
+    lent.before_pass(1)
+    assert weights.n_loans == 6, "it is known again"
 
 
 def test_lending_ends_where_narrow_passes_take_more_than_was_left_to_them(buffer: int) -> None:

@@ -1,0 +1,58 @@
+"""What a plan says where the device could not be measured, or what was measured not kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench_samples import PROFILE
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import TierReadError
+from edge_run.base.profile import DeviceProfile
+from edge_run.cli.commands.plan import _profile
+from edge_run.devices.host.profile import ProfileStore
+
+PROBE = "edge_run.runtime.probing.probe"
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is said; nothing is known of the device."""
+    monkeypatch.setattr(f"{PROBE}.recall", lambda *_: None)
+    return []
+
+
+def profile(said: list[str], folder: Path) -> DeviceProfile | None:
+    planned: Any = SimpleNamespace(gguf=None, config=ModelConfig(cache_folder=folder))
+    terminal: Any = SimpleNamespace(say=lambda text, *style: said.append(text), show=lambda text: None)
+    return _profile(planned, folder / "model.gguf", terminal)
+
+
+def test_a_disk_that_cannot_be_measured_leaves_a_plan_without_times(
+    said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object, **options: object) -> DeviceProfile:
+        raise TierReadError("/models: writing 256 MiB to measure this disk failed (Permission denied)")
+
+    monkeypatch.setattr(f"{PROBE}.probe", fail)
+    assert profile(said, tmp_path) is None
+    assert said[1:] == [
+        "A plan without times: /models: writing 256 MiB to measure this disk failed (Permission denied)"
+    ]
+
+
+@pytest.mark.parametrize("problem", ["", "/cache: cannot be written (Read-only file system)"])
+def test_what_is_not_kept_is_not_said_to_be(
+    problem: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*given: object, store: ProfileStore, **options: object) -> DeviceProfile:
+        store.problem = problem
+        return PROFILE
+
+    monkeypatch.setattr(f"{PROBE}.probe", measure)
+    assert profile(said, tmp_path) is PROFILE
+    assert said[0] == "Measuring this device for this model; it takes some seconds."
+    assert said[1:] == [f"Note: {problem}"] * bool(problem)
