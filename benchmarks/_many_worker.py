@@ -14,12 +14,12 @@ import numpy as np
 from _box import until_idle
 
 from edge_run import Generation, Model
+from edge_run.base.config import REQUEST_TOKENS
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.base.units import parse_size
 from edge_run.devices.host.memory import process_memory
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.decoder import LocalDecoder
-from edge_run.runtime.forecasting.abreast import ANSWER_TOKENS
 from edge_run.runtime.speculation.drafting import Guesses
 from edge_run.runtime.speculation.shared_drafters import SharedDrafters
 from edge_run.runtime.speculation.width_control import WidthControl
@@ -98,7 +98,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cells = arguments.prompt + arguments.tokens + 16
     context = arguments.context or (
-        arguments.parallel * cells if arguments.parallel else MOST_CHOSEN * max(cells, ANSWER_TOKENS)
+        arguments.parallel * cells if arguments.parallel else MOST_CHOSEN * max(cells, REQUEST_TOKENS)
     )
     with Model(
         arguments.model,

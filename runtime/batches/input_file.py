@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +12,15 @@ from typing import Annotated, Any, BinaryIO
 import msgspec
 from msgspec import Meta
 
+from edge_run.base.config import MOST_CONTEXT_TOKENS, REQUEST_TOKENS
 from edge_run.base.errors import ConfigError, reason_of, system_errors
 from edge_run.base.units import format_size
 from edge_run.runtime.server.bodies import MOST_BODY_BYTES, decode
 from edge_run.runtime.server.refusals import Refusal
 
 MOST_ID_LETTERS = 512
+LOOKED_AT = 100  # requests, for what is usual of all
+BYTES_OF_A_TOKEN = 3  # of a request's JSON: more in English, fewer in other languages
 
 
 class BatchRequest(msgspec.Struct):
@@ -57,6 +62,25 @@ def count_lines(path: Path) -> int:
             n_lines += is_new and bool(line.strip())
             is_new = line.endswith(b"\n")
     return n_lines
+
+
+def usual_tokens(path: Path, most_answer: int | None) -> int:
+    """Return about how many tokens a request of `path` has, prompt and answer, by the first ones.
+
+    most_answer: tokens of an answer whose request names no bound; None: an answer then makes it a usual request at
+    least. Raises what `read_requests` raises.
+    """
+    found = list[int]()
+    for line in itertools.islice(read_requests(path), LOOKED_AT):
+        if isinstance(line.asked, BatchRequest):
+            prompt = len(msgspec.json.encode(line.asked.body)) // BYTES_OF_A_TOKEN
+            bounds = (line.asked.body.get(name) for name in ("max_completion_tokens", "max_tokens"))
+            answer = next((bound for bound in bounds if isinstance(bound, int) and bound > 0), most_answer)
+            if answer is None:
+                found.append(max(REQUEST_TOKENS, prompt + REQUEST_TOKENS // 2))
+            else:
+                found.append(prompt + min(answer, MOST_CONTEXT_TOKENS))
+    return max(1, round(statistics.fmean(found))) if found else REQUEST_TOKENS
 
 
 def read_requests(path: Path) -> Iterator[NumberedLine]:

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
+from edge_run.base.config import REQUEST_TOKENS
 from edge_run.base.results import ContextPoint, Plan
 from edge_run.partition.parallel import NUMBERS, most_productive
 from edge_run.runtime.llama.holdings import LOGIT_BYTES
 
 USUAL_PARALLEL = 16  # where nothing was measured, and each pass reads and computes the same weights
 MOST_UNMEASURED = 64  # of a mixture, where only what is read is known
-ANSWER_TOKENS = 512  # that a request is taken to have, its prompt included
 
 
 class Abreast:
@@ -26,25 +26,27 @@ class Abreast:
         planned: int = 1,
         most: int = NUMBERS[-1],
         hoped_bytes: int = 0,
+        request_tokens: int = REQUEST_TOKENS,
     ) -> None:
         """pass_s: the seconds of a plan's pass, for how many answers, each with so many tokens.
 
         vocabulary: the logits of a token. planned: for how many the plan is. most: how many may be chosen.
         hoped_bytes: what one answer alone may read less than the plan says; several are to be faster also then.
+        request_tokens: what each request has in the end, prompt and answer.
         """
         self._plan, self._pass_s, self._vocabulary, self._planned, self._most = plan, pass_s, vocabulary, planned, most
-        self._hoped_bytes = hoped_bytes
+        self._hoped_bytes, self._request_tokens = hoped_bytes, request_tokens
 
     @property
     def best(self) -> int:
         """How many at once make the most tokens a second."""
         plan = self._plan
-        most = max(USUAL_PARALLEL, plan.context_tokens // ANSWER_TOKENS)
+        most = max(USUAL_PARALLEL, plan.context_tokens // self._request_tokens)
         return most_productive(self.tokens_per_s, min(most, plan.micro_batch_tokens, self._most))
 
     def tokens_per_s(self, number: int) -> float:
         """Return the tokens a second of `number` answers at once, half of whose text is there."""
-        plan, position = self._plan, min(ANSWER_TOKENS, self._plan.context_tokens // number) // 2
+        plan, position = self._plan, min(self._request_tokens, self._plan.context_tokens // number) // 2
         displaced = self._displaced_bytes(number * position) + (number - self._planned) * self._vocabulary * LOGIT_BYTES
         if plan.mode != "resident":
             hoped = self._hoped_bytes if number == 1 else 0

@@ -263,7 +263,8 @@ def abreast(planner: Planner, plan: Plan, profile: DeviceProfile | None) -> Abre
         return PassBytes(one, work).usual_s(number, number)
 
     most = NUMBERS[-1] if profile else MOST_UNMEASURED
-    return Abreast(plan, pass_s, planner.known.vocabulary, planner.config.sequences, most, hoped_bytes)
+    config = planner.config
+    return Abreast(plan, pass_s, planner.known.vocabulary, config.sequences, most, hoped_bytes, config.request_tokens)
 
 
 def packed(planner: Planner, plan: Plan) -> tuple[Planner, Plan] | None:

@@ -32,6 +32,7 @@ LEAST_KV_KEEP = 64
 PAGE_CACHE_AUTO, PAGE_CACHE_OFF = "auto", "off"
 KV_SPILL_ON, KV_SPILL_OFF = "on", "off"
 _SWITCH_WORDS = frozenset(("0", "1", "true", "false", "t", "f", "yes", "no", "y", "n", "on", "off"))
+REQUEST_TOKENS = 512
 PROMPT_CACHE_BYTES, PROMPT_CACHE_DAILY_BYTES = 4 * GIB, 32 * GIB
 SPECULATE = ("auto", "off", "ngram", "draft")
 POOLING = ("auto", "none", "mean", "cls", "last", "rank")  # after `auto` in the order of llama.cpp's numbers
@@ -86,6 +87,7 @@ class ModelConfig:
     micro_batch_tokens: tokens in one pass of a prompt; 0 is as many as are expected to be fastest, 512 at most.
     sequences: answers that may share passes, and the context's cells; 0 is the number that is forecast to make the most
         tokens a second.
+    request_tokens: what a request is then taken to have, its prompt and its answer together.
     branches: sequences besides, for the branches of guesses; as many as the guessing needs, whatever is given.
     rollback_tokens: tokens by which recurrent state can be cut back, at most; as the guessing needs, whatever is given.
     outputs_per_pass: tokens of one pass whose logits may be asked for, at least one for each sequence; more takes more
@@ -147,6 +149,7 @@ class ModelConfig:
     threads: int | None = None
     micro_batch_tokens: int = 0
     sequences: int = 1
+    request_tokens: int = REQUEST_TOKENS
     branches: int = 0
     rollback_tokens: int = 0
     outputs_per_pass: int = 1
@@ -197,6 +200,7 @@ class ModelConfig:
         width = self.micro_batch_tokens
         require(width >= 0, f"micro-batch {width}: must be at least 1 token, or 0, which leaves it to the planner")
         require(0 <= self.sequences <= 256, f"sequences {self.sequences}: must be 1 to 256, or 0 (automatic)")
+        require(self.request_tokens >= 1, f"request tokens {self.request_tokens}: must be at least 1")
         require(self.outputs_per_pass >= 1, f"outputs per pass {self.outputs_per_pass}: must be at least 1")
         require(1 <= self.readers <= 64, f"readers {self.readers}: must be 1 to 64 threads")
         for name, choices in _CHOICES.items():
@@ -353,6 +357,7 @@ class ModelOptions(TypedDict, total=False):
     threads: int | None
     micro_batch_tokens: int
     sequences: int
+    request_tokens: int
     branches: int
     rollback_tokens: int
     outputs_per_pass: int

@@ -68,7 +68,7 @@ def batch(context: click.Context, /, requests: Path, model_file: Path, output: P
     need("msgspec", SERVE)
     need("starlette", SERVE)
 
-    from edge_run.runtime.batches.input_file import count_lines
+    from edge_run.runtime.batches.input_file import count_lines, usual_tokens
     from edge_run.runtime.batches.results_file import ResultsFile
     from edge_run.runtime.batches.run import BatchProgress, BatchRun
 
@@ -80,7 +80,9 @@ def batch(context: click.Context, /, requests: Path, model_file: Path, output: P
     if requests.exists() and output.exists() and requests.samefile(output):
         raise ConfigError(f"{output}: is the file of the requests; give another one for the results (-o)")
     n_lines = count_lines(requests)
-    settings = dataclasses.replace(settings, config=dataclasses.replace(settings.config, sequences=parallel))
+    n_tokens = usual_tokens(requests, settings.max_tokens)
+    config = dataclasses.replace(settings.config, sequences=parallel, request_tokens=n_tokens)
+    settings = dataclasses.replace(settings, config=config)
     report(context, terminal, settings.config, settings.sampling)
     with ResultsFile(output) as results:
         progress = BatchProgress(n_lines)

@@ -22,11 +22,11 @@ STREAMED = replace(
 )  # fmt: skip
 
 
-def abreast(plan: Plan, vocabulary: int = 0) -> Abreast:
+def abreast(plan: Plan, vocabulary: int = 0, **limits: int) -> Abreast:
     def pass_s(one: Plan, number: int, position: int) -> float:
         return PassTimes(one, WORK, PROFILE, DISK, 1).pass_s(number, position, number, is_first=False)
 
-    return Abreast(plan, pass_s, vocabulary)
+    return Abreast(plan, pass_s, vocabulary, **limits)
 
 
 def best_of_all(one: Abreast, most: int) -> int:
@@ -49,6 +49,16 @@ def test_where_reading_decides_as_many_as_there_is_room_for() -> None:
     assert abreast(replace(STREAMED, streamed_bytes_per_pass=int(9e11), micro_batch_tokens=32)).best == 32
     long = replace(STREAMED, streamed_bytes_per_pass=int(9e11), context_tokens=1 << 18)
     assert ModelConfig(sequences=abreast(long).best).sequences == 256, "llama.cpp has no more"
+
+
+def test_of_short_requests_more_have_room() -> None:
+    slow = replace(STREAMED, streamed_bytes_per_pass=int(9e11), context_tokens=8192)
+    points = (ContextPoint(8192, 0, int(9e11 + 8192 * 4e8)),)
+    numbers = []
+    for request_tokens in (1024, 512, 128, 64):
+        one = abreast(replace(slow, by_context=points), request_tokens=request_tokens)
+        numbers.append(one.best)
+    assert numbers == [16, 16, 64, 128]
 
 
 def test_what_is_read_besides_counts() -> None:
