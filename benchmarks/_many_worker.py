@@ -59,7 +59,7 @@ class ModelledTime:
             observe(costs, width, wall_s, wall_s - compute_s, read_s, read_bytes)
 
         def noted_drafting(control: WidthControl, seconds: float, *, has_read: bool = False) -> None:
-            observe_drafting(control, seconds if has_read else self._drafting_s(), has_read=has_read)
+            observe_drafting(control, self._drafting_s(), has_read=has_read)
 
         def guessed(drafters: SharedDrafters, *arguments: Any, **options: Any) -> Guesses:
             self._drafting_s()  # what was not noted, as the reading of prompts, is no part of it

@@ -20,12 +20,16 @@ LEAST_BYTES = 32 * MIB
 FREE_SHARE = 8  # at most an eighth of what is free
 
 
+class NoScratchError(TierReadError):
+    """There is no file to measure a drive on."""
+
+
 @contextlib.contextmanager
 def scratch_file(folder: Path, size_bytes: int, patience_s: float = 5.0) -> Iterator[SourceFile]:
     """Yield a file of `size_bytes` that cannot be compressed; less where the disk is full or slow to write.
 
     Its space is free again at the end of the block, however that comes: the file has lost its name before it is
-    written. After `patience_s` no more is written; what is missing is a hole. Raises TierReadError.
+    written. After `patience_s` no more is written; what is missing is a hole. Raises NoScratchError.
     """
     with contextlib.closing(_written(folder, _size_bytes(folder, size_bytes), patience_s)) as source:
         yield source
@@ -36,7 +40,7 @@ def _size_bytes(folder: Path, wanted_bytes: int) -> int:
     size_bytes = min(wanted_bytes, round_down(free_bytes // FREE_SHARE, PIECE_BYTES))
     if size_bytes < min(wanted_bytes, LEAST_BYTES):
         needed_bytes = min(wanted_bytes, LEAST_BYTES) * FREE_SHARE
-        raise TierReadError(
+        raise NoScratchError(
             f"{folder}: measuring this disk needs {format_size(needed_bytes)} free, {format_size(free_bytes)} are; "
             "free some space, or name another folder",
             found_bytes=free_bytes,
@@ -63,7 +67,7 @@ def _written(folder: Path, size_bytes: int, patience_s: float) -> SourceFile:
             path.unlink()
         if not isinstance(error, OSError):
             raise
-        raise TierReadError(
+        raise NoScratchError(
             f"{folder}: writing {format_size(size_bytes)} to measure this disk failed ({reason_of(error)}); name "
             "another folder of the same disk, or a larger model there, as in edge-run probe FOLDER or --model MODEL",
             needed_bytes=size_bytes,

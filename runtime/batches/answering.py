@@ -21,7 +21,7 @@ from edge_run.base.errors import (
     TierReadError,
 )
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.runtime.batches.input_file import BatchRequest
+from edge_run.runtime.batches.input_file import CHAT, COMPLETIONS, BatchRequest
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.server.answers import AnswerForm
@@ -34,7 +34,6 @@ from edge_run.runtime.server.counts import Counts
 from edge_run.runtime.server.generating import FinishedAnswer, Job, generate
 from edge_run.runtime.server.refusals import Refusal, openai_error, refusal_of
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WAITING = 4  # requests that are prepared while others are answered, so that a pass never lacks one
 
 

@@ -15,9 +15,11 @@ from msgspec import Meta
 from edge_run.base.config import MOST_CONTEXT_TOKENS, REQUEST_TOKENS
 from edge_run.base.errors import ConfigError, reason_of, system_errors
 from edge_run.base.units import format_size
+from edge_run.runtime.server.apis.openai_completions import USUAL_TOKENS
 from edge_run.runtime.server.bodies import MOST_BODY_BYTES, decode
 from edge_run.runtime.server.refusals import Refusal
 
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MOST_ID_LETTERS = 512
 LOOKED_AT = 100  # requests, for what is usual of all
 BYTES_OF_A_TOKEN = 3  # of a request's JSON: more in English, fewer in other languages
@@ -67,20 +69,19 @@ def count_lines(path: Path) -> int:
 def usual_tokens(path: Path, most_answer: int | None) -> int:
     """Return about how many tokens a request of `path` has, prompt and answer, by the first ones.
 
-    most_answer: tokens of an answer whose request names no bound; None: an answer then makes it a usual request at
-    least. Raises what `read_requests` raises.
+    most_answer: tokens of an answer; None: as many as its request says, and where that says nothing, as many as make it
+    a request of `REQUEST_TOKENS`, or half of that. Raises what `read_requests` raises.
     """
     found = list[int]()
-    for line in itertools.islice(read_requests(path), LOOKED_AT):
-        if isinstance(line.asked, BatchRequest):
-            prompt = len(msgspec.json.encode(line.asked.body)) // BYTES_OF_A_TOKEN
-            bounds = (line.asked.body.get(name) for name in ("max_completion_tokens", "max_tokens"))
-            answer = next((bound for bound in bounds if isinstance(bound, int) and bound > 0), most_answer)
-            if answer is None:
-                found.append(max(REQUEST_TOKENS, prompt + REQUEST_TOKENS // 2))
-            else:
-                found.append(prompt + min(answer, MOST_CONTEXT_TOKENS))
-    return max(1, round(statistics.fmean(found))) if found else REQUEST_TOKENS
+    for one in itertools.islice((line.asked for line in read_requests(path)), LOOKED_AT):
+        if isinstance(one, BatchRequest):
+            prompt = len(msgspec.json.encode(one.body)) // BYTES_OF_A_TOKEN
+            bounds = [one.body.get(name) for name in ("max_completion_tokens", "max_tokens")]
+            bounds += [USUAL_TOKENS if one.url == COMPLETIONS else None]
+            asked = next((bound for bound in bounds if isinstance(bound, int) and bound > 0), MOST_CONTEXT_TOKENS)
+            usual = max(REQUEST_TOKENS - prompt, REQUEST_TOKENS // 2) if asked == MOST_CONTEXT_TOKENS else asked
+            found.append(prompt + min(usual if most_answer is None else most_answer, asked))
+    return max(1, round(statistics.median(found))) if found else REQUEST_TOKENS
 
 
 def read_requests(path: Path) -> Iterator[NumberedLine]:

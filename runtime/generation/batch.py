@@ -31,7 +31,7 @@ class Batch(Closing):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is left."""
+        """Whether no request is left, nor anything to be told of one."""
         return self._answers.is_idle
 
     @property

@@ -180,7 +180,8 @@ class BatchedAnswers(Closing):
             self._begin_passes()
             if not self._passes.n_in_flight:
                 return []
-            begun, computed = self._passes.finish()
+            with self._engine.interrupt.hearing_ctrl_c():  # which is raised once what came of the pass is noted
+                self._events += self._take_in(*self._passes.finish(), self._meter.lap())
         except TierReadError as error:
             if error.errno not in _FULL_DRIVE or self.n_running < 2:
                 raise
@@ -191,8 +192,6 @@ class BatchedAnswers(Closing):
             self._engine.interrupt.reset()  # which a pass does itself, but not rows that are read back
             is_for_all = not self._cancelled & self._open.keys()
             return [self._end(number, "cancelled") for number in list(self._open) if is_for_all]
-        with self._engine.interrupt.hearing_ctrl_c():  # which is raised once all tokens are chosen
-            self._events += self._take_in(begun, computed, self._meter.lap())
         events, self._events = self._events, []
         return events
 
@@ -204,11 +203,13 @@ class BatchedAnswers(Closing):
                 self._engine.interrupt.reset()  # which may have been set for it when its last pass had ended
         if number in self._open:
             self._forget(number)
+        self._events = [event for event in self._events if event.request != number]
 
     def drop_all(self) -> None:
         """Forget all requests."""
         for number in list(self._open):
             self._forget(number)
+        self._events = []
 
     def check(self) -> None:
         """Raise Cancelled where these answers have given way to another one, ConfigError where they were closed."""

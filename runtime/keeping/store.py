@@ -201,11 +201,13 @@ def _is_ours(folder: Path) -> bool:
     """Return whether there is a note of ours in `folder`, or where the note is damaged, nothing but rows of ours."""
     if _note_in(folder):
         return True
-    try:
-        names = set(os.listdir(folder)) - {ABOUT}
-    except OSError:
-        return False
-    return bool(names) and all(map(_OURS.fullmatch, names))
+    names = list[str]()
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name != ABOUT and not _OURS.fullmatch(entry.name):
+                return False
+            names.append(entry.name)
+    return bool(set(names) - {ABOUT})
 
 
 def _note_in(folder: Path) -> dict[str, Any]:

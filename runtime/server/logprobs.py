@@ -21,6 +21,8 @@ class Letters:
 
     def place(self, token: bytes) -> int:
         """Take the next token; return how many letters come before the character that it begins or goes on with."""
+        if self._decoder.getstate()[0] and not 0x80 <= (token or b"\x80")[0] < 0xC0:
+            self._n_letters += len(self._decoder.decode(b"", final=True))  # the character before is broken off
         before = self._n_letters
         self._n_letters += len(self._decoder.decode(token))
         return before

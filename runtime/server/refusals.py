@@ -22,6 +22,7 @@ ANTHROPIC_TYPES = {
     413: "request_too_large",
     503: "overloaded_error",
 }
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 REQUEST_ID = "edge_run.request"  # of an ASGI scope
 _RETRY_STATUSES = (429, 503)
 
@@ -105,7 +106,7 @@ def refusal_of(error: EdgeRunError, prompt_param: str | None = None) -> Refusal:
             400,
             message,
             param=prompt_param,
-            code="context_length_exceeded",
+            code=CONTEXT_LENGTH_EXCEEDED,
             kind="exceed_context_size_error",
             figures={"n_prompt_tokens": error.prompt_tokens, "n_ctx": error.context_tokens},
         )

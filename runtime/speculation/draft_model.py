@@ -165,6 +165,11 @@ class DraftModel(Closing):
         """Have a number serve texts of `salt` from now on; what was read for others does not. Between passes only."""
         self._texts.belong(number, salt)
 
+    @property
+    def n_read(self) -> int:
+        """The tokens of texts that were read for the latest guesses."""
+        return self._texts.n_read
+
     def n_unread(self, number: int, text: Sequence[int]) -> int:
         """Return how many tokens of a text would have to be read before anything of it is guessed."""
         return sum(self._texts.n_unread(number, ours) for ours in self._ours({number: text}).values())

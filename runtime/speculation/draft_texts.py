@@ -29,6 +29,7 @@ class DraftTexts:
     """The texts in the first `n_texts` sequences of a decoder, and nothing else's. Not thread-safe.
 
     most_cells: that texts and guesses may take together.
+    n_read: the tokens that were read last.
 
     Cells that several texts share count for each of them. A token takes the lowest free cell, so that a single text
     lies in the first cells; where there were several, cells are kept up to the highest that may be written, until none
@@ -39,7 +40,7 @@ class DraftTexts:
         self._decoder, self.most_cells = decoder, most_cells
         self._held: list[list[int]] = [[] for _ in range(n_texts)]
         self._salts = [""] * n_texts  # whom the tokens may serve
-        self._was_several, self._top = False, 0
+        self._was_several, self._top, self.n_read = False, 0, 0
 
     @property
     def n_held(self) -> int:
@@ -89,6 +90,7 @@ class DraftTexts:
             for number, text in texts.items()
             for position in range(starts[number], len(text))
         ]
+        self.n_read = len(batch)
         try:
             rows = self._decoder.decode(batch)
         except BaseException:

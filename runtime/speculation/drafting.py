@@ -59,9 +59,9 @@ class Drafter(Protocol):
 class Acceptance:
     """How often guesses of each kind came true. Not thread-safe.
 
-    A chance is the rate that was seen, counted together with `PRIOR_TRIALS` trials at the drafter's own rate; that one
-    is first corrected by how far all guesses of its maker came true, counted with `MAKER_TRIALS` that did by
-    `MAKER_TRUST` of its own, so that a bad drafter is known after a few.
+    A chance is the rate that was seen, counted together with `PRIOR_TRIALS` trials at the drafter's own rate. That one
+    is first corrected by how far all guesses of its maker came true, so that a bad drafter is known after a few; before
+    any did, `MAKER_TRUST` of what it says is believed, with the weight of `MAKER_TRIALS`.
     """
 
     PRIOR_TRIALS = 4.0

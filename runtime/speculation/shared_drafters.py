@@ -59,7 +59,7 @@ class SharedDrafters:
     """The drafters of requests, which go by their numbers. Not thread-safe.
 
     acceptance: how often guesses came true so far.
-    has_read: whether the latest guesses were the first ones of a text, which is read for them.
+    has_read: whether a text was read for the latest guesses, more of it than came with the passes before.
     """
 
     def __init__(self, draft: DraftModel | None, *, uses_lookup: bool) -> None:
@@ -68,7 +68,6 @@ class SharedDrafters:
         self._one_text = _OneText(draft) if draft else None
         self._overlap = Overlap(self._one_text) if self._one_text else None
         self._lookups: dict[int, Lookup] = {}
-        self._read: set[int] = set()  # for whom the draft model made guesses
 
     @property
     def decisions(self) -> tuple[TuningDecision, ...]:
@@ -78,7 +77,6 @@ class SharedDrafters:
     def end(self, number: int) -> None:
         """A request has ended."""
         self._lookups.pop(number, None)
-        self._read.discard(number)
 
     def guess(
         self, texts: Mapping[int, OpenText], most_guesses: int, tokens_per_s: float, *, is_trial: bool
@@ -95,10 +93,10 @@ class SharedDrafters:
         able = self._able(texts)
         followed = self._cheap(texts, able) if is_trial else able
         looked_up = [number for number, text in texts.items() if self._uses_lookup and text.most_depth > 0]
-        self.has_read = not (self._read.issuperset(followed) and self._lookups.keys() >= set(looked_up))
-        if followed:
+        self.has_read = not self._lookups.keys() >= set(looked_up)
+        if self._draft and followed:
             several.append(self._drafted(texts, followed, wanted))
-            self._read.update(followed)
+            self.has_read |= self._draft.n_read > (MOST_DEPTH + 1) * len(followed)
         for number in looked_up:
             lookup, text = self._lookups.setdefault(number, Lookup()), texts[number]
             found = lookup.draft(text.tokens, replace(wanted, most_depth=min(depth, text.most_depth)))

@@ -119,7 +119,7 @@ class SharedGuesses:
             started = self._clock()
             guesses = self._drafted(texts, most)
             ranked = rank_guesses(guesses, n_texts + len(self._branches), [(number,) for number in texts])[:most]
-            self._note_drafting(texts, self._clock() - started)
+            self._note_drafting(texts, self._clock() - started, has_guesses=bool(guesses))
         offers = self._offers(texts, ranked)
         worth = [n_texts + sum(guesses[path].value for path in paths) for _, paths in offers]
         choice = 0
@@ -221,10 +221,11 @@ class SharedGuesses:
         offers = self._offers(texts, list(itertools.islice(paths, most)))
         return [(width, len(texts) + sum(HOPED_CHANCE ** (len(path) - 1) for path in taken)) for width, taken in offers]
 
-    def _note_drafting(self, texts: Mapping[int, OpenText], seconds: float) -> None:
-        """Note what guesses took."""
+    def _note_drafting(self, texts: Mapping[int, OpenText], seconds: float, *, has_guesses: bool) -> None:
+        """Note what guesses took; where there was none to be made, that says nothing of others."""
         self._guessed_s = seconds
-        self._control.observe_drafting(seconds, has_read=self._drafters.has_read)
+        if has_guesses:
+            self._control.observe_drafting(seconds, has_read=self._drafters.has_read)
         for number in texts:
             self._guessed[number].tally.drafted(seconds)
 

@@ -40,7 +40,10 @@ ONE_TEXT: Sequence[Offer] = ((1, 1.0),)
 
 @dataclass(slots=True)
 class _Usual:
-    """What is usual of passes with guesses: tokens and seconds, in those of plain passes; 0 before there were any."""
+    """What is usual of passes with guesses: tokens and seconds, in those of plain passes.
+
+    tokens is 0 before there were any; seconds is 0, too, after a plain pass was made to be held against those to come.
+    """
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -92,7 +95,7 @@ class WidthControl:
         self._n_off = 0 if self.is_on else self._n_off + 1
         if not self._costs.is_known_near(width):
             return False
-        usual = self._of_texts.setdefault(round(n_texts).bit_length(), _Usual())
+        usual = self._of_texts.setdefault((round(n_texts) - 1).bit_length(), _Usual())  # 1, 2, 3 to 4, 5 to 8, ...
         if self._is_new or usual is not self._usual:
             if n_texts > 1 and not self._costs.is_known_near(width, is_settled=True):
                 return False
@@ -114,16 +117,17 @@ class WidthControl:
 
         Of a text that is alone guesses are hoped to pay: for a trial a draft model reads all of it as well.
         """
-        if self._is_new or not usual.seconds:
+        was_worth_it = usual.tokens > 0 and (not usual.seconds or usual.gain >= self._least_gain)
+        if self._is_new or not usual.tokens:
             hope = HOPE * self._least_gain
             if hoped[0][1] > 1 and max(tokens / seconds for tokens, seconds in self._over_plain(hoped).values()) < hope:
                 hope, self._n_off = 0.0, REST_AFTER  # they are tried first
             usual.tokens = max(usual.tokens, hope * usual.seconds)
-            self.is_on = max(usual.gain, hope) >= self._least_gain
+            self.is_on = was_worth_it or hope > 0
             if self._is_new and not self.is_on:
                 self._since_draft = math.inf
         else:
-            self.is_on = usual.gain >= self._least_gain
+            self.is_on = was_worth_it
         self._usual, self._is_new = usual, False
 
     def observe_drafting(self, seconds: float, *, has_read: bool = False) -> None:
@@ -177,10 +181,10 @@ class WidthControl:
 
     def _over_plain(self, offers: Sequence[Offer]) -> dict[int, tuple[float, float]]:
         """Return the tokens and seconds of those of `offers` that may be tried, in those of the plain one."""
-        (plain, n_plain), draft_s = offers[0], self._draft_s or self._reading_trial_s
+        plain, n_plain = offers[0]
         plain_s = self._rested_s(plain)
         return {
-            n: (n_tokens / n_plain, (self._costs.pass_s(width) + draft_s) / plain_s)
+            n: (n_tokens / n_plain, (self._costs.pass_s(width) + self._draft_s) / plain_s)
             for n, (width, n_tokens) in enumerate(offers)
             if n == 0 or self._costs.is_within_reach(width)
         }

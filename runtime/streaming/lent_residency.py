@@ -221,17 +221,21 @@ class LentResidency:
         """
         if self._draft_cells:
             self._draft_cell_bytes = self._draft_cells.needed_bytes([kept_tokens], [most_tokens])
-        before_bytes, self._held_weight_bytes = self._held_weight_bytes, self._draft_weight_bytes
         if not (self._draft_cells or self._draft_weight_bytes):
             return True
+        before_bytes, all_bytes = self._held_weight_bytes, self._own_bytes + self._draft_cell_bytes
+        all_bytes += self._draft_weight_bytes + self.lacking_bytes()
+        if before_bytes < self._draft_weight_bytes and not self.loans.has_room(all_bytes):
+            return False
+        self._held_weight_bytes = self._draft_weight_bytes
         try:
             self._divide_again()
-            has_room = before_bytes == self._draft_weight_bytes or not self.loans.lacking_bytes
-        except Cancelled:  # as the next pass will be
-            has_room = False
-        if not has_room:
+        except BaseException as error:
             self._held_weight_bytes = before_bytes
-        return has_room
+            if isinstance(error, Cancelled):  # as the next pass will be
+                return False
+            raise
+        return True
 
     def hold_draft(self, weight_bytes: int) -> None:
         """Note that a draft model's weights hold so much of the room, but for the time from `rest_draft` to a guess."""

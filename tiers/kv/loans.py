@@ -60,6 +60,10 @@ class Loans:
         """Return how many loans weights may have while a pass needs `needed_bytes` of the pool."""
         return max(self.least_loans, min(self.most_loans, (self.pool_bytes - needed_bytes) // self.loan_bytes))
 
+    def has_room(self, needed_bytes: int) -> bool:
+        """Return whether the pool has `needed_bytes` beside the least that weights can do with."""
+        return self.loans_beside(needed_bytes) * self.loan_bytes + needed_bytes <= self.pool_bytes
+
     def before_pass(self, needed_bytes: int) -> Settlement:
         """Return what is to be done before a pass that needs `needed_bytes` of the pool, which may be more than all."""
         n_loans = self.loans_beside(needed_bytes)

@@ -180,11 +180,17 @@ def _turns(messages: Sequence[AnthropicMessage]) -> list[tuple[str, list[_Placed
             blocks = [(where, Block("text", message.content))]
         else:
             blocks = [(f"{where}[{number}]", block) for number, block in enumerate(message.content)]
-        if turns and turns[-1][0] == message.role != "system":
+        if turns and turns[-1][0] == message.role != "system" and not _begins_anew(turns[-1][1], blocks):
             turns[-1][1].extend(blocks)
         else:
             turns.append((message.role, blocks))
     return turns
+
+
+def _begins_anew(before: Sequence[_Placed], blocks: Sequence[_Placed]) -> bool:
+    """Return whether `blocks` begin an answer after the calls of the one before."""
+    has_calls = any(block.type == "tool_use" for _, block in before)
+    return has_calls and all(block.type == "text" for _, block in blocks)
 
 
 def _template_messages(role: str, blocks: Sequence[_Placed]) -> list[dict[str, Any]]:

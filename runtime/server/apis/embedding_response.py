@@ -24,7 +24,7 @@ from edge_run.runtime.server.answers import JSON
 from edge_run.runtime.server.bodies import BODY
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
-from edge_run.runtime.server.refusals import Refusal, shutting_down
+from edge_run.runtime.server.refusals import CONTEXT_LENGTH_EXCEEDED, Refusal, shutting_down
 from edge_run.runtime.server.service import MOST_NUMBERS, Service
 
 if sys.version_info < (3, 11):
@@ -167,7 +167,7 @@ async def text_tokens(served: ServedModel, texts: Text | Sequence[Text], *, trun
     try:
         return await served.prepare(tokens)
     except ContextFull as error:
-        raise Refusal(400, str(error), param="input", code="context_length_exceeded") from error
+        raise Refusal(400, str(error), param="input", code=CONTEXT_LENGTH_EXCEEDED) from error
 
 
 def no_embeddings(name: str) -> Refusal:

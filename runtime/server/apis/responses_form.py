@@ -13,12 +13,12 @@ from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import EVENT_STREAM, event
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, ToolCall
-from edge_run.runtime.server.refusals import Refusal
+from edge_run.runtime.server.refusals import CONTEXT_LENGTH_EXCEEDED, Refusal
 from edge_run.runtime.server.usage import openai_usage
 
 _MESSAGE, _REASONING = "message", "reasoning"
 _PARTS = {_MESSAGE: "output_text", _REASONING: "reasoning_text"}
-_ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # of OpenAI's own list, which is closed
+_ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # of OpenAI's own list
 
 
 class ResponseForm:
@@ -71,7 +71,10 @@ class ResponseForm:
 
     def failed(self, refusal: Refusal) -> bytes:
         """Return the response that failed."""
-        error = {"code": _ERROR_CODES.get(refusal.status, "server_error"), "message": refusal.message}
+        code = _ERROR_CODES.get(refusal.status, "server_error")
+        if refusal.code == CONTEXT_LENGTH_EXCEEDED:  # which clients know that shorten the conversation then
+            code = refusal.code
+        error = {"code": code, "message": refusal.message}
         return self._event("response.failed", response={**self._response("failed"), "error": error})
 
     def progress(self, progress: Progress) -> bytes:
@@ -86,7 +89,7 @@ class ResponseForm:
             is_over = bool(outcome.content or outcome.calls)
             items.append(_item(_REASONING, "completed" if is_over else status, outcome.reasoning))
         if outcome.content or not outcome.calls:
-            items.append(_item(_MESSAGE, status, outcome.content))
+            items.append(_item(_MESSAGE, "completed" if outcome.calls else status, outcome.content))
         items += [_call_item(call) for call in outcome.calls]
         return msgspec.json.encode(self._finished(outcomes, items))
 

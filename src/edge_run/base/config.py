@@ -87,7 +87,7 @@ class ModelConfig:
     micro_batch_tokens: tokens in one pass of a prompt; 0 is as many as are expected to be fastest, 512 at most.
     sequences: answers that may share passes, and the context's cells; 0 is the number that is forecast to make the most
         tokens a second.
-    request_tokens: what a request is then taken to have, its prompt and its answer together.
+    request_tokens: what each of several requests is taken to have in forecasts, its prompt and its answer together.
     branches: sequences besides, for the branches of guesses; as many as the guessing needs, whatever is given.
     rollback_tokens: tokens by which recurrent state can be cut back, at most; as the guessing needs, whatever is given.
     outputs_per_pass: tokens of one pass whose logits may be asked for, at least one for each sequence; more takes more

@@ -51,7 +51,8 @@ def containers(*documents: str) -> int:
     n_brackets = sum(map(_brackets, documents))
     if n_brackets <= MOST_CONTAINERS:
         return n_brackets
-    return sum(_brackets(_STRING.sub("", text.replace("\\\\", "").replace('\\"', ""))) for text in documents)
+    plain = (text.replace("\\\\", "").replace('\\"', "") for text in documents)
+    return sum(_brackets(text) - sum(_brackets(string[0]) for string in _STRING.finditer(text)) for text in plain)
 
 
 def _brackets(text: str) -> int:

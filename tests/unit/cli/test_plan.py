@@ -14,6 +14,7 @@ from edge_run.base.errors import TierReadError
 from edge_run.base.profile import DeviceProfile
 from edge_run.cli.commands.plan import _profile
 from edge_run.devices.host.profile import ProfileStore
+from edge_run.devices.host.scratch import NoScratchError
 
 PROBE = "edge_run.runtime.probing.probe"
 
@@ -35,13 +36,22 @@ def test_a_disk_that_cannot_be_measured_leaves_a_plan_without_times(
     said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*given: object, **options: object) -> DeviceProfile:
-        raise TierReadError("/models: writing 256 MiB to measure this disk failed (Permission denied)")
+        raise NoScratchError("/models: writing 256 MiB to measure this disk failed (Permission denied)")
 
     monkeypatch.setattr(f"{PROBE}.probe", fail)
     assert profile(said, tmp_path) is None
     assert said[1:] == [
         "A plan without times: /models: writing 256 MiB to measure this disk failed (Permission denied)"
     ]
+
+
+def test_a_drive_that_fails_is_an_error(said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object, **options: object) -> DeviceProfile:
+        raise TierReadError("/models/m.gguf: reading failed (Input/output error)", needed_bytes=1)
+
+    monkeypatch.setattr(f"{PROBE}.probe", fail)
+    with pytest.raises(TierReadError, match="Input/output error"):
+        profile(said, tmp_path)
 
 
 @pytest.mark.parametrize("problem", ["", "/cache: cannot be written (Read-only file system)"])

@@ -79,6 +79,18 @@ def test_a_model_is_named_once_and_nearer_to_the_user_than_another_that_is_set(
     assert capsys.readouterr().err.startswith("edge-run: other.gguf: ")
 
 
+def test_a_model_in_the_configuration_excludes_no_chat_that_goes_on_or_has_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "edge-run").mkdir()
+    (tmp_path / "edge-run" / "config.toml").write_text('model = "none.gguf"\n')
+    place = ["--prompt-cache", str(tmp_path / "prompts")]
+    for words in (["--continue", *place], ["--server", "127.0.0.1:9"], ["-p", "x"]):
+        assert _run(["chat", *words], Terminal())
+        assert "exclude each other" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["-p", "--help"], ["-sys", "-h"], ["--stop", "-h", "-p", "x"]])
 def test_a_text_that_is_like_help_asks_for_none(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -80,8 +80,9 @@ def batch(context: click.Context, /, requests: Path, model_file: Path, output: P
     if requests.exists() and output.exists() and requests.samefile(output):
         raise ConfigError(f"{output}: is the file of the requests; give another one for the results (-o)")
     n_lines = count_lines(requests)
-    n_tokens = usual_tokens(requests, settings.max_tokens)
-    config = dataclasses.replace(settings.config, sequences=parallel, request_tokens=n_tokens)
+    config = dataclasses.replace(settings.config, sequences=parallel)
+    if not parallel:
+        config = dataclasses.replace(config, request_tokens=usual_tokens(requests, settings.max_tokens))
     settings = dataclasses.replace(settings, config=config)
     report(context, terminal, settings.config, settings.sampling)
     with ResultsFile(output) as results:

@@ -14,7 +14,7 @@ from edge_run.cli.shared.generating import continued_model, with_prompt_cache
 from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.server_options import SERVER_OPTIONS, asked_server
 from edge_run.cli.shared.setting import PATH
-from edge_run.cli.shared.settings import given_sampling, model_config, report, resolve
+from edge_run.cli.shared.settings import given_sampling, model_config, report, resolve, without_outranked
 from edge_run.cli.shared.settings_command import SettingsCommand, origin
 from edge_run.cli.shared.terminal import Terminal
 
@@ -41,7 +41,7 @@ def chat(context: click.Context, /, **given: Any) -> None:
     With --server, MODEL is the name of a model that the server has; the server keeps nothing.
     """
     terminal: Terminal = context.obj
-    values = {**given, "json": False}
+    values = without_outranked(context, {**given, "json": False})
     if (address := asked_server(context, values)) is not None:
         _chat_with_server(context, address, values, terminal)
         return
@@ -52,7 +52,8 @@ def chat(context: click.Context, /, **given: Any) -> None:
         if origin(context, "system_prompt") == "flag":
             raise ConfigError("--continue and --system-prompt: exclude each other, as the chat has one; leave one out")
         continued = Conversations(prompt_folder(context, values)).latest()
-        values["model_file"] = continued_model(continued, values["model_file"] or values["model"])
+        model = continued_model(continued, values["model_file"] or values["model"])
+        values.update(model_file=model, model=None)
     settings = resolve(context, values)
     if given["prompt_cache"] is None:
         settings = with_prompt_cache(settings)
@@ -68,7 +69,7 @@ def _chat_with_server(
     from edge_run.runtime.client.connection import ServerClient
 
     name = values["model_file"] or values["model"]
-    settings = resolve(context, {**values, "model_file": name or Path()})
+    settings = resolve(context, {**values, "model_file": name or Path(), "model": None})
     report(context, terminal)
     body = {**given_sampling(values), "reasoning_format": "none"}
     if settings.max_tokens is not None:

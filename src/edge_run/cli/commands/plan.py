@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge_run.base.errors import BudgetError, ContextFull, TierReadError
+from edge_run.base.errors import BudgetError, ContextFull
 from edge_run.base.results import Forecast, Plan, Sweep
 from edge_run.base.units import format_rate, format_size
 from edge_run.cli.reports import forecasts
@@ -71,7 +71,10 @@ def plan(
         return
     planned = planner(model_file, config)
     context_tokens = planned.known.context_tokens
-    if prompt_tokens > context_tokens and origin(context, "prompt_tokens") == "flag":
+    most_tokens = context_tokens - (not planned.config.embeddings)  # an answer has a token too
+    if origin(context, "prompt_tokens") != "flag":
+        prompt_tokens = min(prompt_tokens, most_tokens)
+    if prompt_tokens > most_tokens:
         raise ContextFull(
             f"{model_file}: a prompt of {prompt_tokens} tokens does not fit the context of {context_tokens}; give more "
             "with -c, or shorten it (--prompt-tokens)",
@@ -94,6 +97,7 @@ def plan(
 def _profile(planned: Planner, model: Path, terminal: Terminal) -> DeviceProfile | None:
     """Return what this device can do; None where its disk cannot be measured, which is said."""
     from edge_run.devices.host.profile import ProfileStore
+    from edge_run.devices.host.scratch import NoScratchError
     from edge_run.runtime.probing.probe import probe, recall
 
     if known := recall(planned.gguf, planned.config):
@@ -102,7 +106,7 @@ def _profile(planned: Planner, model: Path, terminal: Terminal) -> DeviceProfile
     store = ProfileStore(planned.config.cache)
     try:
         profile = probe([], model, planned.config, on_step=terminal.show, store=store)
-    except TierReadError as error:
+    except NoScratchError as error:
         terminal.say(f"A plan without times: {error}")
         return None
     if store.problem:

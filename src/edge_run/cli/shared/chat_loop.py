@@ -134,7 +134,7 @@ def _read_line(terminal: Terminal, prompt: str, most: int) -> str:
     """
     if sys.stdin is None:
         raise EOFError
-    if terminal.shows_answer:
+    if terminal.shows_answer and terminal.can_ask:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  input() uses it once it is imported
         return input(prompt)

@@ -20,7 +20,14 @@ from edge_run.base.config import REQUEST_TOKENS
 from edge_run.base.errors import ConfigError, TierReadError
 from edge_run.runtime.batches import input_file, results_file
 from edge_run.runtime.batches.answering import BatchResult, Place
-from edge_run.runtime.batches.input_file import BatchRequest, count_lines, read_requests, usual_tokens
+from edge_run.runtime.batches.input_file import (
+    CHAT,
+    COMPLETIONS,
+    BatchRequest,
+    count_lines,
+    read_requests,
+    usual_tokens,
+)
 from edge_run.runtime.batches.results_file import ResultsFile
 from edge_run.runtime.batches.run import BatchProgress, BatchRun
 from edge_run.runtime.server.refusals import Refusal
@@ -43,9 +50,9 @@ def test_lines_are_read_in_order_and_empty_ones_are_none(tmp_path: Path) -> None
 
 
 def test_how_long_requests_are_is_told_by_the_first_ones(tmp_path: Path) -> None:
-    def usual(*bodies: dict[str, object], most_answer: int | None = None) -> int:
-        lines = ({**LINE, "custom_id": str(number), "body": body} for number, body in enumerate(bodies))
-        return usual_tokens(write(tmp_path / "in", *lines), most_answer)
+    def usual(*bodies: dict[str, object], most_answer: int | None = None, url: str = CHAT) -> int:
+        lines = ({**LINE, "url": url, "custom_id": str(number), "body": body} for number, body in enumerate(bodies))
+        return usual_tokens(write(tmp_path / "in", "{", *lines), most_answer)
 
     short, long = {"prompt": "x" * 300, "max_tokens": 64}, {"prompt": "x" * 3000, "max_completion_tokens": 264}
     assert 160 < usual(short) < 180
@@ -54,7 +61,10 @@ def test_how_long_requests_are_is_told_by_the_first_ones(tmp_path: Path) -> None
     unbounded = {"prompt": "x" * 300}
     assert usual(unbounded) == REQUEST_TOKENS
     assert usual({"prompt": "x" * 3000}) > 1000 + REQUEST_TOKENS // 2
-    assert usual(unbounded, most_answer=64) < usual(short)
+    assert usual(unbounded, most_answer=64) == usual(short) - 5, "which is the bound's name"
+    assert usual({**short, "max_tokens": 4096}, most_answer=64) == pytest.approx(usual(short), abs=1)
+    assert usual(unbounded, url=COMPLETIONS) < 130
+    assert usual(short, short, {"prompt": "x" * 10**6, "max_tokens": 64}) == usual(short), "one that is long"
     assert usual({"prompt": "x", "max_tokens": "many"}) == REQUEST_TOKENS
     assert usual_tokens(write(tmp_path / "bad", "{", "[]"), None) == REQUEST_TOKENS
     assert usual_tokens(write(tmp_path / "empty", ""), 64) == REQUEST_TOKENS

@@ -134,6 +134,8 @@ async def test_a_response_says_which_item_was_cut(texts: tuple[str, ...], items:
 def test_a_response_that_failed_has_a_code_that_clients_of_openai_know(status: int, code: str) -> None:
     data = ResponseForm("model", {}).failed(Refusal(status, "no", code="ours")).decode()
     assert json.loads(data.partition("data: ")[2])["response"]["error"] == {"code": code, "message": "no"}
+    long = ResponseForm("model", {}).failed(Refusal(status, "no", code="context_length_exceeded")).decode()
+    assert '"code":"context_length_exceeded"' in long
 
 
 def test_a_line_of_ollamas_is_one_to_clients_that_know_more_ends_of_lines() -> None:

@@ -24,10 +24,10 @@ def test_a_token_is_where_those_before_it_end() -> None:
 
 
 def test_tokens_that_are_parts_of_a_character_have_a_name_each_and_one_place() -> None:
-    found = text_logprobs([((token, -1.0),) for token in range(6)], SPELT.__getitem__, Letters())
+    found = text_logprobs([((token, -1.0),) for token in range(7)], SPELT.__getitem__, Letters())
     assert found
-    assert found["tokens"] == ["a", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "b", "bytes: \\xe2"]
-    assert found["text_offset"] == [0, 1, 1, 1, 2, 3]
+    assert found["tokens"] == ["a", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "b", "bytes: \\xe2", "a"]
+    assert found["text_offset"] == [0, 1, 1, 1, 2, 3, 5]
 
 
 def test_the_chosen_token_is_told_of_beside_the_likeliest() -> None:

@@ -318,6 +318,9 @@ def test_messages_of_one_role_in_a_row_are_one_turn() -> None:
         {"role": "user", "content": "Now?"},
         {"role": "assistant", "content": "It\n\nis"},
     ]
+    asked = [HELLO, {"role": "assistant", "content": [call]}, {"role": "assistant", "content": "It"}]
+    made = decode(json.dumps({"messages": asked}).encode(), CountRequest).task().messages
+    assert [one.get("content") for one in made[2:]] == ["It"], "the beginning of an answer stays one after a call"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from edge_run.runtime.speculation.width_control import WidthControl
 class Fixed:
     """A draft model that guesses a chain for each text, each token of which has the same chance."""
 
-    most_texts = 8
+    most_texts, n_read = 8, 0
 
     def __init__(self, chances: Mapping[int, float]) -> None:
         self.chances = chances
@@ -168,16 +168,21 @@ def test_texts_are_read_for_a_trial_until_they_are_many_together() -> None:
     drafters = SharedDrafters(cast("Any", draft), uses_lookup=False)
     asked = {number: OpenText([1, 2], number, 4) for number in range(8)}
     draft.n_unread = lambda number, text: 24  # type: ignore[method-assign]
+    draft.n_read = 48
     drafters.guess(asked, 16, 0.0, is_trial=True)
     assert draft.read == [[0, 1]]
     assert drafters.has_read
     draft.n_unread = lambda number, text: 1 if number < 2 else 24  # type: ignore[method-assign]
     drafters.guess(asked, 16, 0.0, is_trial=True)
     assert draft.read[-1] == [0, 1, 2, 3]
-    draft.n_unread = lambda number, text: 1  # type: ignore[method-assign]
+    draft.n_read = 48
     drafters.guess(asked, 16, 0.0, is_trial=False)
     assert draft.read[-1] == list(range(8))
+    assert not drafters.has_read, "no more of a text than came with a pass"
+    draft.n_read = 200
+    drafters.guess(asked, 16, 0.0, is_trial=False)
     assert drafters.has_read
+    draft.n_unread, draft.n_read = lambda number, text: 1, 8  # type: ignore[method-assign]
     drafters.guess(asked, 16, 0.0, is_trial=True)
     assert not drafters.has_read
 

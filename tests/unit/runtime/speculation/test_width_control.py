@@ -135,6 +135,18 @@ def test_what_guesses_gain_is_remembered_by_how_many_texts_there_are() -> None:
     assert not control.is_on
 
 
+def test_what_pays_goes_on_paying_after_a_plain_pass_and_other_texts_meanwhile() -> None:
+    control, offers = controlled(resident, (2, 8, 64)), [(8, 8.0), (12, 14.0)]
+    chosen = list[int]()
+    while 1 not in chosen or chosen[-1] != 0:  # a plain pass that is due
+        assert control.wants_guesses(hoped(8))
+        chosen.append(control.best(offers))
+    for n_texts in (7, 2, 8):
+        control.wants_guesses(hoped(n_texts))
+    assert control.is_on
+    assert control.best(offers) == 1
+
+
 def test_a_trial_that_reads_texts_is_not_made_again_soon() -> None:
     control = controlled(resident, (8, 64))
     assert control.wants_guesses(hoped(8))

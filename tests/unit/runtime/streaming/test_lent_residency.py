@@ -135,6 +135,7 @@ def test_a_draft_model_does_not_come_back_where_a_limit_fell_or_weights_are_stop
     lent.before_pass(1)
     assert weights.n_loans == 3
     assert not lent.before_drafting(1, 2)
+    assert weights.n_loans == 3, "and nothing is given up for it"
     fallen[0] = 0
 
     def stop() -> None:
