@@ -78,7 +78,8 @@ def usual_tokens(path: Path, most_answer: int | None) -> int:
             prompt = len(msgspec.json.encode(one.body)) // BYTES_OF_A_TOKEN
             bounds = [one.body.get(name) for name in ("max_completion_tokens", "max_tokens")]
             bounds += [USUAL_TOKENS if one.url == COMPLETIONS else None]
-            asked = next((bound for bound in bounds if isinstance(bound, int) and bound > 0), MOST_CONTEXT_TOKENS)
+            given = (bound for bound in bounds if isinstance(bound, int) and bound > 0)
+            asked = min(next(given, MOST_CONTEXT_TOKENS), MOST_CONTEXT_TOKENS)
             usual = max(REQUEST_TOKENS - prompt, REQUEST_TOKENS // 2) if asked == MOST_CONTEXT_TOKENS else asked
             found.append(prompt + min(usual if most_answer is None else most_answer, asked))
     return max(1, round(statistics.median(found))) if found else REQUEST_TOKENS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -337,36 +336,6 @@ def test_a_request_that_was_cancelled_and_dropped_takes_no_other_with_it(kit: Pa
             assert pieces[-1] is not None
             assert pieces[-1].generation is not None
             assert pieces[-1].generation.finish_reason == "length"
-
-
-@in_child
-def test_ctrl_c_while_tokens_are_chosen_loses_none(kit: Path) -> None:
-    choose, n_chosen, n_stops = Continuation.choose, 0, 0
-
-    def interrupted(self: Continuation, logits: Logits) -> Piece | None:
-        nonlocal n_chosen
-        n_chosen += 1
-        if n_chosen in (5, 9):
-            signal.raise_signal(signal.SIGINT)
-        return choose(self, logits)
-
-    with Model(kit, context_tokens=512, threads=1, sequences=4) as model:
-        requests = [Request(prompt, 6, SamplingConfig(temperature=0)) for prompt in ("Once", "One day", "Two")]
-        wanted = [one.text for one in model.generate_many(requests).results() if isinstance(one, Generation)]
-        batch, texts = model.open_batch(), dict[int, str]()
-        for request in requests:
-            texts[batch.submit(model.begin(request), Turn())] = ""
-        Continuation.choose = interrupted  # type: ignore[method-assign]
-        while not batch.is_idle:
-            try:
-                events = batch.advance()
-            except KeyboardInterrupt:
-                n_stops += 1
-                continue
-            for event in events:
-                texts[event.request] += event.piece.text if event.piece else ""
-    assert n_stops == 2
-    assert list(texts.values()) == wanted
 
 
 def iterated(batch: Batch) -> Iterator[Event]:

@@ -66,6 +66,7 @@ def test_how_long_requests_are_is_told_by_the_first_ones(tmp_path: Path) -> None
     assert usual(unbounded, url=COMPLETIONS) < 130
     assert usual(short, short, {"prompt": "x" * 10**6, "max_tokens": 64}) == usual(short), "one that is long"
     assert usual({"prompt": "x", "max_tokens": "many"}) == REQUEST_TOKENS
+    assert usual({"prompt": "x", "max_tokens": 2**62}) == REQUEST_TOKENS
     assert usual_tokens(write(tmp_path / "bad", "{", "[]"), None) == REQUEST_TOKENS
     assert usual_tokens(write(tmp_path / "empty", ""), 64) == REQUEST_TOKENS
 
