@@ -14,6 +14,7 @@ import functools
 import mmap
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from edge_run.base.errors import reason_of
@@ -67,6 +68,18 @@ _madvise = _function("madvise", _ADDRESS, _LENGTH, _INT)
 _memfd_create = _function("memfd_create", ctypes.c_char_p, ctypes.c_uint)
 _has_64 = hasattr(_C, "fallocate64")  # musl has only the other one
 _fallocate = _function("fallocate64" if _has_64 else "fallocate", _INT, _INT, ctypes.c_int64, ctypes.c_int64)
+
+
+class _HeapUse(ctypes.Structure):
+    """What mallinfo2 returns; of it, what is free in heaps matters here."""
+
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks free_bytes keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
+
+
+_mallinfo = _function("mallinfo2", result=_HeapUse)
+_malloc = _function("malloc", _LENGTH, result=_ADDRESS)
+_free = _function("free", _ADDRESS, result=None)
 
 _FAILED = (-1, ctypes.c_void_p(-1).value, None)  # of calls that return a code, and an address
 
@@ -190,6 +203,22 @@ def map_large_allocations(least_bytes: int) -> None:
     set_option = getattr(_C, "mallopt", None)
     if set_option is not None:
         set_option(_M_MMAP_THRESHOLD, least_bytes)
+
+
+@contextlib.contextmanager
+def full_heap(least_bytes: int) -> Iterator[None]:
+    """Keep the heap without room for `least_bytes` in one piece during the block (glibc only, this thread's).
+
+    What was freed in a heap serves an allocation of any size that it has room for, whatever is asked of
+    `map_large_allocations`. That room is taken here, in pieces that nothing is written to.
+    """
+    free_bytes = _mallinfo().free_bytes if hasattr(_C, "mallinfo2") else 0  # since glibc 2.33
+    taken = [_malloc(least_bytes) for _ in range(free_bytes // least_bytes)]  # it has room for no more such pieces
+    try:
+        yield
+    finally:
+        for address in taken:
+            _free(address)
 
 
 def copy(source: int, target: int, length: int) -> None:

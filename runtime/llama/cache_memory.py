@@ -41,8 +41,8 @@ _FLAGS, _IS_MAPPED = 7, 2  # glibc keeps flags beside a size; of them, that the 
 class CacheMemory:
     """Finds the caches of one context while llama.cpp makes it. ranges: where they are, (address, bytes).
 
-    From the first one on, the allocator takes no cache from its heap: not even from the memory of an earlier context,
-    so one is made for every context.
+    The allocator takes no cache from its heap: from the first of these on, large allocations are mappings of their own,
+    and while a context is made, the heap has no room for one.
     """
 
     def __init__(self) -> None:
@@ -56,9 +56,11 @@ class CacheMemory:
         """All that was found."""
         return sum(length for _, length in self.ranges)
 
-    def watching(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
         """Lay next to nothing under the caches that are made in this block; `settle` follows."""
-        return ggml.log.overhearing(self._hear)
+        with _libc.full_heap(LEAST_SPARSE_BYTES), ggml.log.overhearing(self._hear):
+            yield
 
     def settle(self, *, is_made: bool) -> None:
         """Lay fresh memory under the caches of a context that is made; those of one that failed are freed already."""

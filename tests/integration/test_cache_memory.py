@@ -97,6 +97,16 @@ def test_the_logits_are_the_same(folder: Path) -> None:
 
 
 @in_child
+def test_a_cache_is_not_cut_from_what_was_freed_in_the_heap(llama: Path) -> None:
+    _libc.map_large_allocations(4 * MIB)  # as the first context does
+    pieces = [bytearray(MIB) for _ in range(80)]
+    last = bytearray(MIB)  # so that the heap does not shrink
+    del pieces
+    assert compare(llama) > 12 * MIB
+    assert len(last) == MIB
+
+
+@in_child
 def test_and_so_they_are_of_other_caches(llama: Path) -> None:
     several: list[dict[str, Any]] = [
         {"kv_type": "q8_0"},
