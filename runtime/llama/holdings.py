@@ -14,7 +14,7 @@ from edge_run.tiers._libc import PAGE
 if TYPE_CHECKING:
     from edge_run.runtime.llama.model import LlamaContext
 
-REPACKED_AT_ONCE_BYTES = 128 << 10  # rows that stay in the core's cache
+REPACKED_AT_ONCE_BYTES = 512 << 10  # rows that stay in a core's cache; with fewer, Python takes as long as llama.cpp
 WORKER_RESERVE_BYTES = 20 * MIB  # of a device that computes layers for others, and makes no text
 COORDINATOR_RESERVE_BYTES = 32 * MIB  # of one that makes the text, and talks to the others
 TEXT_BYTES, TEXT_BYTES_OF_A_TOKEN = 10 * MIB, 40  # for each token of a vocabulary, what one is drawn from

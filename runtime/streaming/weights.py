@@ -244,15 +244,19 @@ class WeightStreaming:
         self._acquire(list(dict.fromkeys(chunk for read in node.reads for chunk in self._chunks_of(read))))
 
     def _acquire(self, chunks: Sequence[int]) -> None:
-        self._wait_s += self.weights.acquire([chunk for chunk in chunks if chunk not in self._held])
-        self._held.update(dict.fromkeys(chunks, 1))
+        held = self._held
+        self._wait_s += self.weights.acquire([chunk for chunk in chunks if chunk not in held])
+        for chunk in dict.fromkeys(chunks):  # Counter's own methods take longer than all else here
+            held[chunk] = held.get(chunk, 0) + 1
 
     def _release(self, chunks: Sequence[int], is_visit_end: bool = False) -> None:
         """Release `chunks`; at the end of a stage visit, where frames are not urgent, a reader does it."""
-        self._held.subtract(chunks)
-        gone = [chunk for chunk in dict.fromkeys(chunks) if self._held[chunk] <= 0]
-        for chunk in gone:
-            del self._held[chunk]
+        gone = dict[int, None]()
+        for chunk in chunks:
+            if (uses := self._held.pop(chunk, 0) - 1) > 0:
+                self._held[chunk] = uses
+            else:
+                gone[chunk] = None
         (self.weights.release_soon if is_visit_end else self.weights.release)(gone)
 
 
