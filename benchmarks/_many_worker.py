@@ -26,6 +26,7 @@ from edge_run.runtime.speculation.width_control import WidthControl
 
 MOST_CHOSEN = 64  # for which there is context
 BASE_S, TOKEN_S = 0.05, 0.015  # to compute a pass, and each of its tokens, as two quiet cores take with 1.5B weights
+MOST_LETTERS = 100_000  # of the text: what tokens of more would take is not in the budget
 DRAFT_SHARE = 1 / 3  # of that: a pass of the draft model
 
 
@@ -112,7 +113,7 @@ def main() -> None:
     ) as model:
         parallel = model.most_parallel
         n_requests = max(arguments.requests, parallel)
-        text = model.tokenize(arguments.text.read_text("utf-8", "replace")[:1_000_000], add_special=False)
+        text = model.tokenize(arguments.text.read_text("utf-8", "replace")[:MOST_LETTERS], add_special=False)
         starts = np.linspace(0, len(text) - arguments.prompt - 1, n_requests, dtype=int)
         prompts = [text[start : start + arguments.prompt] for start in starts]
         if arguments.settled:

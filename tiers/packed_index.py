@@ -87,7 +87,7 @@ def alignment_of(table: bytes) -> int:
 
     Raises ValueError where the first one does not lie behind one such page.
     """
-    start = int(ENTRY.unpack_from(table)[2])
+    start = int(ENTRY.unpack_from(table)[2]) if len(table) >= ENTRY.size else 0
     if start not in PAGES_BYTES:
         raise ValueError("its blocks do not begin with a page")
     return start

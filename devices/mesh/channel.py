@@ -182,7 +182,7 @@ class Channel:
         try:
             async with _client(broker, self._name, self._callbacks.make_will(), self._authority, is_nobody) as client:
                 await self._serve(client, broker)
-        except (aiomqtt.MqttError, OSError) as error:
+        except (aiomqtt.MqttError, OSError, UnicodeError) as error:  # the last one of a name that can be none
             if self._was_up:
                 raise MeshError(f"broker {broker.place}: the connection broke") from error
             if not is_refusal(error):
@@ -281,7 +281,7 @@ def explain(error: BaseException, broker: Broker) -> str:
             return (
                 f"{place}: nothing listens there; start it, or let it listen on that address and not on loopback only"
             )
-        if isinstance(one, socket.gaierror):
+        if isinstance(one, (socket.gaierror, UnicodeError)):
             return f"{place}: the name is unknown; use the address in numbers, or see to the name service"
         if isinstance(one, (TimeoutError, asyncio.TimeoutError)) or "timed out" in str(one).lower():
             return f"{place}: does not answer; a firewall may block port {broker.port}, or the address is wrong"

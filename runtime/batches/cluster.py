@@ -117,7 +117,9 @@ class ClusterPlaces:
         """
         while True:
             workers = [one for one in self._workers.values() if one is not earlier] or list(self._workers.values())
-            number = next_machine(self._n_unfinished, [one.load for one in workers]) if workers else None
+            at_least = 1 + sum(one.n_asked for one in self._workers.values())  # the file of requests may have grown
+            n_unfinished = max(self._n_unfinished, at_least)
+            number = next_machine(n_unfinished, [one.load for one in workers]) if workers else None
             if number is not None:
                 workers[number].take()
                 return workers[number]

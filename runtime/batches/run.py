@@ -141,9 +141,12 @@ class BatchRun:
 
     async def _write_held(self) -> None:
         """Write the results that are held for one that is written now."""
-        keys = []
-        while self._next in self._held:
-            keys.append(self._held.pop(self._next))
-            self._next += 1
-        if keys:
-            await anyio.to_thread.run_sync(self._results.add_held, keys)
+        stop = self._next
+        while stop in self._held:
+            stop += 1
+        numbers = range(self._next, stop)
+        if numbers:  # they count as written once they are: a later result is not to come before them
+            await anyio.to_thread.run_sync(self._results.add_held, [self._held[number] for number in numbers])
+            for number in numbers:
+                del self._held[number]
+            self._next = stop

@@ -96,7 +96,10 @@ def _attention_flops(gguf: GgufModel, graph: Sequence[Node]) -> float:
         return 0.0
     key, value = gguf.value("attention.key_length"), gguf.value("attention.value_length")
     elements = (key if isinstance(key, int) else width // heads) + (value if isinstance(value, int) else width // heads)
-    n_layers = sum(node.op in ("FLASH_ATTN_EXT", "SOFT_MAX") for node in graph)
+    n_layers = sum(
+        node.op == "FLASH_ATTN_EXT" or (node.op == "SOFT_MAX" and b"moe" not in node.name)  # not of a mixture's router
+        for node in graph
+    )
     return 2.0 * elements * heads * n_layers
 
 

@@ -119,11 +119,12 @@ class ImageFolder:
     def __init__(self, folder: Path, size: ImageSize, most: int | None = None) -> None:
         """Find the images, at most `most`, evenly from all. Raises ConfigError where there are none."""
         paths = image_paths(folder, "--data")
+        classes = (path.relative_to(folder).parts[:-1] for path in paths)  # of all: their numbers are the network's
+        self.classes = sorted({parts[0] for parts in classes if parts})
         if most is not None and most < len(paths):
             paths = [paths[index * len(paths) // most] for index in range(most)]
         self.paths, self.size = paths, size
         tops = [path.relative_to(folder).parts for path in paths]
-        self.classes = sorted({parts[0] for parts in tops if len(parts) > 1})
         numbers = {name: number for number, name in enumerate(self.classes)}
         self.labels = np.array([numbers.get(parts[0], -1) if len(parts) > 1 else -1 for parts in tops])
         self.kept_bytes = 0

@@ -127,7 +127,9 @@ class _Workshop:
             return self._run()
 
     def _run(self) -> TrainReport:
+        mode = common_mode(self._task.model)
         _check_batches(self._teacher, self._images.size, self._task.model)
+        self._check_images()
         pixels, name = self._images.batch(self._chosen[:2]), str(self._task.model)
         front, rest = (TorchGraph(one, name) for one in (chain(self._model, *self._front).graph, self._parts.rest))
         answers = run_session(self._teacher, pixels)
@@ -139,8 +141,18 @@ class _Workshop:
         needed_bytes = sum(one.ByteSize() for one in self._networks().values()) + MOST_CODE_JSON_BYTES
         with room_for_result(self._task.out, needed_bytes):
             files, code = self._learn()
-        write_result_folder(self._task.out, files, code, common_mode(self._task.model))
+        write_result_folder(self._task.out, files, code, mode)
         return _report(self._task, self._model, self._networks()[HEAD], len(self._chosen), code)
+
+    def _check_images(self) -> None:
+        """Raise for what no training can use, before hours of it: a file that is no image, nothing to tell apart."""
+        empty = [self._images.classes.index(name) for name in self._task.empty]
+        is_empty = np.isin(self._images.labels[self._chosen], empty)
+        if empty and (is_empty.all() or not is_empty.any()):
+            raise ConfigError("--empty: a filter needs images of both kinds, of interest and not; there are too few")
+        for number, index in enumerate((*self._held_out, *self._chosen), 1):
+            self._show(f"looking at image {number:,} of {len(self._images):,}")
+            self._images.batch(np.array([index]))
 
     def _learn(self) -> tuple[dict[str, bytes], StoredCode]:
         """Return the networks, trained, and what is measured of them."""

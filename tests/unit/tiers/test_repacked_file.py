@@ -13,7 +13,7 @@ from edge_run.runtime.planning import packed_choice
 from edge_run.runtime.planning.packed_choice import choose_repacked_file
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.packed_file import blocks_of, find_packed, model_key, packed_path, write_head, write_index
-from edge_run.tiers.packed_index import ENTRY, LARGEST_BLOCK_BYTES, Facts, decode_facts
+from edge_run.tiers.packed_index import ENTRY, LARGEST_BLOCK_BYTES, Facts, alignment_of, decode_facts
 from packing import model_of
 
 
@@ -61,3 +61,8 @@ def test_an_index_of_lists_without_end_is_refused_before_it_takes_memory() -> No
     """Beside a model that was downloaded, a packed file is read without being named."""
     with pytest.raises(ValueError, match="lists and objects, at most"):
         decode_facts(b"[" + b"[]," * 100_000 + b"[]]")
+
+
+def test_a_table_that_is_cut_short_is_refused() -> None:
+    with pytest.raises(ValueError, match="begin with a page"):
+        alignment_of(bytes(ENTRY.size - 1))

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from edge_run.base.errors import MeshError
-from edge_run.devices.members.cluster import Broker
-from edge_run.devices.mesh.channel import Channel, ChannelCallbacks
+from edge_run.devices.members.cluster import Broker, parse_broker
+from edge_run.devices.mesh.channel import Channel, ChannelCallbacks, explain
 from edge_run.devices.messages.outgoing import Outgoing
 from edge_run.devices.messages.topics import Topic
 
@@ -117,3 +117,10 @@ def test_a_broker_that_ends_while_it_is_subscribed_to_is_left_at_once() -> None:
     assert changes
     assert not any(is_up for is_up, _ in changes)
     assert "ended the connection; it is starting anew, or its access list forbids" in changes[0][1]
+
+
+def test_a_name_that_can_be_none_is_told_in_one_line() -> None:
+    broker = parse_broker("mqtt://192.168.1..5")
+    with pytest.raises(UnicodeError) as error:
+        socket.getaddrinfo(broker.host, broker.port)
+    assert "the name is unknown" in explain(error.value, broker)

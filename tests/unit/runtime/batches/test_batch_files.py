@@ -9,6 +9,7 @@ import io
 import json
 import os
 from pathlib import Path
+from unittest import mock
 
 import anyio
 import pytest
@@ -376,3 +377,18 @@ def test_what_is_held_is_free_for_others_only_once_it_has_no_name(
     monkeypatch.setattr(os, "close", lambda one: (named.append((tmp_path / "out.held").exists()), close(one)))
     results.close()
     assert named == [False, False]
+
+
+def test_what_could_not_be_written_still_comes_before_what_follows(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", LINE)
+    with ResultsFile(tmp_path / "out") as results:
+        run = BatchRun(source, results, BatchProgress(3), lambda: None, is_in_order=True)
+        run._held = {0: "a", 1: "b"}
+        full = mock.patch.object(results, "add_held", side_effect=TierReadError("no space"))
+        with full, pytest.raises(TierReadError):
+            anyio.run(run._write_held)
+        assert not run._is_next(2)
+        with mock.patch.object(results, "add_held") as add:
+            anyio.run(run._write_held)
+        assert add.call_args.args == (["a", "b"],)
+        assert run._is_next(2)

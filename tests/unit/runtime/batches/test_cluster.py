@@ -190,3 +190,15 @@ def test_a_terminal_that_is_gone_is_not_told_as_a_scheduler_that_is() -> None:
         assert [type(error) for error in ended] == [BrokenPipeError]
 
     anyio.run(main)
+
+
+def test_requests_that_came_after_the_count_get_a_place_too() -> None:
+    async def main() -> None:
+        places, workers = places_of({"w0": ANSWER}, [])
+        workers[0].most = 2
+        workers[0].take()
+        with anyio.fail_after(5):
+            await places.take(0)
+        assert workers[0].n_asked == 2
+
+    anyio.run(main)
