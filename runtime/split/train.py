@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ class _Workshop:
     def _run(self) -> TrainReport:
         mode = common_mode(self._task.model)
         _check_batches(self._teacher, self._images.size, self._task.model)
-        self._check_images()
+        _check_images(self._images, self._held_out, self._chosen, self._task.empty, self._show)
         pixels, name = self._images.batch(self._chosen[:2]), str(self._task.model)
         front, rest = (TorchGraph(one, name) for one in (chain(self._model, *self._front).graph, self._parts.rest))
         answers = run_session(self._teacher, pixels)
@@ -143,16 +143,6 @@ class _Workshop:
             files, code = self._learn()
         write_result_folder(self._task.out, files, code, mode)
         return _report(self._task, self._model, self._networks()[HEAD], len(self._chosen), code)
-
-    def _check_images(self) -> None:
-        """Raise for what no training can use, before hours of it: a file that is no image, nothing to tell apart."""
-        empty = [self._images.classes.index(name) for name in self._task.empty]
-        is_empty = np.isin(self._images.labels[self._chosen], empty)
-        if empty and (is_empty.all() or not is_empty.any()):
-            raise ConfigError("--empty: a filter needs images of both kinds, of interest and not; there are too few")
-        for number, index in enumerate((*self._held_out, *self._chosen), 1):
-            self._show(f"looking at image {number:,} of {len(self._images):,}")
-            self._images.batch(np.array([index]))
 
     def _learn(self) -> tuple[dict[str, bytes], StoredCode]:
         """Return the networks, trained, and what is measured of them."""
@@ -309,6 +299,18 @@ class _Workshop:
                 right, model_right = right + int((mine == labels).sum()), model_right + int((wanted == labels).sum())
         measured = (len(sizes), sum(sizes), max(sizes), agreeing, right, model_right)
         return StoredRate(self._config.rates_bytes[rate], codec.rates[rate], *measured)
+
+
+def _check_images(
+    images: ImageFolder, held_out: NDArray[Any], chosen: NDArray[Any], empty: Sequence[str], show: _Show
+) -> None:
+    """Raise for what no training can use, before hours of it: a file that is no image, nothing to tell apart."""
+    is_empty = np.isin(images.labels[chosen], [images.classes.index(name) for name in empty])
+    if empty and (is_empty.all() or not is_empty.any()):
+        raise ConfigError("--empty: a filter needs images of both kinds, of interest and not; there are too few")
+    for number, index in enumerate((*held_out, *chosen), 1):
+        show(f"looking at image {number:,} of {len(images):,}")
+        images.batch(np.array([index]))
 
 
 def _check_batches(teacher: Any, size: ImageSize, model: Path) -> None:
