@@ -25,8 +25,8 @@ from edge_run.runtime.speculation.shared_drafters import SharedDrafters
 from edge_run.runtime.speculation.width_control import WidthControl
 
 MOST_CHOSEN = 64  # for which there is context
-BASE_S, TOKEN_S = 0.05, 0.015  # to compute a pass, and each of its tokens, as two quiet cores take with 1.5B weights
 MOST_LETTERS = 100_000  # of the text: what tokens of more would take is not in the budget
+BASE_S, TOKEN_S = 0.05, 0.015  # to compute a pass, and each of its tokens, as two quiet cores take with 1.5B weights
 DRAFT_SHARE = 1 / 3  # of that: a pass of the draft model
 
 
