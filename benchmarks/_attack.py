@@ -63,9 +63,9 @@ class Attack:
         finally:
             candidate.close()
 
-    def head(self, sequence: int = 0) -> bytes:
+    def head(self, sequence: int = 0, sizes: tuple[int, ...] = ()) -> bytes:
         self.connection += 1
-        return pack(Head(FrameKind.DATA, self.connection, sequence, {"n": 0}))
+        return pack(Head(FrameKind.DATA, self.connection, sequence, {"n": 0}, sizes))
 
 
 Attacks: TypeAlias = Mapping[str, Callable[[Attack], None]]

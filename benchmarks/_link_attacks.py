@@ -14,7 +14,7 @@ from _attack import COUNT, Attack, Attacks
 
 from edge_run.base.units import MIB
 from edge_run.devices.link.connection import Keys
-from edge_run.devices.link.frames import MOST_FRAME_BYTES, MOST_PARTS, FrameKind, Head, pack
+from edge_run.devices.link.frames import MOST_FRAME_BYTES, MOST_PARTS, FrameKind, Head, message_of
 
 
 def noise(attack: Attack) -> None:
@@ -29,24 +29,24 @@ def noise(attack: Attack) -> None:
 def unknown_keys(attack: Attack) -> None:
     for _ in range(COUNT // 10):
         with attack.connected(Keys(*zmq.curve_keypair())) as sock, contextlib.suppress(zmq.Again):
-            sock.send_multipart([attack.head(), bytes(1 << 20)], zmq.NOBLOCK)
+            sock.send_multipart([attack.head(sizes=(1 << 17,)), bytes(1 << 17)], zmq.NOBLOCK)
 
 
 def malformed(attack: Attack) -> None:
     chance = random.Random(9)
     with attack.connected() as sock:
         for number in range(COUNT):
-            frame, parts = bytearray(attack.head()), [b"part"]
+            frame, parts = bytearray(attack.head(sizes=(4,))), [b"part"]
             if number % 5 == 0:
                 del frame[chance.randrange(len(frame)) :]
             elif number % 5 == 1:
                 frame[chance.randrange(4)] ^= 1 + chance.randrange(255)
             elif number % 5 == 2:
-                frame = bytearray(attack.head(sequence=7))
+                frame = bytearray(attack.head(sequence=7, sizes=(4,)))
             elif number % 5 == 3:
                 parts *= MOST_PARTS + 1
             else:
-                frame = bytearray(bytes(frame[:20]) + b"{" * 30_000)
+                frame = bytearray(bytes(frame[:25]) + b"{" * 30_000)
             sock.send_multipart([bytes(frame), *parts])
 
 
@@ -54,7 +54,7 @@ def oversized(attack: Attack) -> None:
     block = bytes(MOST_FRAME_BYTES + 1)
     for _ in range(5):
         with attack.connected() as sock:
-            sock.send_multipart([attack.head(), block], copy=False)
+            sock.send_multipart([attack.head(sizes=(len(block),)), block], copy=False)
             time.sleep(0.2)
 
 
@@ -64,15 +64,15 @@ def flood(attack: Attack) -> None:
     with attack.connected() as sock:
         connection = attack.connection = attack.connection + 1
         for number in range(64):
-            sock.send_multipart([pack(Head(FrameKind.DATA, connection, number, {"n": number})), block])
+            sock.send_multipart(message_of(Head(FrameKind.DATA, connection, number, {"n": number}), [block]))
         time.sleep(1)
 
 
 def many_parts(attack: Attack) -> None:
-    """A message of 2 GiB in parts of 8 MiB."""
-    block = bytes(8 * MIB)
+    """A message of 2 GiB in frames of 128 KiB, of which its head names none."""
+    block = bytes(MOST_FRAME_BYTES)
     with attack.connected() as sock:
-        sock.send_multipart([attack.head(), *[block] * 256], copy=False)
+        sock.send_multipart([attack.head(), *[block] * (16 << 10)], copy=False)
         time.sleep(3)
 
 

@@ -34,7 +34,7 @@ from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.inspection.draft_file import DraftFile
 from edge_run.runtime.llama.model import LlamaModel
 from edge_run.runtime.speculation.draft_model import DraftModel
-from edge_run.runtime.speculation.drafting import Drafter
+from edge_run.runtime.speculation.drafting import Drafter, Pace
 from edge_run.runtime.speculation.lookup import Lookup
 from edge_run.runtime.speculation.session import SpeculativeSession
 from edge_run.runtime.speculation.tally import SpeculationTally
@@ -99,7 +99,7 @@ class Known:
 class FixedWidth(WidthControl):
     """Always guesses, and has every pass of one width, as far as there are guesses."""
 
-    tokens_per_s = 0.0  # what a guess takes does not count
+    pace = Pace()  # what a guess takes does not count
 
     def __init__(self, width: int) -> None:
         super().__init__(WidthCosts(), width)

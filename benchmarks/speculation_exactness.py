@@ -26,6 +26,7 @@ from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation import speculation_setup
 from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.speculation.drafting import Pace
 from edge_run.runtime.speculation.width_control import ONE_TEXT, Offer, WidthControl
 
 MODELS = {"kit-dense-q4_0": KIT} | {name: SHARED / "models" / f"{name}.gguf" for name in ("kit-dense", "kit-moe")}
@@ -36,7 +37,7 @@ TEXTS = ("novels", "gsm8k", "repeating")
 class AnyWidth(WidthControl):
     """Takes every width, whether it pays or not."""
 
-    tokens_per_s = 0.0  # what a guess takes does not count
+    pace = Pace()  # what a guess takes does not count
 
     def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float) -> None:
         super().__init__(costs, most_tokens, least_gain)

@@ -122,6 +122,11 @@ class WidthCosts:
         """Whether a pass was seen."""
         return bool(self._compute)
 
+    @property
+    def widest(self) -> int:
+        """The width of the widest pass that was seen, 0 before one was."""
+        return self._compute.widest
+
     def is_known_near(self, width: int, *, is_settled: bool = False) -> bool:
         """Whether a pass was seen that is not far wider than `width`, as passes of prompts are.
 
@@ -145,7 +150,7 @@ class WidthCosts:
         In a mixture of experts, a verification batch can take as long as many passes of one token; in a dense model
         that streams, it takes hardly longer than one.
         """
-        widest = self._compute.widest
+        widest = self.widest
         return width <= widest or self.pass_s(width) <= MOST_STEP * self.pass_s(widest)
 
     def _parts_s(self, width: int) -> tuple[float, float]:

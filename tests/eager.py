@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 from edge_run.partition.width_costs import WidthCosts
+from edge_run.runtime.speculation.drafting import Pace
 from edge_run.runtime.speculation.width_control import ONE_TEXT, Offer, WidthControl
 
 REST_SHARE = 0.1
@@ -17,7 +18,7 @@ class Eager(WidthControl):
     It is to be put in place of `speculation_setup.WidthControl`.
     """
 
-    tokens_per_s = 0.0  # what a guess takes does not count
+    pace = Pace()  # what a guess takes does not count
 
     def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float) -> None:
         super().__init__(costs, most_tokens, least_gain)

@@ -33,8 +33,7 @@ def fetched_pieces(folder: Path, stack: ExitStack) -> Target:
 
     class Transport:
         def send(self, node: str, header: Any, parts: Any = (), **_: Any) -> None:
-            frames.pack(frames.Head(frames.FrameKind.BULK, 1, 1, header))
-            frames.check_parts(list(parts))
+            frames.message_of(frames.Head(frames.FrameKind.BULK, 1, 1, header), parts)
             sent.append(header)
 
     exchange = PieceExchange(Transport())  # type: ignore[arg-type]

@@ -207,12 +207,15 @@ def link_frames(folder: Path, stack: ExitStack) -> Target:
         {},
     ]
     heads = [frames.Head(kind, 7, 1, document) for kind in frames.FrameKind for document in documents]
-    seeds = [frames.pack(head) for head in heads]
+    seeds = [frames.message_of(head, [b"part"] * number)[0] for number, head in enumerate(heads)]
     fixed = seeds[0][: -len(dump(documents[0]))]
 
     def feed(data: bytes) -> bool:
         head = frames.unpack(memoryview(data))
         frames.pack(head)  # an answer repeats what was asked
+        if sum(head.sizes) < 1 << 20:
+            cut = frames.message_of(head, [bytes(size) for size in head.sizes])
+            assert sum(part.nbytes for part in frames.parts_of(head, list(map(memoryview, cut[1:])))) == sum(head.sizes)
         return True
 
     return Target("link frames", feed, (ProtocolError,), seeds, 4 * MIB, documents, lambda text: fixed + text, 63 * KIB)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from edge_run.base.errors import DeviceLost
 from edge_run.base.extras import MESH, need
 from edge_run.base.mesh import Document, LinkRate
-from edge_run.devices.link.frames import FrameKind, Head, pack, unpack
+from edge_run.devices.link.frames import FrameKind, Head, message_of, unpack
 
 if TYPE_CHECKING:
     import zmq
@@ -33,6 +33,7 @@ MOST_ABSENCES = 4
 NOT_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # what may be better in a moment
 HEARTBEAT_S, SILENCE_S = 0.5, 1.5
 SEND_QUEUE = 16  # messages
+SEND_BUFFER_BYTES = 128 << 10  # of the kernel, which takes twice that: a heartbeat waits behind it
 _SLICE_MS = 50
 _numbering, _latest_number = threading.Lock(), [0]
 
@@ -98,6 +99,7 @@ class Candidate:
             (zmq.SNDHWM, SEND_QUEUE),
             (zmq.RCVHWM, SEND_QUEUE),
             (zmq.IMMEDIATE, 1),
+            (zmq.SNDBUF, SEND_BUFFER_BYTES),
             (zmq.MAXMSGSIZE, 1 << 10),  # nothing comes back on it but echoes
             (zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1e3)),
             (zmq.HEARTBEAT_TIMEOUT, int(SILENCE_S * 1e3)),
@@ -176,7 +178,7 @@ class Candidate:
 
     def _probe(self, size: int) -> None:
         self._sent_s = time.perf_counter()
-        self.socket.send_multipart([pack(Head(FrameKind.PROBE, 0, self._next, {})), bytes(size)])
+        self.socket.send_multipart(message_of(Head(FrameKind.PROBE, 0, self._next, {}), [bytes(size)]))
 
 
 class Opening:
@@ -263,7 +265,7 @@ class PeerConnection:
         if not self._turn.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
             raise self._lost("another message takes too long")
         try:
-            frames = [pack(Head(kind, self._number, self._sequence, header)), *parts]
+            frames = message_of(Head(kind, self._number, self._sequence, header), parts)
             while not self._why:
                 try:
                     self.candidate.socket.send_multipart(frames, zmq.NOBLOCK)

@@ -17,7 +17,7 @@ from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
 from edge_run.base.interrupt import go_on, wait_checking
 from edge_run.base.mesh import Document, LinkRate, Message
 from edge_run.devices.link.connection import Peer, PeerConnection
-from edge_run.devices.link.frames import FrameKind, check_parts
+from edge_run.devices.link.frames import FrameKind, check_sizes
 from edge_run.devices.link.service import LinkService
 
 LOOPBACK = "127.0.0.1"
@@ -69,7 +69,7 @@ class DataLink:
         is_bulk: bool = False,
     ) -> None:
         """Hand a message to `node`, as base.mesh.Link says."""
-        check_parts(parts)
+        check_sizes([part.nbytes for part in parts])
         deadline_s = time.monotonic() + timeout_s
         self._connection(node, deadline_s).send(
             FrameKind.BULK if is_bulk else FrameKind.DATA, header, parts, deadline_s

@@ -13,12 +13,13 @@ from edge_run.base.errors import MeshError, ProtocolError
 from edge_run.base.extras import MESH, need
 from edge_run.base.mesh import Message
 from edge_run.devices.link.connection import HEARTBEAT_S, OPEN_S, SILENCE_S, Keys
-from edge_run.devices.link.frames import MOST_FRAME_BYTES, FrameKind, Head, check_parts, pack, unpack
+from edge_run.devices.link.frames import MOST_FRAME_BYTES, FrameKind, Head, pack, parts_of, unpack
 
 if TYPE_CHECKING:
     import zmq
 
 _ZAP = "inproc://zeromq.zap.01"
+SEAL_BYTES = 64  # more than encryption adds to a frame
 _QUEUE = 64  # messages of a peer that wait in the socket
 _EVENT = struct.Struct("=HI")  # of ZeroMQ's monitor: its kind, and the descriptor
 
@@ -41,7 +42,7 @@ class LinkListener:
             (zmq.IPV6, int(any(":" in place for place in places))),
             (zmq.RCVHWM, _QUEUE),
             (zmq.SNDHWM, _QUEUE),
-            (zmq.MAXMSGSIZE, MOST_FRAME_BYTES),
+            (zmq.MAXMSGSIZE, MOST_FRAME_BYTES + SEAL_BYTES),
             (zmq.HEARTBEAT_IVL, int(4 * HEARTBEAT_S * 1e3)),
             (zmq.HEARTBEAT_TIMEOUT, int(4 * SILENCE_S * 1e3)),
             (zmq.HANDSHAKE_IVL, int(OPEN_S * 1e3)),
@@ -90,15 +91,14 @@ class LinkListener:
             if not rest:
                 raise ProtocolError("message: of no frames")
             head = unpack(rest[0].buffer)
-            parts = tuple(frame.buffer for frame in rest[1:])
-            size = check_parts(parts)
+            parts = parts_of(head, [frame.buffer for frame in rest[1:]])
         except ProtocolError as error:
             raise ProtocolError(str(error), node=node) from None
         if head.kind is FrameKind.PROBE:
             echo = pack(Head(FrameKind.ECHO, head.connection_number, head.sequence, {}))
             self.socket.send_multipart([identity.bytes, echo], self._zmq.NOBLOCK)
             return None
-        return head, Message(node, head.header, parts), size
+        return head, Message(node, head.header, parts), sum(head.sizes)
 
     def watch(self) -> None:
         """Note which connections came and went: a descriptor that is closed may be anybody's in a moment."""

@@ -64,6 +64,11 @@ class _Entry:
             is_in, listed = self._is_over(), self._listed
         if listed is not None and self.device.public_key in listed.members:
             return listed
+        if listed is not None and self._was_removed(listed):
+            raise NotTrusted(
+                f"cluster {self._invited.cluster}: this device was removed from it; to come back it needs a new key: "
+                "remove node.key from its folder of the mesh, and join with a new line (`edge-run mesh invite`)"
+            )
         if is_in or self._is_unknown():
             raise NotTrusted(
                 f"cluster {self._invited.cluster}: this invitation is used up, or has ended; ask for another line "
@@ -88,12 +93,15 @@ class _Entry:
         listed = self._listed
         if listed is None:
             return False
-        if self.device.public_key in listed.members:
+        if self.device.public_key in listed.members or self._was_removed(listed):
             return True
         invitation = listed.invitation(self._key.public_key)
         if invitation is None:  # the list that the broker keeps may be older than the invitation
             return time.monotonic() - self._up_s > NEWER_S
         return not invitation.is_open(time.time())
+
+    def _was_removed(self, listed: MemberList) -> bool:
+        return self.device.node in listed.roll.removed
 
     # What follows is called on the channel's thread.
 

@@ -20,6 +20,7 @@ import msgspec
 
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, TierReadError, reason_of, system_errors
+from edge_run.base.files import sync
 from edge_run.devices.host.locks import NO_LOCKS
 from edge_run.runtime.server.bodies import MOST_BODY_BYTES
 
@@ -120,6 +121,9 @@ class _Lines:
         try:
             with system_errors(f"results {path}"):
                 self.is_locked = self._lock()
+                if self.is_new:
+                    with contextlib.suppress(PermissionError):  # of a folder that can be written, and not read
+                        sync(path.absolute().parent)
         except BaseException:
             self.close()
             raise

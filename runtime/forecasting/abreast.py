@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
 from edge_run.base.config import REQUEST_TOKENS
-from edge_run.base.results import ContextPoint, Plan
+from edge_run.base.results import Plan
 from edge_run.partition.parallel import NUMBERS, most_productive
+from edge_run.runtime.forecasting.pass_bytes import read_bytes_at
 from edge_run.runtime.llama.holdings import LOGIT_BYTES
 
 USUAL_PARALLEL = 16  # where nothing was measured, and each pass reads and computes the same weights
@@ -54,19 +54,12 @@ class Abreast:
             plan = replace(
                 plan,
                 streamed_bytes_per_pass=streamed,
-                streamed_bytes_per_batch=streamed,  # beside which as much is lent as beside single tokens
+                # As much is lent as beside single tokens. Of a mixture, passes of several say what experts they read.
+                streamed_bytes_per_batch=plan.streamed_bytes_per_batch if plan.expert_bytes else streamed,
                 expert_bytes=max(0, plan.expert_bytes - displaced) if plan.expert_bytes else 0,
             )
         return number / self._pass_s(plan, number, position)
 
     def _displaced_bytes(self, tokens: int) -> int:
-        """Return the weights that give way to the keys and values of so many tokens."""
-        points = [ContextPoint(0, 0, self._plan.streamed_bytes_per_pass), *self._plan.by_context]
-        for low, high in itertools.pairwise(points):
-            if low.tokens <= tokens <= high.tokens:
-                share = (tokens - low.tokens) / max(1, high.tokens - low.tokens)
-                more = low.streamed_bytes_per_pass + share * (
-                    high.streamed_bytes_per_pass - low.streamed_bytes_per_pass
-                )
-                return max(0, int(more) - self._plan.streamed_bytes_per_pass)
-        return max(0, points[-1].streamed_bytes_per_pass - self._plan.streamed_bytes_per_pass)
+        """Return the weights that give way to the keys and values of so many tokens, and what of these is read."""
+        return max(0, read_bytes_at(self._plan, tokens) - self._plan.streamed_bytes_per_pass)

@@ -223,12 +223,17 @@ class PassTimes:
         )
 
 
-def forecast(times: PassTimes, prompt_tokens: int, micro_batch_tokens: int, load_s: float) -> Forecast:
-    """Return how long a prompt of `prompt_tokens` tokens and each token after it will take."""
+def forecast(
+    times: PassTimes, answering: PassTimes, prompt_tokens: int, micro_batch_tokens: int, load_s: float
+) -> Forecast:
+    """Return how long a prompt of `prompt_tokens` tokens and each token after it will take.
+
+    times: of the prompt. answering: of the tokens after it.
+    """
     first_token_s, prefill_s = (
         times.prefill_s(prompt_tokens, micro_batch_tokens, is_first) for is_first in (True, False)
     )
-    compute_s, token_s = times.compute_s(1, prompt_tokens), times.pass_s(1, prompt_tokens, 1, is_first=False)
+    compute_s, token_s = answering.compute_s(1, prompt_tokens), answering.pass_s(1, prompt_tokens, 1, is_first=False)
     return Forecast(
         prompt_tokens=prompt_tokens,
         load_s=load_s,
@@ -236,6 +241,6 @@ def forecast(times: PassTimes, prompt_tokens: int, micro_batch_tokens: int, load
         prefill_tokens_per_s=prompt_tokens / prefill_s if prefill_s else 0.0,
         decode_tokens_per_s=1 / token_s if token_s else 0.0,
         compute_s_per_token=compute_s,
-        read_s_per_token=times.read_s,
-        limit="disk" if times.read_s > compute_s else "compute",
+        read_s_per_token=answering.read_s,
+        limit="disk" if answering.read_s > compute_s else "compute",
     )

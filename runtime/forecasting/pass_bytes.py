@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from edge_run.base.results import Plan
@@ -10,6 +11,19 @@ from edge_run.runtime.forecasting.routing import MOST_SHARE
 
 READ_BYTES_PER_S, COMPUTED_BYTES_PER_S = 1e9, 20e9  # of a device that was not measured
 HOPE = 4.0  # the power of the share without room, which a token misses of its experts if it chooses them unevenly
+
+
+def read_bytes_at(plan: Plan, tokens: int) -> int:
+    """Return what a pass of one token reads when the context has `tokens` tokens, keys and values too.
+
+    Between two points of `plan.by_context` it is in proportion, and after the last one as there.
+    """
+    points = [(0, plan.streamed_bytes_per_pass)]
+    points += [(one.tokens, one.streamed_bytes_per_pass + one.kv_bytes_per_pass) for one in plan.by_context]
+    for (low, less), (high, more) in itertools.pairwise(points):
+        if low <= tokens < high:
+            return less + (more - less) * (tokens - low) // (high - low)
+    return points[-1][1]
 
 
 class PassBytes:
@@ -29,16 +43,17 @@ class PassBytes:
         if not plan.expert_bytes:
             fresh = min(plan.model_bytes, plan.pinned_bytes + plan.window_bytes)
             return fresh, plan.model_bytes - fresh
-        touched = self._touched(tokens, n_outputs)
-        new = plan.pinned_bytes + min(touched, plan.expert_bytes)
-        return new, plan.pinned_bytes + touched - new
+        touched, dense = self._touched(tokens, n_outputs), plan.streamed_bytes_per_batch
+        new = plan.pinned_bytes + min(dense, plan.window_bytes) + min(touched, plan.expert_bytes)
+        return new, plan.pinned_bytes + dense + touched - new
 
     def later(self, tokens: int, n_outputs: int) -> tuple[float, float]:
         """Return what a later pass reads, all of it into memory that was used before."""
         plan = self._plan
         if tokens == 1:
             return 0, plan.streamed_bytes_per_pass
-        return 0, self._missing(tokens, n_outputs) if plan.expert_bytes else plan.streamed_bytes_per_batch
+        missing = self._missing(tokens, n_outputs) if plan.expert_bytes else 0
+        return 0, plan.streamed_bytes_per_batch + missing  # of a mixture's dense weights, those that stream
 
     def usual_s(self, tokens: int, n_outputs: int, attention_s: float = 0.0) -> float:
         """Return the seconds of a later pass on a device that was not measured.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_run.base.errors import DeviceLost, EdgeRunError
+from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError
 from edge_run.base.mesh import Document, Mesh
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.partition.mesh_plan import MeshPlan
@@ -19,7 +19,7 @@ from edge_run.runtime.mesh.activation_coding import ActivationCoder
 from edge_run.runtime.mesh.commands import carry_out
 from edge_run.runtime.mesh.messages import Command, Decode, command_header, command_parts
 from edge_run.runtime.mesh.offers import most_waiting_bytes
-from edge_run.runtime.mesh.run_events import RunEvents
+from edge_run.runtime.mesh.run_events import LeaseLost, RunEvents
 from edge_run.runtime.mesh.transport import SEND_TIMEOUT_S, LinkTransport, PassFailed
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.slices.slice import NotNumbers, Share
@@ -110,12 +110,12 @@ class DeviceGroup:
         token_s: what a token took lately, 0 where that is not known.
         is_again: as of `command_header`.
         """
-        if self.others:
-            self._transport.hear()
         self.tell(command, is_again=is_again)
         n_tokens = len(command.batch) if isinstance(command, Decode) else 0
         deadline_s = self._deadline_s(n_tokens, token_s) if n_tokens and self.others else None
         self._transport.expect(self.number, deadline_s, self._oldest)
+        if self.others:
+            self._transport.hear()  # what is said late of a pass that is over is nothing to this one
         if not isinstance(command, Decode):
             carry_out(self._engine, command)
             return None
@@ -128,9 +128,9 @@ class DeviceGroup:
 
     def begin(self, command: Decode, *, is_again: bool = False) -> None:
         """Have all devices carry out `command`, but its tail, which `finish` computes; only where that `is_split`."""
-        self._transport.hear()
         self.tell(command, is_again=is_again)
         self._transport.expect(self.number, oldest=self._oldest)
+        self._transport.hear()
         self._latest = command.batch
         self._engine.decoder.follow(command.batch)
         self._transport.finish()
@@ -183,7 +183,7 @@ class DeviceGroup:
         parts = command_parts(command)
         try:
             for node in self.others:
-                self._mesh.link.send(node, header, parts, timeout_s=SEND_TIMEOUT_S)
+                self._send(node, header, parts)
         except DeviceLost as error:
             self._loss = error
             raise
@@ -198,9 +198,18 @@ class DeviceGroup:
         header: Document = {"kind": "stop", "epoch": self.attempt.epoch, "number": self.number}
         for node in self.others:
             try:
-                self._mesh.link.send(node, header, timeout_s=SEND_TIMEOUT_S)
+                self._send(node, header)
             except DeviceLost as error:
                 logger.info("%s", error)
+
+    def _send(self, node: str, header: Document, parts: Sequence[memoryview] = ()) -> None:
+        """Raises DeviceLost; LeaseLost where the link itself has ended, so that this device commands nobody."""
+        try:
+            self._mesh.link.send(node, header, parts, timeout_s=SEND_TIMEOUT_S)
+        except DeviceLost:
+            raise
+        except MeshError as error:
+            raise LeaseLost(error.message) from error
 
     def _check_told(self) -> None:
         """Raise DeviceLost where a device has missed a command: it would compute something else."""

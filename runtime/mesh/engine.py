@@ -19,6 +19,7 @@ from edge_run.runtime.fetch.exchange import PieceExchange
 from edge_run.runtime.llama.holdings import COORDINATOR_RESERVE_BYTES
 from edge_run.runtime.mesh.coordinator import LayerCoordinator
 from edge_run.runtime.mesh.decoder import MeshDecoder
+from edge_run.runtime.mesh.offers import check_width
 from edge_run.runtime.mesh.run import MeshRun
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.tiers.gguf import GgufModel, read_gguf
@@ -85,6 +86,7 @@ def open_mesh_engine(
             path, config, gguf=gguf, least_reserve_bytes=COORDINATOR_RESERVE_BYTES, interrupt=options.interrupt
         )
         stack.callback(slices.close)
+        check_width(slices)
         if config.mesh_activations == "compact":
             options.say("activations are rounded where a link is slow: tokens may differ from those of one device")
         coordinator = LayerCoordinator(mesh, slices, options.takes_any_numerics, options.say)

@@ -10,8 +10,9 @@ from typing import Any
 from edge_run.base.config import KV_SPILL_OFF, MOST_CONTEXT_TOKENS, ModelConfig
 from edge_run.base.errors import ConfigError, ProtocolError
 from edge_run.base.fields import MOST_BYTES, MOST_RATE, Fields
-from edge_run.base.mesh import Document, JsonValue
+from edge_run.base.mesh import MOST_PART_BYTES, Document, JsonValue
 from edge_run.base.options import make_config
+from edge_run.base.units import format_size
 from edge_run.devices.host.profile import disk_of
 from edge_run.partition.cost import CostModel
 from edge_run.partition.mesh_pipeline import MOST_IN_FLIGHT
@@ -89,6 +90,16 @@ def most_waiting_bytes(engine: SliceEngine) -> int:
     """Return what activations may have that came before they are asked for: those of some of the widest passes."""
     widest = engine.width * max(unit.entry_bytes for unit in engine.layout.units)
     return max(MOST_WAITING_BYTES, PASSES_AHEAD * widest)
+
+
+def check_width(engine: SliceEngine) -> None:
+    """Raise ConfigError where the activation of the widest pass is more than a message may carry."""
+    token_bytes = max(unit.entry_bytes for unit in engine.layout.units)
+    if engine.width * token_bytes > MOST_PART_BYTES:
+        raise ConfigError(
+            f"mesh: a pass of {engine.width:,} tokens hands over {format_size(engine.width * token_bytes)}, and a "
+            f"message has at most {format_size(MOST_PART_BYTES)}; -ub {MOST_PART_BYTES // token_bytes} or less"
+        )
 
 
 def layout_hash(layout: Layout) -> str:

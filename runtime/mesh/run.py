@@ -27,7 +27,7 @@ from edge_run.runtime.mesh.messages import Command
 from edge_run.runtime.mesh.orders import Failed
 from edge_run.runtime.mesh.rates import MeshRates
 from edge_run.runtime.mesh.replay import LogReplay, PlanTimes
-from edge_run.runtime.mesh.run_events import LED_BY_ANOTHER, RunEvents, is_end_of_lease
+from edge_run.runtime.mesh.run_events import RunEvents, is_end_of_lease
 from edge_run.runtime.mesh.transport import PassFailed
 from edge_run.runtime.slices.engine import SliceEngine
 
@@ -157,7 +157,7 @@ class MeshRun:
             elif isinstance(event, Lost):  # in their order: who was started anew is lost first, and then there
                 self._react(failover.Gone(event.node, event.why))
             elif not self._is_alone and is_end_of_lease(event, self._lease):
-                self._react(failover.Deposed(LED_BY_ANOTHER))
+                self._react(failover.Deposed(self._events.why_unled))
         self._look_who_is_back()
         if self.is_broken_off:
             self._drive(self._failover.start())
@@ -258,7 +258,7 @@ class MeshRun:
                 return failover.Replayed(instruction.epoch)
         except Failed as failed:
             if not self._is_alone and self._events.take_end_of_lease(self._lease):
-                return failover.Deposed(LED_BY_ANOTHER)  # who does not obey has nothing against this run
+                return failover.Deposed(self._events.why_unled)  # who does not obey has nothing against this run
             return failed.event
         except (HasLeft, *FAULTS) as error:
             return self._blame.event_of(error, self._group.others)

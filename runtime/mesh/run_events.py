@@ -6,11 +6,12 @@ What happened with a device long ago counts no more, as a run may last for weeks
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from edge_run.base.errors import DeviceLost
-from edge_run.base.mesh import Joined, Lost, Mesh, MeshEvent, Named, Unled, add_event, names_apart
+from edge_run.base.fields import MOST_COUNT
+from edge_run.base.mesh import HasLeft, Joined, Lost, Mesh, MeshEvent, Named, Unled, add_event, names_apart
 from edge_run.base.protocols import Clock
 
 LED_BY_ANOTHER = "another device leads the mesh now"
@@ -20,20 +21,26 @@ _What = TypeVar("_What")
 
 
 class LeaseLost(DeviceLost):
-    """Another coordinator leads."""
+    """Another coordinator leads, or this device leads nobody any more."""
 
 
 class RunEvents:
-    """The events of a mesh, in their order, until the run has time for them. Not thread-safe."""
+    """The events of a mesh, in their order, until the run has time for them. Not thread-safe.
+
+    That this device has left its mesh is told as the end of any lease: it computes alone from then on.
+
+    why_unled: why a lease ended.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._kept: list[MeshEvent] = []
+        self.why_unled = LED_BY_ANOTHER
         self._seen = {member.node: Named(member.node, member.name) for member in mesh.members()}
 
     def check(self, others: Collection[str], lease: int) -> None:
         """Raise DeviceLost where one of `others` is gone, LeaseLost where `lease` is; keep everything else."""
-        events = self._mesh.wait(timeout_s=0.0)
+        events = self._hear()
         for number, event in enumerate(events):
             later = events[number + 1 :]  # a device that was started anew is there again
             if isinstance(event, Lost) and event.node in others:
@@ -41,18 +48,18 @@ class RunEvents:
                 raise DeviceLost(event.why, node=event.node)
             if others and is_end_of_lease(event, lease):
                 self._keep(later)
-                raise LeaseLost(LED_BY_ANOTHER)
+                raise LeaseLost(self.why_unled)
             self._keep([event])
 
     def take_end_of_lease(self, lease: int) -> bool:
         """Return whether `lease` has ended as far as was heard; what said so is kept no more."""
-        heard = [*self._kept, *self._mesh.wait(timeout_s=0.0)]
+        heard = [*self._kept, *self._hear()]
         self._kept = [event for event in heard if not is_end_of_lease(event, lease)]
         return len(self._kept) < len(heard)
 
     def take(self) -> list[MeshEvent]:
         """Return what has happened since the last call."""
-        taken, self._kept = [*self._kept, *self._mesh.wait(timeout_s=0.0)], []
+        taken, self._kept = [*self._kept, *self._hear()], []
         members = [event.member for event in taken if isinstance(event, Joined)]
         self._seen |= {member.node: Named(member.node, member.name) for member in members}
         return taken
@@ -61,6 +68,13 @@ class RunEvents:
     def names(self) -> dict[str, str]:
         """What people call the devices that were ever seen, by their ids."""
         return names_apart(self._seen.values())
+
+    def _hear(self) -> Sequence[MeshEvent]:
+        try:
+            return self._mesh.wait(timeout_s=0.0)
+        except HasLeft as error:
+            self.why_unled = error.message
+            return (Unled(MOST_COUNT),)
 
     def _keep(self, events: Iterable[MeshEvent]) -> None:
         for event in events:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.error_codes import read_error
-from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, KernelError, ProtocolError
+from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, KernelError, MeshError, ProtocolError
 from edge_run.base.fields import MOST_S, Fields
 from edge_run.base.mesh import Document, Link, Message
 from edge_run.base.protocols import Clock
@@ -122,10 +122,7 @@ class LinkTransport:
         Also the loss of an earlier life of who coordinates now.
         """
         self._link.take_only(self._is_ours)
-        while True:
-            with contextlib.suppress(DeviceLost):
-                if self._link.receive(timeout_s=0.0) is None:
-                    return
+        _drop_what_came(self._link)
 
     def begin(self) -> None:
         """A pass through the graph begins. Raises what `check` does."""
@@ -177,7 +174,8 @@ class LinkTransport:
             "spent": dict(self.spent),
             "codes": codes,
         }
-        self._link.send(node, header, coded, timeout_s=SEND_TIMEOUT_S)
+        with _checked(self._check):
+            self._link.send(node, header, coded, timeout_s=SEND_TIMEOUT_S)
         self.place = f"has sent the activation before unit {unit}"
 
     def finish(self) -> None:
@@ -203,7 +201,8 @@ class LinkTransport:
     def _next(self, timeout_s: float) -> Message | None:
         """Return the next message, None when none came in time. Raises DeviceLost for a device of this run."""
         try:
-            return self._link.receive(timeout_s=timeout_s)
+            with _checked(self._check):
+                return self._link.receive(timeout_s=timeout_s)
         except DeviceLost as error:
             if error.node in self._owners:
                 raise
@@ -261,6 +260,28 @@ class LinkTransport:
             self.oldest = max(self.oldest, fields.integer("oldest", most=number))
         if self.oldest > self.number or (kind == "stop" and number == self.number):
             raise Cancelled("the pass is over: its coordinator stopped it, or goes on with another")
+
+
+def _drop_what_came(link: Link) -> None:
+    while True:
+        try:
+            if link.receive(timeout_s=0.0) is None:
+                return
+        except MeshError as error:
+            if not isinstance(error, DeviceLost):
+                return  # nothing comes any more: this device computes alone
+
+
+@contextlib.contextmanager
+def _checked(check: Callable[[], None]) -> Iterator[None]:
+    """Where the link itself ends in the block, let `check` say what that means, before its error does."""
+    try:
+        yield
+    except DeviceLost:
+        raise
+    except MeshError:
+        check()
+        raise
 
 
 def _fields(message: Message) -> Fields:

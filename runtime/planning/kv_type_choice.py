@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, ConfigError
 from edge_run.base.profile import DeviceProfile
-from edge_run.base.results import Plan
 from edge_run.base.units import format_size
+from edge_run.runtime.forecasting.pass_bytes import read_bytes_at
 from edge_run.runtime.inspection.kv_rules import check_kv_types
 from edge_run.runtime.planning.micro_batch import decision_key
 from edge_run.runtime.planning.planner import Planner
@@ -103,7 +103,7 @@ def _weighed(
     """Return a type with the time of a text of `n_tokens` tokens that goes on."""
     planner, speeds = Planner(prepared), attention.by_type[config.kv_type]
     plan = planner.plan()
-    there = replace(plan, streamed_bytes_per_pass=_read_at(plan, n_tokens))
+    there = replace(plan, streamed_bytes_per_pass=read_bytes_at(plan, n_tokens))
     profile = profile and _with_attention(profile, speeds, attention.by_type[PLAIN])
     cost_s = text_s(prepared, there, n_tokens, planner.known.micro_batch_tokens, profile, speeds)
     return Weighed(config.kv_type, prepared, there, cost_s, LEAST_GAINS[config.kv_type])
@@ -115,14 +115,6 @@ def _with_attention(profile: DeviceProfile, speeds: tuple[float, float], plain: 
         known * speed / base for known, speed, base in zip(profile.attention_flops_per_s, speeds, plain, strict=True)
     )
     return replace(profile, attention_flops_per_s=(narrow, wide))
-
-
-def _read_at(plan: Plan, n_tokens: int) -> int:
-    """Return what a token reads when the context has `n_tokens` tokens: between two points, as at the later one."""
-    if not plan.by_context:
-        return plan.streamed_bytes_per_pass
-    point = next((point for point in plan.by_context if point.tokens >= n_tokens), plan.by_context[-1])
-    return point.streamed_bytes_per_pass + point.kv_bytes_per_pass
 
 
 def _decisions(found: Any) -> dict[str, str]:

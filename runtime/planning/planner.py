@@ -22,7 +22,7 @@ from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.forecasting import routing
 from edge_run.runtime.forecasting.abreast import MOST_UNMEASURED, Abreast
 from edge_run.runtime.forecasting.forecast import PassTimes, forecast, pass_work, shared_work
-from edge_run.runtime.forecasting.pass_bytes import PassBytes
+from edge_run.runtime.forecasting.pass_bytes import PassBytes, read_bytes_at
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.inspection.inspection import SHARD_BYTES
@@ -222,9 +222,12 @@ class Planner:
 
     def _timed_point(self, plan: Plan, point: ContextPoint, profile: DeviceProfile) -> ContextPoint:
         """Return `point` with the speed of decoding there."""
-        there = replace(plan, streamed_bytes_per_pass=point.streamed_bytes_per_pass + point.kv_bytes_per_pass)
-        token_s = self.times(there, profile).pass_s(1, point.tokens, 1, is_first=False)
+        token_s = self._times_at(plan, point.tokens, profile).pass_s(1, point.tokens, 1, is_first=False)
         return replace(point, decode_tokens_per_s=1 / token_s if token_s else 0.0)
+
+    def _times_at(self, plan: Plan, tokens: int, profile: DeviceProfile) -> PassTimes:
+        """Return the times of passes of single tokens when the context has `tokens` tokens."""
+        return self.times(replace(plan, streamed_bytes_per_pass=read_bytes_at(plan, tokens)), profile)
 
     def _gpu_of(self, profile: DeviceProfile) -> GpuProfile | None:
         name = self.offload.gpu.name if self.offload else ""
@@ -239,8 +242,8 @@ class Planner:
             return plan
         fresh_bytes = max(0, plan.kv_bytes - (self.known.cell_bytes if self._terms.cells else 0))
         load_s = self.known.load_s + len(self.known.graph) * OPENING_S_PER_NODE + fresh_bytes / CLEARED_BYTES_PER_S
-        times = self.times(plan, profile)
-        expected = forecast(times, prompt_tokens, self.known.micro_batch_tokens, load_s)
+        times, answering = self.times(plan, profile), self._times_at(plan, prompt_tokens, profile)
+        expected = forecast(times, answering, prompt_tokens, self.known.micro_batch_tokens, load_s)
         if self.config.embeddings:  # no token is made
             return replace(plan, forecast=replace(expected, decode_tokens_per_s=0.0))
         points = tuple(self._timed_point(plan, point, profile) for point in plan.by_context)

@@ -84,7 +84,9 @@ def text_s(
         counts with them alone.
     """
     planner, n_texts = Planner(prepared), max(1, prepared.config.sequences)
-    answering = replace(plan, streamed_bytes_per_batch=plan.streamed_bytes_per_pass)  # few tokens leave buffers idle
+    answering = plan
+    if not plan.expert_bytes:  # few tokens leave buffers idle
+        answering = replace(plan, streamed_bytes_per_batch=plan.streamed_bytes_per_pass)
     if profile and planner.can_time(profile):
         prompt_s = planner.times(plan, profile).prefill_s(n_tokens, width, is_first=False)
         token_s = planner.times(answering, profile).pass_s(n_texts, n_tokens, n_texts, is_first=False)

@@ -14,7 +14,7 @@ import numpy as np
 
 from edge_run.base.protocols import BatchToken, Clock, Decoder, Logits
 from edge_run.partition.width_costs import SLOPE, WidthCurve
-from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Path, WantedGuesses
+from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Pace, Path, WantedGuesses
 
 CHOICES = 6  # tokens considered after each guess
 LEAST_VALUE = 0.004
@@ -62,7 +62,7 @@ class DraftTrees:
             worst = sorted((guess.value for guess in guesses.values()), reverse=True)[: wanted.most_guesses][-1]
             least = max(LEAST_VALUE, worst if len(guesses) >= wanted.most_guesses else 0.0)
             level = sorted((path for path in level if guesses[path].value >= least), key=lambda p: -guesses[p].value)
-            level = self._worth(self._followed(level), guesses, wanted.tokens_per_s)
+            level = self._worth(self._followed(level), guesses, wanted.pace)
             n_cells -= len(level)
             if not level or depth == wanted.most_depth or n_cells < 0 or (self.end and self.end.is_set()):
                 break
@@ -82,16 +82,16 @@ class DraftTrees:
         best = {path[0]: path for path in reversed(level)}.values()
         return [path for path in level if path in best]
 
-    def _worth(self, level: Sequence[Path], guesses: Mapping[Path, Guess], tokens_per_s: float) -> list[Path]:
+    def _worth(self, level: Sequence[Path], guesses: Mapping[Path, Guess], pace: Pace) -> list[Path]:
         """Return as many of the first paths of `level` as gain more tokens than come in the time that they take.
 
-        A path that is followed up is taken to gain a token where the text goes that way.
+        A path that is followed up is taken to gain a token where the text goes that way, for one more to be verified.
         """
         if not self._level_s:
             return list(level)
         gained = [0.0, *accumulate(guesses[path].value for path in level)]
-        cost = [0.0, *(tokens_per_s * self._level_s.at(n, _computing) for n in range(1, len(level) + 1))]
-        n_worth = max(range(len(gained)), key=lambda n: gained[n] - cost[n])
+        seconds = [0.0, *(self._level_s.at(n, _computing) + n * pace.guess_s for n in range(1, len(level) + 1))]
+        n_worth = max(range(len(gained)), key=lambda n: gained[n] - pace.tokens_per_s * seconds[n])
         return list(level[: max(n_worth, self._n_untimed > TIMED_EVERY)])
 
     def _branch(self, level: Sequence[Path], frontier: Mapping[Path, int]) -> dict[Path, int]:

@@ -33,19 +33,31 @@ Guesses = Mapping[Path, Guess]
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast texts come while guesses are made, which what these take is held against.
+
+    tokens_per_s: of the texts together; 0: that is not known, and all guesses are worth making.
+    guess_s: by so much each guess makes the pass longer that verifies it.
+    """
+
+    tokens_per_s: float = 0.0
+    guess_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class WantedGuesses:
     """What guesses are of use.
 
     most_depth: of a path at most, in tokens.
     most_guesses: how many can be verified; more may be made.
     acceptance: how often such guesses came true.
-    tokens_per_s: as fast as the text comes. What takes longer than it is likely to gain is not guessed; 0: all is.
+    pace: what takes longer than it is likely to gain is not guessed.
     """
 
     most_depth: int
     most_guesses: int
     acceptance: Acceptance
-    tokens_per_s: float = 0.0
+    pace: Pace = Pace()
 
 
 class Drafter(Protocol):

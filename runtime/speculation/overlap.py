@@ -20,7 +20,7 @@ from edge_run.base.errors import Cancelled, EdgeRunError
 from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.base.results import TuningDecision
 from edge_run.prefetch.controller import Controller, Tunable
-from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Path, WantedGuesses
+from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Pace, Path, WantedGuesses
 
 OFF, ON = "off", "on"
 WORTH_SHARE = 0.02  # of a pass: what guessing must take at least
@@ -117,7 +117,7 @@ class Overlap:
         return True
 
     def _go_on(self, text: list[int], end: threading.Event) -> None:
-        wanted = replace(self._asked, most_depth=self._asked.most_depth + 1, tokens_per_s=0.0)
+        wanted = replace(self._asked, most_depth=self._asked.most_depth + 1, pace=Pace())
         try:
             self._ahead = text, self._drafter.draft_aside(text, wanted, end)
         except Exception as error:  # the next guesses are made as ever, and raise it if it lasts

@@ -216,7 +216,7 @@ class SpeculativeSession(Session):
 
     def _drafted(self, history: Sequence[int], depth: int, most: int) -> list[Guesses]:
         """Return what each drafter guesses; where one fails, nothing, and from then on in this answer."""
-        wanted = WantedGuesses(depth, most, self._acceptance, self._control.tokens_per_s)
+        wanted = WantedGuesses(depth, most, self._acceptance, self._control.pace)
         try:
             return [drafter.draft(history, wanted) for drafter in self._drafters]
         except Cancelled:

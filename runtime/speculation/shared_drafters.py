@@ -15,7 +15,7 @@ from itertools import accumulate
 from edge_run.base.results import TuningDecision
 from edge_run.runtime.inspection.draft_file import MOST_DEPTH
 from edge_run.runtime.speculation.draft_model import DraftModel
-from edge_run.runtime.speculation.drafting import Acceptance, DraftTree, Guesses, WantedGuesses, merged
+from edge_run.runtime.speculation.drafting import Acceptance, DraftTree, Guesses, Pace, WantedGuesses, merged
 from edge_run.runtime.speculation.lookup import Lookup
 from edge_run.runtime.speculation.overlap import Overlap
 
@@ -78,18 +78,16 @@ class SharedDrafters:
         """A request has ended."""
         self._lookups.pop(number, None)
 
-    def guess(
-        self, texts: Mapping[int, OpenText], most_guesses: int, tokens_per_s: float, *, is_trial: bool
-    ) -> Guesses:
+    def guess(self, texts: Mapping[int, OpenText], most_guesses: int, pace: Pace, *, is_trial: bool) -> Guesses:
         """Return guesses of what follows `texts`, each path with the number of its request before it.
 
-        most_guesses and tokens_per_s: see `WantedGuesses`, of all texts together.
+        most_guesses and pace: see `WantedGuesses`, of all texts together.
         is_trial: they are only held against what comes, so that nothing long is read for them.
         """
         self.has_read, depth = False, min(MOST_DEPTH, max(text.most_depth for text in texts.values()))
         if depth < 1:
             return {}
-        several, wanted = list[Guesses](), WantedGuesses(depth, most_guesses, self.acceptance, tokens_per_s)
+        several, wanted = list[Guesses](), WantedGuesses(depth, most_guesses, self.acceptance, pace)
         able = self._able(texts)
         followed = self._cheap(texts, able) if is_trial else able
         looked_up = [number for number, text in texts.items() if self._uses_lookup and text.most_depth > 0]

@@ -145,7 +145,7 @@ class SharedGuesses:
     def _drafted(self, texts: Mapping[int, OpenText], most: int) -> Guesses:
         """Return what the drafters guess; where one fails, nothing, and from then on in these answers."""
         try:
-            return self._drafters.guess(texts, most, self._control.tokens_per_s, is_trial=not self._control.is_on)
+            return self._drafters.guess(texts, most, self._control.pace, is_trial=not self._control.is_on)
         except Cancelled:
             raise
         except EdgeRunError as error:

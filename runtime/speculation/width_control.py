@@ -18,12 +18,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edge_run.partition.width_costs import WidthCosts
+from edge_run.runtime.speculation.drafting import Pace
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)  # few, since each has a graph of its own
 LEAST_GAIN = 1.03
 # Where passes stream by expert, a verification batch also takes from the cache what the next ones would have found:
 # that is in no estimate, and was 5 to 8 % where such batches were expected to be worth a little.
 LEAST_GAIN_BY_EXPERT = 1.15
+LEAST_GAIN_OF_SEVERAL = 1.15  # of texts in shared passes: they end the less together, and the last ones are slow
 TRIAL_SHARE = 0.01  # of the time, for guesses that are only held against what comes
 PLAIN_FIRST, PLAIN_EVERY, PLAIN_EVERY_IF_CLOSE, CLOSE_GAIN = 8, 96, 24, 1.3
 PLAIN_GROWTH = 4  # of the passes to the next plain one
@@ -73,6 +75,7 @@ class WidthControl:
         self._usual, self._of_texts = _Usual(), dict[int, _Usual]()  # now; by how many texts there are, roughly
         self.is_on = self._is_new = True
         self._plain: Offer = ONE_TEXT[0]
+        self._least = least_gain  # of the texts that there are
         self.rest: Callable[[], None] = lambda: None
         self.rested_share, self._is_resting = 0.0, False
         self._was_rested = False  # while the latest plain passes were made
@@ -91,6 +94,7 @@ class WidthControl:
         """
         self._plain = hoped[0]
         width, n_texts = self._plain
+        self._least = self._least_gain if n_texts <= 1 else max(self._least_gain, LEAST_GAIN_OF_SEVERAL)
         self._since_draft += 1
         self._n_off = 0 if self.is_on else self._n_off + 1
         if not self._costs.is_known_near(width):
@@ -117,9 +121,9 @@ class WidthControl:
 
         Of a text that is alone guesses are hoped to pay: for a trial a draft model reads all of it as well.
         """
-        was_worth_it = usual.tokens > 0 and (not usual.seconds or usual.gain >= self._least_gain)
+        was_worth_it = usual.tokens > 0 and (not usual.seconds or usual.gain >= self._least)
         if self._is_new or not usual.tokens:
-            hope = HOPE * self._least_gain
+            hope = HOPE * self._least
             if hoped[0][1] > 1 and max(tokens / seconds for tokens, seconds in self._over_plain(hoped).values()) < hope:
                 hope, self._n_off = 0.0, REST_AFTER  # they are tried first
             usual.tokens = max(usual.tokens, hope * usual.seconds)
@@ -137,10 +141,15 @@ class WidthControl:
             self._draft_s += (seconds - self._draft_s) * (0.25 if self._draft_s else 1.0)
 
     @property
-    def tokens_per_s(self) -> float:
-        """As fast as the texts come that guesses are wanted of, all together; 0 before a pass was seen."""
+    def pace(self) -> Pace:
+        """As fast as the texts come that guesses are wanted of."""
         width, n_texts = self._plain
-        return max(1.0, self._usual.gain) * n_texts / self._rested_s(width) if self._costs.is_known else 0.0
+        if not self._costs.is_known:
+            return Pace()
+        wide = min(self._costs.widest, self.most_tokens)
+        longer_s = max(0.0, self._costs.pass_s(wide) - self._costs.pass_s(width)) if wide > width else 0.0
+        tokens_per_s = max(1.0, self._usual.gain) * n_texts / self._rested_s(width)
+        return Pace(tokens_per_s, longer_s / max(1, wide - width))
 
     def observe_pass(self, width: int, wall_s: float, wait_s: float, read_s: float, read_bytes: int) -> None:
         """Note a pass; see `WidthCosts.observe`."""
@@ -161,13 +170,13 @@ class WidthControl:
         self._since_plain += 1
         over_plain = self._over_plain(offers)
         gains = {n: tokens / seconds for n, (tokens, seconds) in over_plain.items()}
-        gains[0] *= self._least_gain
+        gains[0] *= self._least
         chosen, usual, is_trial = max(gains, key=gains.__getitem__), self._usual, not self.is_on
         if not usual.seconds:
-            usual.tokens = max(gains[chosen], HOPE * self._least_gain) if self.is_on else 1.0
+            usual.tokens = max(gains[chosen], HOPE * self._least) if self.is_on else 1.0
             usual.seconds = 1.0
         usual.note(*over_plain[chosen])
-        self.is_on = usual.gain >= self._least_gain
+        self.is_on = usual.gain >= self._least
         if is_trial or not self.is_on:
             return 0
         is_due = self._since_plain >= self._plain_due(round(offers[0][1]))
@@ -182,9 +191,9 @@ class WidthControl:
     def _over_plain(self, offers: Sequence[Offer]) -> dict[int, tuple[float, float]]:
         """Return the tokens and seconds of those of `offers` that may be tried, in those of the plain one."""
         plain, n_plain = offers[0]
-        plain_s = self._rested_s(plain)
+        plain_s, draft_s = self._rested_s(plain), self._draft_s or self._reading_trial_s  # or more than it will take
         return {
-            n: (n_tokens / n_plain, (self._costs.pass_s(width) + self._draft_s) / plain_s)
+            n: (n_tokens / n_plain, (self._costs.pass_s(width) + draft_s) / plain_s)
             for n, (width, n_tokens) in enumerate(offers)
             if n == 0 or self._costs.is_within_reach(width)
         }

@@ -76,10 +76,11 @@ def patch_network(
                 f"{path}: in patches it differs by {apart:.1e} in answers of up to {largest:.3g}, more than "
                 f"{TOLERANCE:.0e} of that; not written"
             )
+    report = _report(model, describe(proto, out), (last, chosen, difference), str(out))
     data = proto.SerializeToString()
     with written(out, len(data), format_size(len(data)), path) as file:
         file.write(data)
-    return _report(model, describe(proto, out), (last, chosen, difference), str(out))
+    return report
 
 
 def _search(model: OnnxModel, layers: Sequence[_Layer], tiles: Sequence[int]) -> tuple[Any, str, int]:

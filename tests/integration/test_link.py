@@ -59,6 +59,23 @@ def test_messages_arrive_whole_in_order_and_from_whom_they_are() -> None:
         sender.join(10)
 
 
+def test_on_a_slow_link_a_long_part_does_not_keep_a_peer_from_saying_that_it_lives() -> None:
+    """A prompt's activation takes 10 s here: longer than either device may be silent."""
+    part = os.urandom(4_000_000)
+    with contextlib.closing(DataLink()) as a, contextlib.closing(DataLink()) as b, relay(b.port, 400_000) as slow:
+        a.set_peers({"b": Peer("b", "1", b.key, (f"tcp://127.0.0.1:{slow}",))})
+        b.set_peers({"a": peer("a", a)})
+        started = time.monotonic()
+        a.send("b", {"n": 0}, [memoryview(part)], timeout_s=5)
+        message = b.receive(timeout_s=30)
+        assert message is not None
+        assert bytes(message.parts[0]) == part
+        assert time.monotonic() - started > 8
+        a.send("b", {"n": 1}, timeout_s=5)
+        assert get(b).header == {"n": 1}, "by the same connection, in its order"
+        assert a.receive(timeout_s=0.0) is None, "no loss was told"
+
+
 def test_parts_may_be_used_again_at_once() -> None:
     with pair() as (a, b):
         buffer = bytearray(100_000)
@@ -243,7 +260,7 @@ def test_noise_at_the_listener_harms_nobody() -> None:
 def test_a_member_that_sends_nonsense_is_refused_message_by_message() -> None:
     """500 messages of a member that went wrong: truncated, foreign, with gaps, too many parts: none is handed on."""
     chance = random.Random(9)
-    good = pack(Head(FrameKind.DATA, 5, 0, {"n": 0}))
+    good = pack(Head(FrameKind.DATA, 5, 0, {"n": 0}, (4,)))
     context = zmq.Context()
     keys = Keys(*zmq.curve_keypair())
     with contextlib.closing(DataLink()) as b:
@@ -257,16 +274,18 @@ def test_a_member_that_sends_nonsense_is_refused_message_by_message() -> None:
             for number in range(500):
                 frame = bytearray(good)
                 parts = [b"part"]
-                if number % 5 == 0:
+                if number % 6 == 0:
                     del frame[chance.randrange(len(frame)) :]
-                elif number % 5 == 1:
+                elif number % 6 == 1:
                     frame[chance.randrange(4)] ^= 1 + chance.randrange(255)
-                elif number % 5 == 2:
-                    frame = bytearray(pack(Head(FrameKind.DATA, 5, 7 + number, {})))
-                elif number % 5 == 3:
+                elif number % 6 == 2:
+                    frame = bytearray(pack(Head(FrameKind.DATA, 5, 7 + number, {}, (4,))))
+                elif number % 6 == 3:
                     parts *= MOST_PARTS + 1
+                elif number % 6 == 4:
+                    parts = [b"par"]
                 else:
-                    frame = bytearray(good[:20] + b"{" * 30_000)
+                    frame = bytearray(good[:-7] + b"{" * 30_000)
                 candidate.socket.send_multipart([bytes(frame), *parts])
             deadline = time.monotonic() + 10
             while b.refused < 400 and time.monotonic() < deadline:

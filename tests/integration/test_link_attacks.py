@@ -51,7 +51,7 @@ def test_a_key_that_is_none_costs_its_peer_only(key: str) -> None:
         assert_works(a, b)
 
 
-@pytest.mark.parametrize("echo", [b"junk", b"", b"EL\x01\x04" + bytes(16) + b"[]", b"EL\x01\x09" + bytes(16) + b"{}"])
+@pytest.mark.parametrize("echo", [b"junk", b"", b"EL\x02\x04" + bytes(17) + b"[]", b"EL\x02\x09" + bytes(17) + b"{}"])
 def test_an_echo_that_is_none_costs_its_peer_only(echo: bytes) -> None:
     public, secret = zmq.curve_keypair()
     context = zmq.Context()

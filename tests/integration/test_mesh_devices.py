@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import DeviceLost
+from edge_run.base.errors import DeviceLost, MeshError
 from edge_run.base.mesh import Document, HasLeft
 from edge_run.runtime.mesh import coordinator, device_group, failover
 from edge_run.runtime.mesh import orders as run_orders
@@ -165,6 +165,33 @@ def test_who_has_left_its_mesh_goes_on_alone_and_blames_nobody(folder: Path) -> 
         use = run.engine.mesh_use
         assert use is not None
         assert not use.left_out
+
+
+@in_child
+def test_a_run_whose_own_link_ends_goes_on_alone(folder: Path) -> None:
+    """What is heard of it first may be events, or a message that is to be sent or waited for."""
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    for closed in ((), ("send", "receive")):
+        with running(path) as run:
+
+            def leave(*given: object, **more: object) -> Document:
+                raise HasLeft("mesh: the data link ended (on purpose); this device has left, start it anew")
+
+            def close(*given: object, **more: object) -> None:
+                raise MeshError("data link: is closed")
+
+            def end(i: int, run: Run = run, closed: tuple[str, ...] = closed) -> None:
+                for name in ("wait", "lead", "order", "publish_plan", *closed) if i == 5 else ():
+                    setattr(run.mesh, name, close if name in closed else leave)
+
+            assert greedy(run.engine, at=end) == wanted
+            assert any(line.endswith("start it anew: this device goes on alone") for line in run.said), run.said
+            assert not any("left out" in line or "another device leads" in line for line in run.said), run.said
+            run.engine.front.rewind(0, 0)
+            assert greedy(run.engine) == wanted
+            assert run.engine.mesh_use is not None
+            assert not run.engine.mesh_use.left_out
 
 
 @in_child

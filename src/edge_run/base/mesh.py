@@ -16,6 +16,7 @@ from edge_run.base.interrupt import go_on
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 Document: TypeAlias = Mapping[str, JsonValue]
+MOST_PART_BYTES = 64 << 20  # of a message
 
 
 class HasLeft(MeshError):
@@ -68,7 +69,7 @@ class Message:
 
     node: who sent it, which is authenticated.
     header: small.
-    parts: bulk bytes.
+    parts: bulk bytes, each of MOST_PART_BYTES at most.
     """
 
     node: str

@@ -73,8 +73,8 @@ class Forecast:
     """How fast a plan will run on a device that was measured, for a prompt of `prompt_tokens` tokens.
 
     load_s: until the model is open. first_token_s: of a first prompt, which reads the model. prefill_tokens_per_s: of a
-    later one. decode_tokens_per_s: 0 of a model for embeddings. limit: of decoding, `disk` or `compute`. parallel:
-    answers at once. parallel_tokens_per_s: theirs, or 0.
+    later one. decode_tokens_per_s: after that prompt; 0 of a model for embeddings. read_s_per_token: then, too. limit:
+    of decoding, `disk` or `compute`. parallel: answers at once. parallel_tokens_per_s: theirs, or 0.
     """
 
     prompt_tokens: int

@@ -12,7 +12,7 @@ from edge_run.base.results import ContextPoint, Plan
 from edge_run.partition.cost import MatmulWork, PassWork
 from edge_run.runtime.forecasting.abreast import MOST_UNMEASURED, USUAL_PARALLEL, Abreast
 from edge_run.runtime.forecasting.forecast import PassTimes
-from edge_run.runtime.forecasting.pass_bytes import PassBytes
+from edge_run.runtime.forecasting.pass_bytes import PassBytes, read_bytes_at
 
 DISK = PROFILE.disks[0]  # 1e9 bytes a second
 WORK = PassWork((MatmulWork("Q4_0", 512, int(4e8)),), 0, 0, 0.0)
@@ -69,13 +69,14 @@ def test_what_is_read_besides_counts() -> None:
     assert beside.tokens_per_s(1) <= alone.tokens_per_s(1)
 
 
+MIXTURE = replace(STREAMED, streamed_bytes_per_batch=0)
 EXPERTS = PassWork((MatmulWork("Q4_0", 512, int(4e8), 32, 4),), 0, 0, 0.0, expert_tensor_bytes=int(4e6))
 
 
 @pytest.mark.parametrize(("token_bytes", "best"), [(int(1e6), 1), (int(12e6), 64)])
 def test_of_a_mixture_that_was_not_measured_what_is_read_decides(token_bytes: int, best: int) -> None:
     """One text finds most of its experts in memory, a few need most of all, and many share what they need."""
-    plan = replace(STREAMED, model_bytes=int(4e8), expert_bytes=int(1e8), streamed_bytes_per_pass=token_bytes)
+    plan = replace(MIXTURE, model_bytes=int(4e8), expert_bytes=int(1e8), streamed_bytes_per_pass=token_bytes)
     one = Abreast(plan, lambda plan, n, _: PassBytes(plan, EXPERTS).usual_s(n, n), 0, most=MOST_UNMEASURED)
     assert one.tokens_per_s(4) < one.tokens_per_s(1)
     assert one.tokens_per_s(4) < one.tokens_per_s(64)
@@ -84,7 +85,7 @@ def test_of_a_mixture_that_was_not_measured_what_is_read_decides(token_bytes: in
 
 def test_several_are_to_be_faster_than_one_whose_experts_are_chosen_unevenly() -> None:
     """Where no run told how evenly experts are chosen, one answer alone is given the benefit of the doubt."""
-    plan = replace(STREAMED, model_bytes=int(4e8), expert_bytes=int(1e8), streamed_bytes_per_pass=int(375e5))
+    plan = replace(MIXTURE, model_bytes=int(4e8), expert_bytes=int(1e8), streamed_bytes_per_pass=int(375e5))
     usual = PassBytes(plan, EXPERTS)
     assert usual.hoped_bytes == pytest.approx(5e7 * (0.75 - 0.75**4), rel=0.01)
 
@@ -96,3 +97,35 @@ def test_several_are_to_be_faster_than_one_whose_experts_are_chosen_unevenly() -
     full = replace(plan, expert_bytes=int(4e8))
     assert PassBytes(full, EXPERTS).hoped_bytes == 0
     assert PassBytes(replace(plan, expert_bytes=0), WORK).hoped_bytes == 0
+
+
+def test_of_a_mixture_whose_dense_weights_stream_too_each_pass_reads_these() -> None:
+    plan = replace(MIXTURE, model_bytes=int(1e9), pinned_bytes=int(2e8), window_bytes=int(5e7), expert_bytes=int(1e8))
+    streaming = replace(plan, streamed_bytes_per_batch=int(4e8))
+    pinned, streamed = PassBytes(plan, EXPERTS), PassBytes(streaming, EXPERTS)
+    assert streamed.later(8, 8)[1] == pytest.approx(pinned.later(8, 8)[1] + 4e8)
+    assert sum(streamed.at_first(8, 8)) == pytest.approx(sum(pinned.at_first(8, 8)) + 4e8)
+    assert streamed.at_first(8, 8)[0] == pytest.approx(pinned.at_first(8, 8)[0] + 5e7), "into its window"
+
+
+def test_what_many_answers_of_a_mixture_read_is_not_taken_for_what_one_reads() -> None:
+    """What a token reads has experts in it, which passes of several count for themselves."""
+    plan = replace(MIXTURE, model_bytes=int(1e9), expert_bytes=int(1e8), streamed_bytes_per_pass=int(6e8))
+    seen = list[Plan]()
+
+    def pass_s(one: Plan, number: int, position: int) -> float:
+        seen.append(one)
+        return 1.0
+
+    Abreast(replace(plan, streamed_bytes_per_batch=int(4e8)), pass_s, 0).tokens_per_s(8)
+    Abreast(STREAMED, pass_s, 0).tokens_per_s(8)
+    assert [one.streamed_bytes_per_batch for one in seen] == [int(4e8), STREAMED.streamed_bytes_per_pass]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "read"), [(0, 100), (500, 150), (1000, 200), (3000, 260), (5000, 320), (90000, 320)]
+)
+def test_what_is_read_lies_between_the_points_of_a_plan(tokens: int, read: int) -> None:
+    points = (ContextPoint(1000, 0, 200), ContextPoint(5000, 0, 300, kv_bytes_per_pass=20))
+    assert read_bytes_at(replace(STREAMED, streamed_bytes_per_pass=100, by_context=points), tokens) == read
+    assert read_bytes_at(replace(STREAMED, streamed_bytes_per_pass=100), tokens) == 100

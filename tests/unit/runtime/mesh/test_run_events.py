@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edge_run.base.errors import DeviceLost
-from edge_run.base.mesh import Joined, Lost, Member
-from edge_run.runtime.mesh.run_events import FORGET_S, OfLate, RunEvents
+from edge_run.base.mesh import HasLeft, Joined, Lost, Member, MeshEvent
+from edge_run.runtime.mesh.run_events import FORGET_S, LeaseLost, OfLate, RunEvents, is_end_of_lease
 from fake_mesh import Hub
 
 
@@ -26,6 +26,28 @@ def test_what_members_say_of_themselves_during_a_pass_is_kept_once() -> None:
     with pytest.raises(DeviceLost):
         events.check(("c",), 1)
     assert events.take() == [joined], "and what came after a loss"
+
+
+def test_who_has_left_leads_nobody_and_has_no_end_of_events() -> None:
+    hub = Hub()
+    mesh = hub.join("a")
+    events = RunEvents(mesh)
+    mesh.events.put(Lost("c", "gone"))
+    events.check((), 1)
+
+    def left(*, timeout_s: float) -> tuple[MeshEvent, ...]:
+        raise HasLeft("mesh: is closed")
+
+    mesh.wait = left  # type: ignore[method-assign]
+    with pytest.raises(LeaseLost, match="mesh: is closed"):
+        events.check(("b",), 7)
+    assert events.why_unled == "mesh: is closed"
+    for _ in range(3):
+        events.check((), 7)
+    assert events.take_end_of_lease(7)
+    taken = events.take()
+    assert taken[0] == Lost("c", "gone"), "and what was heard before"
+    assert is_end_of_lease(taken[-1], 7)
 
 
 def test_names_are_known_of_devices_that_have_gone_and_nothing_else() -> None:

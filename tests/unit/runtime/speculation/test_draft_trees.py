@@ -10,7 +10,7 @@ import pytest
 
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.runtime.speculation.draft_trees import CHOICES, TIMED_EVERY, DraftTrees
-from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, WantedGuesses
+from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Pace, WantedGuesses
 
 VOCABULARY, BEAM = 50, 8
 BASE_S, PATH_S = 0.04, 0.01
@@ -32,14 +32,15 @@ class Slow:
     def branch(self, sequence: int, branches: Sequence[int]) -> None:
         assert sequence not in branches
 
-    def grown(self, tokens_per_s: float, *, can_branch: bool = True, n_trees: int = 2) -> Guesses:
+    def grown(self, tokens_per_s: float, guess_s: float = 0.0, *, can_branch: bool = True, n_trees: int = 2) -> Guesses:
         """Return the last of some trees: what a level takes is known by then."""
+        pace = Pace(tokens_per_s, guess_s)
         trees = DraftTrees(
             cast("Any", self), range(1, 2 * BEAM) if can_branch else (), BEAM, VOCABULARY, lambda: self.now
         )
         for _ in range(n_trees):
             self.widths.clear()
-            found = trees.grow({0: 3}, self.row[None], 1000, WantedGuesses(16, 48, believed(), tokens_per_s))
+            found = trees.grow({0: 3}, self.row[None], 1000, WantedGuesses(16, 48, believed(), pace))
         return found
 
 
@@ -91,6 +92,15 @@ def test_the_faster_the_text_comes_the_less_is_guessed() -> None:
     assert len(found) == CHOICES, "what the text's own logits say costs nothing"
 
 
+def test_the_longer_a_guess_makes_the_pass_the_less_is_guessed() -> None:
+    decoder, n_followed = Slow([0.7, 0.2, 0.05]), list[int]()
+    for guess_s in (0.0, 0.05, 0.1, 0.2):
+        decoder.grown(2.0, guess_s)
+        n_followed.append(sum(decoder.widths))
+    assert n_followed == sorted(n_followed, reverse=True)
+    assert len(set(n_followed)) > 2
+
+
 def test_before_a_level_was_timed_all_are_followed_up() -> None:
     decoder = Slow([0.5, 0.3, 0.1])
     decoder.grown(1000.0, n_trees=1)
@@ -102,7 +112,7 @@ def test_levels_that_took_too_long_are_timed_again_some_time() -> None:
     """As after a first tree beside another program at work."""
     decoder = Slow([0.95, 0.02, 0.01])
     trees = DraftTrees(cast("Any", decoder), range(1, 2 * BEAM), BEAM, VOCABULARY, lambda: decoder.now * slowness)
-    wanted, lengths, slowness = WantedGuesses(16, 48, believed(), 2.0), {0: 3}, 100.0
+    wanted, lengths, slowness = WantedGuesses(16, 48, believed(), Pace(2.0)), {0: 3}, 100.0
     trees.grow(lengths, decoder.row[None], 1000, wanted)
     assert max(map(len, trees.grow(lengths, decoder.row[None], 1000, wanted))) == 2, "nothing is followed up"
     decoder.now, slowness = decoder.now * 100.0, 1.0

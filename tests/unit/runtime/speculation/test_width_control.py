@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_run.partition.width_costs import WidthCosts
+from edge_run.runtime.speculation.drafting import Pace
 from edge_run.runtime.speculation.width_control import (
     LEAST_GAIN,
     PLAIN_EVERY,
@@ -158,12 +159,47 @@ def test_a_trial_that_reads_texts_is_not_made_again_soon() -> None:
     assert control.wants_guesses(hoped(8)), "others are tried at once"
 
 
+def test_what_a_trial_took_counts_though_it_read_a_text() -> None:
+    """Else the first guesses of many texts cost nothing, and are all verified."""
+    control = controlled(resident, (8, 64))
+    assert control.wants_guesses(hoped(8))
+    control.observe_drafting(0.8, has_read=True)
+    assert control.best([(8, 8.0), (12, 18.0)]) == 0
+    assert not control.is_on
+    sure = controlled(resident, (8, 64))
+    assert sure.wants_guesses(hoped(8))
+    sure.best([(8, 8.0), (12, 18.0)])
+    assert sure.is_on
+
+
+def test_guesses_of_several_texts_must_gain_more_than_those_of_one() -> None:
+    """Texts that are easy to guess end before others, which are slow without them."""
+    several, one = controlled(resident, (8, 64)), controlled(resident, (1, 64))
+    for control, n_texts in ((several, 8), (one, 1)):
+        control.wants_guesses(hoped(n_texts))
+        for _ in range(20):
+            width = n_texts + 4
+            gain = 1.1 * resident(width)[0] / resident(n_texts)[0]
+            control.best([(n_texts, n_texts), (width, gain * n_texts)])
+    assert not several.is_on
+    assert one.is_on
+
+
+def test_what_a_guess_adds_to_a_pass_is_known_from_wider_ones() -> None:
+    control = controlled(resident, (8, 24))
+    control.wants_guesses(hoped(8))
+    assert control.pace.guess_s == pytest.approx(0.1)
+    beside_reading = controlled(streamed, (8, 24))
+    beside_reading.wants_guesses(hoped(8))
+    assert beside_reading.pace.guess_s == pytest.approx(0.0, abs=0.02)
+
+
 def test_guesses_of_several_texts_are_verified_when_trials_have_gained() -> None:
     control = controlled(resident, (8, 64))
     chosen = []
     for _ in range(4):
         assert control.wants_guesses(hoped(8))
-        chosen.append(control.best([(8, 8.0), (12, 11.9)]))
+        chosen.append(control.best([(8, 8.0), (12, 15.0)]))
     assert chosen == [0, 0, 0, 1], "two trials, and a plain pass that is due"
 
 
@@ -191,10 +227,10 @@ def test_worthless_guesses_take_little_time_however_the_number_of_texts_changes(
 def test_how_fast_text_comes_is_known_from_the_first_pass() -> None:
     control = WidthControl(WidthCosts(), 64)
     control.wants_guesses(hoped(8))
-    assert control.tokens_per_s == 0
+    assert control.pace == Pace()
     control.observe_pass(8, *streamed(8))
     control.wants_guesses(hoped(8))
-    assert control.tokens_per_s == pytest.approx(2.0, rel=0.01)
+    assert control.pace == Pace(pytest.approx(2.0, rel=0.01), 0.0)
 
 
 def test_while_off_guesses_are_made_for_a_hundredth_of_the_time() -> None:
