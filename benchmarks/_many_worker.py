@@ -59,8 +59,9 @@ class ModelledTime:
             self.pass_s += wall_s
             observe(costs, width, wall_s, wall_s - compute_s, read_s, read_bytes)
 
-        def noted_drafting(control: WidthControl, seconds: float, *, has_read: bool = False) -> None:
-            observe_drafting(control, self._drafting_s(), has_read=has_read)
+        def noted_drafting(control: WidthControl, seconds: float, *, once_s: float = 0.0) -> None:
+            modelled_s = self._drafting_s()
+            observe_drafting(control, modelled_s, once_s=modelled_s if once_s else 0.0)
 
         def guessed(drafters: SharedDrafters, *arguments: Any, **options: Any) -> Guesses:
             self._drafting_s()  # what was not noted, as the reading of prompts, is no part of it

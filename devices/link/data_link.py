@@ -71,9 +71,13 @@ class DataLink:
         """Hand a message to `node`, as base.mesh.Link says."""
         check_sizes([part.nbytes for part in parts])
         deadline_s = time.monotonic() + timeout_s
-        self._connection(node, deadline_s).send(
-            FrameKind.BULK if is_bulk else FrameKind.DATA, header, parts, deadline_s
-        )
+        kind = FrameKind.BULK if is_bulk else FrameKind.DATA
+        try:
+            self._connection(node, deadline_s).send(kind, header, parts, deadline_s)
+        except DeviceLost:
+            if self._service.is_closed:  # which is nobody's fault but this device's
+                raise MeshError("data link: is closed") from None
+            raise
 
     def send_control_soon(self, node: str, topic: str, payload: bytes) -> None:
         """Have a signed control message sent, for when the broker is away; it is lost where nothing connects."""

@@ -17,7 +17,7 @@ from edge_run.base.mesh import MOST_PART_BYTES, Document
 from edge_run.base.strict_json import parse
 
 VERSION = 2
-MOST_FRAME_BYTES = 128 << 10  # a second on a link of 1 Mbit/s
+MOST_FRAME_BYTES = 128 << 10  # half a second on a link of 2 Mbit/s
 MOST_HEADER_BYTES = 64 << 10
 MOST_PARTS = 64
 _HEAD = struct.Struct("<2sBBQQB")

@@ -47,19 +47,22 @@ class Abreast:
     def tokens_per_s(self, number: int) -> float:
         """Return the tokens a second of `number` answers at once, half of whose text is there."""
         plan, position = self._plan, min(self._request_tokens, self._plan.context_tokens // number) // 2
-        displaced = self._displaced_bytes(number * position) + (number - self._planned) * self._vocabulary * LOGIT_BYTES
+        logits = (number - self._planned) * self._vocabulary * LOGIT_BYTES
+        more = read_bytes_at(plan, number * position) - plan.streamed_bytes_per_pass
         if plan.mode != "resident":
             hoped = self._hoped_bytes if number == 1 else 0
-            streamed = max(0, plan.streamed_bytes_per_pass + displaced - hoped)
+            streamed = max(0, plan.streamed_bytes_per_pass + max(0, more) + logits - hoped)
             plan = replace(
                 plan,
                 streamed_bytes_per_pass=streamed,
                 # As much is lent as beside single tokens. Of a mixture, passes of several say what experts they read.
                 streamed_bytes_per_batch=plan.streamed_bytes_per_batch if plan.expert_bytes else streamed,
-                expert_bytes=max(0, plan.expert_bytes - displaced) if plan.expert_bytes else 0,
+                expert_bytes=max(0, plan.expert_bytes - logits - self._displaced_bytes(number * position)),
             )
         return number / self._pass_s(plan, number, position)
 
     def _displaced_bytes(self, tokens: int) -> int:
-        """Return the weights that give way to the keys and values of so many tokens, and what of these is read."""
-        return max(0, read_bytes_at(self._plan, tokens) - self._plan.streamed_bytes_per_pass)
+        """Return the experts that give way to the keys and values of so many tokens; where other weights do, none."""
+        if not self._plan.expert_bytes or self._plan.streamed_bytes_per_batch:
+            return 0
+        return max(0, read_bytes_at(self._plan, tokens, of_weights=True) - self._plan.streamed_bytes_per_pass)

@@ -13,13 +13,14 @@ READ_BYTES_PER_S, COMPUTED_BYTES_PER_S = 1e9, 20e9  # of a device that was not m
 HOPE = 4.0  # the power of the share without room, which a token misses of its experts if it chooses them unevenly
 
 
-def read_bytes_at(plan: Plan, tokens: int) -> int:
+def read_bytes_at(plan: Plan, tokens: int, *, of_weights: bool = False) -> int:
     """Return what a pass of one token reads when the context has `tokens` tokens, keys and values too.
 
-    Between two points of `plan.by_context` it is in proportion, and after the last one as there.
+    of_weights: without these. Between two points of `plan.by_context` it is in proportion, after the last one as there.
     """
     points = [(0, plan.streamed_bytes_per_pass)]
-    points += [(one.tokens, one.streamed_bytes_per_pass + one.kv_bytes_per_pass) for one in plan.by_context]
+    for one in plan.by_context:
+        points.append((one.tokens, one.streamed_bytes_per_pass + (0 if of_weights else one.kv_bytes_per_pass)))
     for (low, less), (high, more) in itertools.pairwise(points):
         if low <= tokens < high:
             return less + (more - less) * (tokens - low) // (high - low)

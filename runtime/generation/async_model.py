@@ -24,6 +24,8 @@ from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.request import Message, Request, Turn, chat_request, text_request
 from edge_run.runtime.generation.shared_passes import SharedPasses
 from edge_run.runtime.processes.async_owner import AsyncOwner
+from edge_run.runtime.processes.fair_room import FairRoom
+from edge_run.runtime.scheduling.shares import AGING_S
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,10 +62,11 @@ class TurnOptions(ChatOptions, _Turns, total=False):
 class AsyncModel(AsyncOwner[Model]):
     """A model shared by tasks. An async context manager: `async with AsyncModel(path) as model`.
 
-    Answers share passes where the model was opened for several (`sequences`); else they run one after the other, first
-    come first served. Cancelling a task, or leaving the loop over its pieces, ends its answer: at the next node of the
-    pass where it is alone, else after the pass, which goes on for the others. Of answers with a grammar or schema a few
-    more are begun than share passes, and the next one when one of them has ended: iterate over each in its own task.
+    Answers share passes where the model was opened for several (`sequences`); else they run one after the other: those
+    of several keys (`Turn`) in turns, those of one key first come first served. Cancelling a task, or leaving the loop
+    over its pieces, ends its answer: at the next node of the pass where it is alone, else after the pass, which goes on
+    for the others. Of answers with a grammar or schema a few more are begun than share passes, and the next one when
+    one of them has ended: iterate over each in its own task.
     """
 
     def __init__(self, path: str | Path, **options: Unpack[OpeningOptions]) -> None:
@@ -76,7 +79,7 @@ class AsyncModel(AsyncOwner[Model]):
         given = options.get("interrupt") or getattr(options.get("mesh"), "interrupt", None)
         super().__init__(open_model, "AsyncModel(path)", given)
         # No lock: a generator that was left half way is closed by another task than the one that holds the turn.
-        self._turn = anyio.Semaphore(1, max_value=1)
+        self._turns = FairRoom(1, AGING_S)
         self._holder: int | None = None  # the task that was last given a piece by who holds it
         self._passes: SharedPasses | None = None
 
@@ -145,7 +148,7 @@ class AsyncModel(AsyncOwner[Model]):
 
         What is wrong with the arguments is raised at once, other errors with the first piece: of those, where answers
         run one after the other, ConfigError for a task that has an answer open, which it would wait for itself to end.
-        priority, key, deadline_s, salt: as of `Turn`; the first two matter where answers share passes.
+        priority, key, deadline_s, salt: as of `Turn`.
         """
         turn = Turn(priority, key, deadline_s, salt)
         return self._stream(text_request(prompt, turn=turn, **options))
@@ -185,7 +188,7 @@ class AsyncModel(AsyncOwner[Model]):
     ) -> Embeddings:
         """Return the vectors of texts, when it is the task's turn; arguments and errors as for `Model.embed`."""
         model = self._opened
-        async with self._own_turn():
+        async with self._own_turn(Turn()):
             return await self._thread.run(
                 partial(model.embed, texts, normalize=normalize, truncate=truncate, on_text=on_text), model.cancel
             )
@@ -206,7 +209,7 @@ class AsyncModel(AsyncOwner[Model]):
         """Answer when it is the task's turn; the wait for that counts towards its deadline."""
         model, asked_s = self._opened, time.monotonic()
         compute = partial(self._thread.run, on_cancel=model.cancel)
-        async with self._own_turn():
+        async with self._own_turn(request.turn):
             stream = await compute(partial(model._start, request.after(time.monotonic() - asked_s)))
             try:
                 while (piece := await compute(partial(next, stream, None))) is not None:
@@ -217,8 +220,11 @@ class AsyncModel(AsyncOwner[Model]):
                 await self._thread.run(stream.close, is_owed=True)
 
     @asynccontextmanager
-    async def _own_turn(self) -> AsyncGenerator[None, None]:
-        """Wait for the task's turn. Raises ConfigError where this very task has it, and would wait for ever."""
+    async def _own_turn(self, turn: Turn) -> AsyncGenerator[None, None]:
+        """Wait for the task's turn; `turn` says whose it is.
+
+        Raises ConfigError where this very task has one, and would wait for ever.
+        """
         task = anyio.get_current_task().id
         for _ in range(_LOOKS):  # a generator that nobody names any more is closed by the event loop, in a moment
             if self._holder != task:
@@ -229,7 +235,7 @@ class AsyncModel(AsyncOwner[Model]):
                 "AsyncModel: this task has an answer open already, and answers run one after the other; read it to its "
                 "end, close it with aclose(), or open the model for several (sequences=2)"
             )
-        async with self._turn:
+        async with self._turns.held(turn.key, priority=turn.priority):
             self._holder = task
             try:
                 yield

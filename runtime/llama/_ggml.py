@@ -624,13 +624,20 @@ def _tell(listeners: Iterable[tuple[int, Callable[[_Said], None]]], said: _Said)
 
 
 class _Log:
-    """llama.cpp has one log for the whole process. Its lines go to our logger, and to listeners of the same thread."""
+    """llama.cpp has one log for the whole process. Its lines go to our logger, and to listeners of the same thread.
+
+    While nobody listens, they go to a function of C: readers that repack make thousands a second, and each would wait
+    for the interpreter.
+    """
 
     def __init__(self) -> None:
         self._listeners: list[tuple[int, Callable[[str], None]]] = []
         self._overhearers: list[tuple[int, Callable[[bytes], None]]] = []
         self._changing = threading.Lock()  # lists are replaced: another thread may be telling those of the old one
         self._callback = L.llama_log_callback(self._on_line)
+        self._deaf = ctypes.cast(
+            ctypes.CDLL(None).abs, L.llama_log_callback
+        )  # which looks at the level, and does nothing
         self._failure: BaseException | None = None
 
     def _on_line(self, level: int, text: bytes, _: Any) -> None:
@@ -660,15 +667,17 @@ class _Log:
     @contextlib.contextmanager
     def listening(self, listener: Callable[[str], None]) -> Iterator[None]:
         """Pass this thread's lines to `listener`, which must be quick and must not raise."""
-        L.llama_log_set(self._callback, None)  # every time: others in this process may have set theirs
         entry = threading.get_ident(), listener
         with self._changing:
             self._listeners = [*self._listeners, entry]
+            L.llama_log_set(self._callback, None)  # every time: others in this process may have set theirs
         try:
             yield
         finally:
             with self._changing:
                 self._listeners = [one for one in self._listeners if one is not entry]
+                if not (self._listeners or logger.isEnabledFor(logging.DEBUG)):
+                    L.llama_log_set(self._deaf, None)
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure

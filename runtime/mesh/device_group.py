@@ -110,6 +110,7 @@ class DeviceGroup:
         token_s: what a token took lately, 0 where that is not known.
         is_again: as of `command_header`.
         """
+        self._latest = command.batch if isinstance(command, Decode) else ()
         self.tell(command, is_again=is_again)
         n_tokens = len(command.batch) if isinstance(command, Decode) else 0
         deadline_s = self._deadline_s(n_tokens, token_s) if n_tokens and self.others else None
@@ -119,7 +120,6 @@ class DeviceGroup:
         if not isinstance(command, Decode):
             carry_out(self._engine, command)
             return None
-        self._latest = command.batch
         with self._reading():
             rows = self._engine.decoder.decode(command.batch)
         self._transport.finish()
@@ -128,10 +128,10 @@ class DeviceGroup:
 
     def begin(self, command: Decode, *, is_again: bool = False) -> None:
         """Have all devices carry out `command`, but its tail, which `finish` computes; only where that `is_split`."""
+        self._latest = command.batch
         self.tell(command, is_again=is_again)
         self._transport.expect(self.number, oldest=self._oldest)
         self._transport.hear()
-        self._latest = command.batch
         self._engine.decoder.follow(command.batch)
         self._transport.finish()
         self._in_flight.append((self.number, command))

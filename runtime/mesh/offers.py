@@ -93,12 +93,15 @@ def most_waiting_bytes(engine: SliceEngine) -> int:
 
 
 def check_width(engine: SliceEngine) -> None:
-    """Raise ConfigError where the activation of the widest pass is more than a message may carry."""
+    """Raise ConfigError where the activation of the widest pass may be more than a part of a message carries.
+
+    All that is handed over counts as one part, which it is in nearly all models.
+    """
     token_bytes = max(unit.entry_bytes for unit in engine.layout.units)
     if engine.width * token_bytes > MOST_PART_BYTES:
         raise ConfigError(
             f"mesh: a pass of {engine.width:,} tokens hands over {format_size(engine.width * token_bytes)}, and a "
-            f"message has at most {format_size(MOST_PART_BYTES)}; -ub {MOST_PART_BYTES // token_bytes} or less"
+            f"part of a message has at most {format_size(MOST_PART_BYTES)}; -ub {MOST_PART_BYTES // token_bytes}"
         )
 
 

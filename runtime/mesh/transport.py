@@ -200,13 +200,13 @@ class LinkTransport:
 
     def _next(self, timeout_s: float) -> Message | None:
         """Return the next message, None when none came in time. Raises DeviceLost for a device of this run."""
-        try:
-            with _checked(self._check):
+        with _checked(self._check):
+            try:
                 return self._link.receive(timeout_s=timeout_s)
-        except DeviceLost as error:
-            if error.node in self._owners:
-                raise
-            return None  # of an earlier plan, whose loss is known
+            except DeviceLost as error:
+                if error.node in self._owners:
+                    raise
+                return None  # of an earlier plan, whose loss is known
 
     def _leave(self) -> None:
         """This device was at work up to now."""

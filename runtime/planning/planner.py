@@ -244,6 +244,7 @@ class Planner:
         load_s = self.known.load_s + len(self.known.graph) * OPENING_S_PER_NODE + fresh_bytes / CLEARED_BYTES_PER_S
         times, answering = self.times(plan, profile), self._times_at(plan, prompt_tokens, profile)
         expected = forecast(times, answering, prompt_tokens, self.known.micro_batch_tokens, load_s)
+        expected = replace(expected, read_bytes_per_token=read_bytes_at(plan, prompt_tokens))
         if self.config.embeddings:  # no token is made
             return replace(plan, forecast=replace(expected, decode_tokens_per_s=0.0))
         points = tuple(self._timed_point(plan, point, profile) for point in plan.by_context)

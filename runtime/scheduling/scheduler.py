@@ -15,16 +15,20 @@ Whose turn it is says `shares.py`.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edge_run.base.protocols import Clock
+from edge_run.runtime.decoding.common import n_common
 from edge_run.runtime.scheduling.sequences import Beginning, SequencePool
 from edge_run.runtime.scheduling.shares import Shares
 from edge_run.runtime.scheduling.widths import PassWidths
 
 GROWTH_TOKENS = 16  # for which a request that is admitted must have room, and those before it
+LEAST_AWAITED = 64  # tokens that another request reads now, for which one waits to share them
+MOST_TRIED = 8  # requests, of which the first may be waiting for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +185,13 @@ class Scheduler:
         if not self.n_waiting or not self._pool.has_free_sequence:
             return None
         now_s = self._clock()
-        request = min(self._next_ones(), key=lambda request: self._rank(request, now_s))
-        placed = self._pool.plan(request.tokens, request.salt)
+        for request in heapq.nsmallest(MOST_TRIED, self._next_ones(), key=lambda one: self._rank(one, now_s)):
+            placed = self._pool.plan(request.tokens, request.salt)
+            if not self._is_being_read(request, placed.n_tokens):
+                return self._admit(request, placed, now_s)
+        return None
+
+    def _admit(self, request: _Request, placed: Beginning, now_s: float) -> Beginning | None:
         needed = len(request.tokens) - placed.n_tokens + GROWTH_TOKENS * (self.n_running + 1)
         if self.n_running and self._pool.room_beside(placed) < needed:
             return None
@@ -301,6 +310,16 @@ class Scheduler:
         waiting = [request for request in self._requests.values() if request.sequence is None]
         highest = max(request.priority for request in waiting)
         return [request for request in waiting if request.last_pass and request.priority == highest] or waiting
+
+    def _is_being_read(self, request: _Request, n_held: int) -> bool:
+        """Whether another request is reading much of what `request` would read itself: in a moment they share it."""
+        least = n_held + max(LEAST_AWAITED, (len(request.tokens) - n_held) // 2)
+        return self._pool.shares_beginnings and any(
+            other.salt == request.salt
+            and other.n_held < min(least, other.n_prompt)
+            and n_common(other.tokens[: other.n_prompt], request.tokens) >= least
+            for other in self._running
+        )
 
     def _rank(self, request: _Request, now_s: float) -> tuple[float, int, int, int]:
         return (*self._shares.rank(request.key, request.priority, request.arrived_s, now_s), request.number)

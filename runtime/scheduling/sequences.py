@@ -73,6 +73,11 @@ class SequencePool:
         return len(self._uses)
 
     @property
+    def shares_beginnings(self) -> bool:
+        """Whether requests that begin alike and go on differently may share what is alike while both run."""
+        return self._can_share and self._can_rewind
+
+    @property
     def has_free_sequence(self) -> bool:
         """Whether another request could have a sequence."""
         return any(held.user is None for held in self._held)

@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from edge_run.base.results import Forecast, Plan
 from edge_run.devices.host.memory import process_memory
-from edge_run.runtime.forecasting.pass_bytes import read_bytes_at
 from edge_run.runtime.server.answers import json_response
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
@@ -115,4 +114,4 @@ def _drive_limit(plan: Plan, forecast: Forecast | None) -> float:
     """Return what the drive was measured to read in a second; 0 where that is not known, or nothing streams."""
     if forecast is None or not forecast.read_s_per_token:
         return 0.0
-    return read_bytes_at(plan, forecast.prompt_tokens) / forecast.read_s_per_token
+    return forecast.read_bytes_per_token / forecast.read_s_per_token

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from edge_run.base.closing import Closing
@@ -23,7 +24,7 @@ from edge_run.runtime.decoding.short_pass import map_short_pass
 from edge_run.runtime.decoding.twin_context import sparse_cells
 from edge_run.runtime.decoding.warm_up import usual_passes, warm_up
 from edge_run.runtime.gpu.offload import Offload
-from edge_run.runtime.inspection.draft_file import BEAM, MICRO_BATCH_TOKENS, DraftFile
+from edge_run.runtime.inspection.draft_file import BEAM, MICRO_BATCH_TOKENS, MOST_DEPTH, DraftFile
 from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.speculation.draft_texts import DraftTexts
@@ -41,6 +42,7 @@ class DraftModel(Closing):
     held_bytes: what it will take, with the keys and values of the longest text.
     context_tokens: the longest text that it can follow.
     most_texts: as many texts can be followed at once.
+    once_s: of the latest guesses, the seconds that others do not take: texts were read, or weights that had left.
     weights: which may leave until something is to be guessed; None on a GPU.
     cells: its keys and values, whose memory is taken as they are written; None where it is taken at once.
     make_room: is told how many tokens stay in the cache, and how many may be in it from now on; returns whether there
@@ -103,7 +105,7 @@ class DraftModel(Closing):
             stack.callback(self._decoder.close)
             self._decoder.decode([BatchToken(0, 0, 0, True)])
             self._decoder.rewind(0, 0)
-            self.most_texts = file.most_texts
+            self.most_texts, self.once_s = file.most_texts, 0.0
             self._texts = DraftTexts(self._decoder, file.most_texts, self.context_tokens)
             branches = range(file.most_texts, file.config.sequences) if self._decoder.capabilities.can_branch else ()
             self._trees = DraftTrees(self._decoder, branches, BEAM, self.model.vocabulary)
@@ -151,7 +153,7 @@ class DraftModel(Closing):
         The passes for them are shared. Numbers are below `most_texts`; a text that has the number of an earlier one
         goes on where that one was alike. There is none of a text that has no room. Raises Cancelled.
         """
-        ours = self._ours(texts)
+        ours, self.once_s = self._ours(texts), 0.0
         with self._hearing():
             if not (followed := self._prepare(ours, wanted.most_depth)):
                 return {}
@@ -164,11 +166,6 @@ class DraftModel(Closing):
     def belong(self, number: int, salt: str) -> None:
         """Have a number serve texts of `salt` from now on; what was read for others does not. Between passes only."""
         self._texts.belong(number, salt)
-
-    @property
-    def n_read(self) -> int:
-        """The tokens of texts that were read for the latest guesses."""
-        return self._texts.n_read
 
     def n_unread(self, number: int, text: Sequence[int]) -> int:
         """Return how many tokens of a text would have to be read before anything of it is guessed."""
@@ -204,12 +201,17 @@ class DraftModel(Closing):
         room = self._texts.follow(texts, (most_depth - 1) * (BEAM if self._trees.branches else len(texts)))
         if not (room.texts and self.make_room(room.kept_cells, room.most_cells)):
             return ()
-        if self.weights:
+        if self.weights and self.weights.have_left:
+            started = time.monotonic()
             self.weights.come_back()
+            self.once_s += time.monotonic() - started
         return room.texts
 
     def _grow(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
+        started = time.monotonic()
         rows = self._texts.read(texts)
+        if self._texts.n_read > (MOST_DEPTH + 1) * len(texts):  # more than came with a pass
+            self.once_s += time.monotonic() - started
         lengths = {number: len(text) for number, text in texts.items()}
         n_cells = self._texts.most_cells - self._texts.n_held
         guesses = self._trees.grow(lengths, rows, n_cells, wanted)

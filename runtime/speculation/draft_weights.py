@@ -46,6 +46,11 @@ class DraftWeights:
         self._places = sorted(places.items(), key=lambda item: (item[1].shard, item[1].offset))
         self.size_bytes = sum(tensor.size_bytes for tensor in places.values())
 
+    @property
+    def have_left(self) -> bool:
+        """Whether they have to be read before anything is computed with them."""
+        return not self._are_here
+
     def leave(self) -> None:
         """Free their memory, if there is a use for it. Idempotent."""
         if self._are_here and self.on_leave:

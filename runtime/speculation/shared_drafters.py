@@ -7,11 +7,13 @@ does for a conversation (`overlap.py`).
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from edge_run.base.protocols import Clock
 from edge_run.base.results import TuningDecision
 from edge_run.runtime.inspection.draft_file import MOST_DEPTH
 from edge_run.runtime.speculation.draft_model import DraftModel
@@ -59,11 +61,11 @@ class SharedDrafters:
     """The drafters of requests, which go by their numbers. Not thread-safe.
 
     acceptance: how often guesses came true so far.
-    has_read: whether a text was read for the latest guesses, more of it than came with the passes before.
+    once_s: of the latest guesses, the seconds that others do not take: texts were read first.
     """
 
-    def __init__(self, draft: DraftModel | None, *, uses_lookup: bool) -> None:
-        self.acceptance, self.has_read = Acceptance(), False
+    def __init__(self, draft: DraftModel | None, *, uses_lookup: bool, clock: Clock = time.monotonic) -> None:
+        self.acceptance, self.once_s, self._clock = Acceptance(), 0.0, clock
         self._draft, self._uses_lookup = draft, uses_lookup
         self._one_text = _OneText(draft) if draft else None
         self._overlap = Overlap(self._one_text) if self._one_text else None
@@ -84,20 +86,21 @@ class SharedDrafters:
         most_guesses and pace: see `WantedGuesses`, of all texts together.
         is_trial: they are only held against what comes, so that nothing long is read for them.
         """
-        self.has_read, depth = False, min(MOST_DEPTH, max(text.most_depth for text in texts.values()))
+        self.once_s, depth = 0.0, min(MOST_DEPTH, max(text.most_depth for text in texts.values()))
         if depth < 1:
             return {}
         several, wanted = list[Guesses](), WantedGuesses(depth, most_guesses, self.acceptance, pace)
         able = self._able(texts)
         followed = self._cheap(texts, able) if is_trial else able
         looked_up = [number for number, text in texts.items() if self._uses_lookup and text.most_depth > 0]
-        self.has_read = not self._lookups.keys() >= set(looked_up)
         if self._draft and followed:
             several.append(self._drafted(texts, followed, wanted))
-            self.has_read |= self._draft.n_read > (MOST_DEPTH + 1) * len(followed)
+            self.once_s += self._draft.once_s
         for number in looked_up:
-            lookup, text = self._lookups.setdefault(number, Lookup()), texts[number]
+            is_read, started, text = number in self._lookups, self._clock(), texts[number]
+            lookup = self._lookups.setdefault(number, Lookup())
             found = lookup.draft(text.tokens, replace(wanted, most_depth=min(depth, text.most_depth)))
+            self.once_s += 0.0 if is_read else self._clock() - started
             several.append({(number, *path): guess for path, guess in found.items()})
         return {path: guess for path, guess in merged(several).items() if len(path) - 1 <= texts[path[0]].most_depth}
 

@@ -225,7 +225,7 @@ class SharedGuesses:
         """Note what guesses took; where there was none to be made, that says nothing of others."""
         self._guessed_s = seconds
         if has_guesses:
-            self._control.observe_drafting(seconds, has_read=self._drafters.has_read)
+            self._control.observe_drafting(seconds, once_s=self._drafters.once_s)
         for number in texts:
             self._guessed[number].tally.drafted(seconds)
 

@@ -71,7 +71,7 @@ class WidthControl:
 
     def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float = LEAST_GAIN) -> None:
         self._costs, self.most_tokens, self._least_gain = costs, most_tokens, least_gain
-        self._draft_s = self._reading_trial_s = 0.0
+        self._draft_s = self._once_s = 0.0
         self._usual, self._of_texts = _Usual(), dict[int, _Usual]()  # now; by how many texts there are, roughly
         self.is_on = self._is_new = True
         self._plain: Offer = ONE_TEXT[0]
@@ -107,7 +107,7 @@ class WidthControl:
         if not self.is_on:
             pass_s = max(1e-9, self._costs.pass_s(width))
             # who has rested reads what it needs, and the model what it lent
-            trial_s = max(self._draft_s, self._reading_trial_s) + 2 * self.rested_share * pass_s * self._is_resting
+            trial_s = self._draft_s + self._once_s + 2 * self.rested_share * pass_s * self._is_resting
             if self._since_draft < trial_s / (TRIAL_SHARE * pass_s):
                 if self._n_off > REST_AFTER:
                     self.rest()
@@ -134,11 +134,11 @@ class WidthControl:
             self.is_on = was_worth_it
         self._usual, self._is_new = usual, False
 
-    def observe_drafting(self, seconds: float, *, has_read: bool = False) -> None:
-        """Note what making guesses took. has_read: a text was read first, which it is once."""
-        self._reading_trial_s = seconds * (has_read and not self.is_on)  # the next trial may read others
-        if not has_read:
-            self._draft_s += (seconds - self._draft_s) * (0.25 if self._draft_s else 1.0)
+    def observe_drafting(self, seconds: float, *, once_s: float = 0.0) -> None:
+        """Note what making guesses took. once_s: of that, what the next ones will not take, as to read a text."""
+        self._once_s = once_s * (not self.is_on)  # the next trial may read others
+        if seconds > once_s:
+            self._draft_s += (seconds - once_s - self._draft_s) * (0.25 if self._draft_s else 1.0)
 
     @property
     def pace(self) -> Pace:
@@ -191,9 +191,9 @@ class WidthControl:
     def _over_plain(self, offers: Sequence[Offer]) -> dict[int, tuple[float, float]]:
         """Return the tokens and seconds of those of `offers` that may be tried, in those of the plain one."""
         plain, n_plain = offers[0]
-        plain_s, draft_s = self._rested_s(plain), self._draft_s or self._reading_trial_s  # or more than it will take
+        plain_s = self._rested_s(plain)
         return {
-            n: (n_tokens / n_plain, (self._costs.pass_s(width) + draft_s) / plain_s)
+            n: (n_tokens / n_plain, (self._costs.pass_s(width) + self._draft_s) / plain_s)
             for n, (width, n_tokens) in enumerate(offers)
             if n == 0 or self._costs.is_within_reach(width)
         }

@@ -255,6 +255,23 @@ async def test_options_may_be_such_as_are_read_once(kit: Path, sequences: int) -
         assert (found.finish_reason, found.text) == ("stop", text[: text.index(text[3:5])])
 
 
+async def test_answers_one_after_the_other_are_of_several_keys_in_turns(kit: Path) -> None:
+    """Many of one key held up those of all others."""
+    order = list[str]()
+
+    async def answer(key: str, priority: int) -> None:
+        await model.complete(PROMPT, max_tokens=24, key=key, priority=priority, ignore_eos=True)
+        order.append(key)
+
+    async with AsyncModel(kit, context_tokens=256, threads=1) as model, anyio.create_task_group() as group:
+        for key, priority in (*5 * [("many", 0)], ("one", 0), ("first", 1)):
+            group.start_soon(answer, key, priority)
+            await anyio.sleep(0)  # it takes its place
+    assert order[1] == "first", order
+    assert order.index("one") <= 3
+    assert len(order) == 7
+
+
 async def test_an_interrupt_of_the_caller_serves_several_openings(kit: Path) -> None:
     """The second one raised Cancelled."""
     model = AsyncModel(kit, context_tokens=256, threads=1, interrupt=Interrupt())

@@ -233,8 +233,9 @@ def test_what_cannot_be_sent_is_said_before() -> None:
             a.send("b", {"x": float("nan")}, timeout_s=1)
         a.send("b", {}, timeout_s=5)
         get(b)
-    with pytest.raises(MeshError, match="closed"):
+    with pytest.raises(MeshError, match="closed") as caught:
         a.send("b", {}, timeout_s=1)
+    assert not isinstance(caught.value, DeviceLost), "nobody else is to blame"
     with pytest.raises(MeshError, match="closed"):
         a.receive(timeout_s=1)
 

@@ -46,7 +46,7 @@ class AnyWidth(WidthControl):
 class Guesser:
     """Guesses for several texts at random, often what comes."""
 
-    most_texts, n_read = N_TEXTS, 1
+    most_texts, once_s = N_TEXTS, 0.0
 
     def __init__(self, chance: random.Random, texts: Sequence[list[int]]) -> None:
         self._chance, self._texts = chance, texts

@@ -67,8 +67,8 @@ class AnyWidth(WidthControl):
         self._chance = chance
         self.draft_s: list[float] = []
 
-    def observe_drafting(self, seconds: float, *, has_read: bool = False) -> None:
-        self.draft_s += [seconds] * (not has_read)
+    def observe_drafting(self, seconds: float, *, once_s: float = 0.0) -> None:
+        self.draft_s += [seconds] * (not once_s)
 
     def wants_guesses(self, hoped: Sequence[Offer] = ONE_TEXT) -> bool:
         return self._chance.random() < 0.9

@@ -112,7 +112,7 @@ class ChatRequest(SamplingFields, kw_only=True):
 
     def variables(self) -> dict[str, Any]:
         """Return what the template is told besides the messages. Raises Refusal for what no template is told."""
-        told = dict(self.chat_template_kwargs or {})
+        told = {name: value for name, value in (self.chat_template_kwargs or {}).items() if value is not None}
         for name, value in told.items():
             kind = TEMPLATE_VARIABLES.get(name)
             place = f"chat_template_kwargs.{name[:40]}"

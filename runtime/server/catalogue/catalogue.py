@@ -82,6 +82,8 @@ class OpenModel:
 class Catalogue:
     """The models of a server. An async context manager; belongs to one event loop.
 
+    It is over 200 lines because whatever becomes of a model, or of its file, concerns all who use it or wait.
+
     found: what can be asked for. open_file: opens a file, in a thread, until the interrupt ends that.
     read_entries: says anew what there is, in a thread. say: told in a line what cannot be opened.
     """
@@ -241,13 +243,16 @@ class Catalogue:
         else:
             try:
                 await self._open(entry)
+                if self.open and self.open.entry not in self.known.entries:  # its file became another one meanwhile
+                    self._turns.close_when_idle()
             except Exception as error:
                 if self._opening and self._opening.is_ended:
                     return
                 known = error if isinstance(error, EdgeRunError) else KernelError(f"{entry.name}: {error!r}")
                 self._say(f"{entry.name} cannot be opened: {known}")
                 known = _without_folder(known, entry)
-                self.known.note_failure(entry.name, known)
+                if entry in self.known.entries:
+                    self.known.note_failure(entry.name, known)
                 self._turns.failed(entry.name, known)
         self._settle()
 

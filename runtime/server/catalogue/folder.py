@@ -76,10 +76,11 @@ def read_folder(folder: Path) -> ModelFolder:
         try:
             entry = read_entry(file)
         except (EdgeRunError, OSError) as error:
-            left_out.append(LeftOutFile(file.name, without_folder(str(error), file)))
+            left_out.append(LeftOutFile(as_text(file.name), without_folder(str(error), file)))
             continue
         if entry.name in entries:
-            left_out.append(LeftOutFile(file.name, f"{entries[entry.name].path.name} has this name already"))
+            other = as_text(entries[entry.name].path.name)
+            left_out.append(LeftOutFile(as_text(file.name), f"{other} has this name already"))
         else:
             entries[entry.name] = entry
     return ModelFolder(tuple(entries.values()), tuple(left_out))
@@ -87,12 +88,17 @@ def read_folder(folder: Path) -> ModelFolder:
 
 def model_name(path: Path) -> str:
     """Return what the model of a file is called: the file's name, of a split one what its files have in common."""
-    return _FIRST_SHARD.sub("", path.stem)
+    return as_text(_FIRST_SHARD.sub("", path.stem))
+
+
+def as_text(name: str) -> str:
+    """Return the name of a file, or what is said of one, as text: the system lets names hold bytes that are none."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def without_folder(message: str, path: Path) -> str:
     """Return what is said of a file, less the folder that it lies in: clients need not know it."""
-    return message.replace(f"{path.parent}{os.sep}", "")
+    return as_text(message.replace(f"{path.parent}{os.sep}", ""))
 
 
 def read_entry(path: Path) -> ModelEntry:

@@ -132,7 +132,7 @@ class Bench:
 def predictions(plan: Plan) -> dict[str, float]:
     """Return what `plan` says of the figures in COMPARED."""
     found: dict[str, float] = {
-        "bytes_per_token": plan.streamed_bytes_per_pass,
+        "bytes_per_token": plan.forecast.read_bytes_per_token if plan.forecast else plan.streamed_bytes_per_pass,
         "peak_bytes": sum(item.size_bytes for item in plan.items),
     }
     if (forecast := plan.forecast) is not None:

@@ -16,7 +16,7 @@ from edge_run.base.interrupt import go_on
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 Document: TypeAlias = Mapping[str, JsonValue]
-MOST_PART_BYTES = 64 << 20  # of a message
+MOST_PART_BYTES = 64 << 20  # of a part of a message
 
 
 class HasLeft(MeshError):

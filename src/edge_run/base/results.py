@@ -75,6 +75,7 @@ class Forecast:
     load_s: until the model is open. first_token_s: of a first prompt, which reads the model. prefill_tokens_per_s: of a
     later one. decode_tokens_per_s: after that prompt; 0 of a model for embeddings. read_s_per_token: then, too. limit:
     of decoding, `disk` or `compute`. parallel: answers at once. parallel_tokens_per_s: theirs, or 0.
+    read_bytes_per_token: as read_s_per_token, keys and values that have no room included.
     """
 
     prompt_tokens: int
@@ -87,6 +88,7 @@ class Forecast:
     limit: str
     parallel: int = 1
     parallel_tokens_per_s: float = 0.0
+    read_bytes_per_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)

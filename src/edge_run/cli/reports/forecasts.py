@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from edge_run.base.results import Forecast, Plan
 from edge_run.base.units import format_rate, format_size
 from edge_run.cli.shared.tables import align, with_reasons
-from edge_run.runtime.forecasting.pass_bytes import read_bytes_at
 
 
 def headline(plan: Plan) -> str:
@@ -32,7 +31,7 @@ def describe(plan: Plan, micro_batch_tokens: int, columns: int | None) -> str:
     passes = -(-forecast.prompt_tokens // micro_batch_tokens)
     prompt = f"a prompt of {forecast.prompt_tokens:,} tokens in {passes} pass{'es' if passes > 1 else ''}"
     if forecast.limit == "disk":
-        read = format_size(read_bytes_at(plan, forecast.prompt_tokens))
+        read = format_size(forecast.read_bytes_per_token)
         reason = (
             f"reading {read} takes {_seconds(forecast.read_s_per_token)}, "
             f"computing {_seconds(forecast.compute_s_per_token)}: the disk decides"

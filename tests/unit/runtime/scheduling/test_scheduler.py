@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_run.partition.width_costs import WidthCosts
-from edge_run.runtime.scheduling.scheduler import PassRules, PlannedPass, Scheduler
+from edge_run.runtime.scheduling.scheduler import LEAST_AWAITED, PassRules, PlannedPass, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
 from edge_run.runtime.scheduling.shares import AGING_S
 from edge_run.runtime.scheduling.widths import PART_TOKENS, PassWidths
@@ -121,6 +121,29 @@ def test_a_prompt_that_begins_alike_is_computed_from_where_they_part() -> None:
     (part,) = [part for part in planned.parts if part.request == second]
     assert part.tokens == (99,)
     assert part.start == 30
+
+
+def test_what_is_being_read_for_one_is_not_read_for_others_beside_it() -> None:
+    """As for the choices of one request, which come together."""
+    bench = Bench(n_sequences=6)
+    alike = [bench.scheduler.submit(list(range(200))) for _ in range(3)]
+    other = bench.scheduler.submit([*range(70), *range(1000, 1200)])
+    seen = dict[int, int]()
+    for _ in range(12):
+        for part in bench.step().parts:
+            seen[part.request] = seen.get(part.request, 0) + len(part.tokens)
+        assert other in bench.scheduler.running(), "what it would share is less than it has to read"
+    read = [seen[number] - (len(bench.scheduler.tokens(number)) - 200) + 1 for number in alike]
+    assert read[0] == 200
+    assert max(read[1:]) < LEAST_AWAITED
+
+
+@pytest.mark.parametrize(("salts", "is_recurrent"), [(("a", "b"), False), (("", ""), True)])
+def test_who_could_not_share_waits_for_nobody(salts: tuple[str, str], is_recurrent: bool) -> None:
+    bench = Bench(is_recurrent=is_recurrent)
+    numbered = [bench.scheduler.submit(list(range(200)), salt=salt) for salt in salts]
+    bench.step()
+    assert bench.scheduler.running() == numbered
 
 
 def test_who_was_admitted_last_waits_again_when_cells_run_out() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
+import os
 import shutil
 import sys
 import threading
@@ -14,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from starlette.requests import Request
 from starlette.types import Message
@@ -211,6 +214,41 @@ async def test_reading_again_closes_what_is_gone() -> None:
                 catalogue.asked("a")
 
 
+@pytest.mark.parametrize("opens", [True, False])
+async def test_a_file_that_became_another_one_while_it_was_opened_is_opened_anew(opens: bool) -> None:
+    files, begun, go_on = Files(), threading.Event(), threading.Event()
+    now = [ModelFolder((ModelEntry("a", Path("a.gguf"), size_bytes=1),))]
+    tries = list[int]()
+
+    def slowly(path: Path, interrupt: Interrupt | None = None) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            begun.set()
+            assert go_on.wait(10)
+            if not opens:
+                raise ModelFileError("a.gguf: it was cut short")
+        return files(path, interrupt)
+
+    async def first(catalogue: Catalogue, is_over: anyio.Event) -> None:
+        with contextlib.suppress(ModelFileError):
+            async with catalogue.hold(catalogue.asked("a")):
+                pass
+        is_over.set()
+
+    with anyio.fail_after(30):
+        found_now = opens_with(slowly)
+        async with Catalogue(now[0], found_now, lambda: now[0]) as catalogue, anyio.create_task_group() as group:
+            group.start_soon(first, catalogue, is_over := anyio.Event())
+            await anyio.to_thread.run_sync(begun.wait)
+            now[0] = ModelFolder((ModelEntry("a", Path("a.gguf"), size_bytes=2),))
+            await catalogue.read_again()
+            go_on.set()
+            await is_over.wait()
+            async with catalogue.hold(catalogue.asked("a")) as found:
+                assert found.entry.size_bytes == 2
+            assert len(tries) == 2
+
+
 async def test_any_error_while_opening_is_that_models_own() -> None:
     def opens(path: Path, interrupt: Interrupt) -> Any:
         raise ValueError if path.stem == "a" else BudgetError("the budget is too small")
@@ -316,6 +354,15 @@ def test_the_files_of_a_folder(tmp_path: Path) -> None:
     assert all(file.reason and str(tmp_path) not in file.reason for file in found.left_out)
     with pytest.raises(ConfigError, match="--models"):
         read_folder(tmp_path / "nowhere")
+
+
+def test_files_whose_names_are_no_text_have_names_that_are(tmp_path: Path) -> None:
+    shutil.copy(KIT, tmp_path / os.fsdecode(b"mod\xe9le.gguf"))
+    (tmp_path / os.fsdecode(b"emp\xffty.gguf")).touch()
+    found = read_folder(tmp_path)
+    assert [entry.name for entry in found.entries] == ["mod\ufffdle"]
+    assert msgspec.json.encode([(file.file, file.reason) for file in found.left_out])
+    assert found.left_out[0].file == "emp\ufffdty.gguf"
 
 
 def test_a_template_that_no_model_could_have_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,12 @@ def test_unknown_fields_are_ignored() -> None:
     assert chat(user="me", metadata={"a": {}}, store=False, service_tier="auto", made_up=[1]).messages[0].role == "user"
 
 
+def test_null_is_the_same_as_nothing_said_to_templates_too() -> None:
+    assert chat(chat_template_kwargs={"enable_thinking": None, "reasoning_effort": "low"}).variables() == {
+        "reasoning_effort": "low"
+    }
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ import pytest
 from edge_run.base.errors import KernelError
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.padding import LEAST_TOKENS
-from edge_run.runtime.speculation.drafting import Guess, Guesses, WantedGuesses, plan_tree
+from edge_run.runtime.speculation.drafting import Guess, Guesses, Pace, WantedGuesses, plan_tree
 from edge_run.runtime.speculation.shared_drafters import CHEAP_TRIAL_TOKENS, OpenText, SharedDrafters
 from edge_run.runtime.speculation.shared_guesses import SharedGuesses
 from edge_run.runtime.speculation.tally import SpeculationTally
@@ -21,7 +22,7 @@ from edge_run.runtime.speculation.width_control import WidthControl
 class Fixed:
     """A draft model that guesses a chain for each text, each token of which has the same chance."""
 
-    most_texts, n_read = 8, 0
+    most_texts, once_s = 8, 0.0
 
     def __init__(self, chances: Mapping[int, float]) -> None:
         self.chances = chances
@@ -102,7 +103,7 @@ def test_the_draft_model_is_told_whom_a_text_is_for_before_it_reads() -> None:
     draft = Fixed({0: 0.9, 1: 0.9})
     drafters = SharedDrafters(cast("Any", draft), uses_lookup=False)
     asked = {5: OpenText([1, 2], 0, 4, "key a"), 6: OpenText([1, 3], 1, 4, "key b")}
-    drafters.guess(asked, 4, 0.0, is_trial=True)
+    drafters.guess(asked, 4, Pace(), is_trial=True)
     assert draft.salts == {0: "key a", 1: "key b"}
 
 
@@ -168,32 +169,27 @@ def test_texts_are_read_for_a_trial_until_they_are_many_together() -> None:
     drafters = SharedDrafters(cast("Any", draft), uses_lookup=False)
     asked = {number: OpenText([1, 2], number, 4) for number in range(8)}
     draft.n_unread = lambda number, text: 24  # type: ignore[method-assign]
-    draft.n_read = 48
-    drafters.guess(asked, 16, 0.0, is_trial=True)
+    draft.once_s = 0.5
+    drafters.guess(asked, 16, Pace(), is_trial=True)
     assert draft.read == [[0, 1]]
-    assert drafters.has_read
+    assert drafters.once_s == 0.5
     draft.n_unread = lambda number, text: 1 if number < 2 else 24  # type: ignore[method-assign]
-    drafters.guess(asked, 16, 0.0, is_trial=True)
+    drafters.guess(asked, 16, Pace(), is_trial=True)
     assert draft.read[-1] == [0, 1, 2, 3]
-    draft.n_read = 48
-    drafters.guess(asked, 16, 0.0, is_trial=False)
+    draft.once_s = 0.0
+    drafters.guess(asked, 16, Pace(), is_trial=False)
     assert draft.read[-1] == list(range(8))
-    assert not drafters.has_read, "no more of a text than came with a pass"
-    draft.n_read = 200
-    drafters.guess(asked, 16, 0.0, is_trial=False)
-    assert drafters.has_read
-    draft.n_unread, draft.n_read = lambda number, text: 1, 8  # type: ignore[method-assign]
-    drafters.guess(asked, 16, 0.0, is_trial=True)
-    assert not drafters.has_read
+    assert drafters.once_s == 0.0
 
 
 def test_that_a_text_is_looked_up_in_for_the_first_time_is_said() -> None:
-    drafters = SharedDrafters(None, uses_lookup=True)
+    seconds = itertools.count()
+    drafters = SharedDrafters(None, uses_lookup=True, clock=lambda: float(next(seconds)))
     asked = {0: OpenText([1, 2, 1, 2], 0, 4), 1: OpenText([1, 2], 1, 0)}
-    drafters.guess(asked, 16, 0.0, is_trial=False)
-    assert drafters.has_read
-    drafters.guess(asked, 16, 0.0, is_trial=False)
-    assert not drafters.has_read
+    drafters.guess(asked, 16, Pace(), is_trial=False)
+    assert drafters.once_s == 1.0
+    drafters.guess(asked, 16, Pace(), is_trial=False)
+    assert drafters.once_s == 0.0
 
 
 def test_what_is_not_verified_is_held_against_what_comes() -> None:

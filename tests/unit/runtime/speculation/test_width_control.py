@@ -151,7 +151,7 @@ def test_what_pays_goes_on_paying_after_a_plain_pass_and_other_texts_meanwhile()
 def test_a_trial_that_reads_texts_is_not_made_again_soon() -> None:
     control = controlled(resident, (8, 64))
     assert control.wants_guesses(hoped(8))
-    control.observe_drafting(0.11, has_read=True)
+    control.observe_drafting(0.11, once_s=0.11)
     assert control.best([(8, 8.0), (12, 8.5)]) == 0
     asked = [control.wants_guesses(hoped(8)) for _ in range(10)]
     assert asked == [False] * 9 + [True], "ten passes of 1.1 s"
@@ -163,7 +163,7 @@ def test_what_a_trial_took_counts_though_it_read_a_text() -> None:
     """Else the first guesses of many texts cost nothing, and are all verified."""
     control = controlled(resident, (8, 64))
     assert control.wants_guesses(hoped(8))
-    control.observe_drafting(0.8, has_read=True)
+    control.observe_drafting(0.9, once_s=0.1)
     assert control.best([(8, 8.0), (12, 18.0)]) == 0
     assert not control.is_on
     sure = controlled(resident, (8, 64))
