@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -266,7 +267,7 @@ async def test_answers_one_after_the_other_are_of_several_keys_in_turns(kit: Pat
     async with AsyncModel(kit, context_tokens=256, threads=1) as model, anyio.create_task_group() as group:
         for key, priority in (*5 * [("many", 0)], ("one", 0), ("first", 1)):
             group.start_soon(answer, key, priority)
-            await anyio.sleep(0)  # it takes its place
+            await anyio.lowlevel.checkpoint()  # it takes its place
     assert order[1] == "first", order
     assert order.index("one") <= 3
     assert len(order) == 7
