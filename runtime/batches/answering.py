@@ -105,7 +105,7 @@ class PlacesHere:
         try:
             async with self._preparing:
                 job, form = await _job(self._served, request)
-            job.check(self._served.model.plan.context_tokens)
+            job.check(self._served.model.context_tokens)
             form.begin(self._served, job)
         except (Cancelled, TierReadError, BudgetError, MeshError, KernelError):
             raise  # which others would meet too

@@ -192,7 +192,7 @@ class DraftModel(Closing):
     def _ours(self, texts: Mapping[int, Sequence[int]]) -> Mapping[int, Sequence[int]]:
         """Return texts in its own tokens; those are left out that it cannot follow now."""
         if self._translation is None:
-            return texts
+            return _within(texts, self.model.vocabulary)
         translated = {number: self._translation.text(text) for number, text in texts.items()}
         return {number: text for number, text in translated.items() if text}
 
@@ -235,6 +235,13 @@ class DraftModel(Closing):
     def close(self) -> None:
         """Free it. Idempotent."""
         self._stack.close()
+
+
+def _within(texts: Mapping[int, Sequence[int]], vocabulary: int) -> Mapping[int, Sequence[int]]:
+    """Return texts with another token for each that only the target has: what follows is guessed as after that one."""
+    if all(max(text, default=0) < vocabulary for text in texts.values()):
+        return texts
+    return {number: [token if token < vocabulary else 0 for token in text] for number, text in texts.items()}
 
 
 def _alone(guesses: Guesses) -> Guesses:

@@ -84,7 +84,7 @@ class Overlap:
         self._ahead = None
         end = threading.Event()
         thread = JoinedThread(partial(self._go_on, list(text), end), "edge-run-overlap")
-        if not self.is_on or not self._begins(thread, text):
+        if not self.is_on or not self._begins(thread, text, end):
             yield
             return
         try:
@@ -103,13 +103,18 @@ class Overlap:
         else:
             self._controller.interrupt()
 
-    def _begins(self, thread: JoinedThread, text: Sequence[int]) -> bool:
-        """Have `thread` guess what follows `text`; return whether it does, which the pass can do without."""
+    def _begins(self, thread: JoinedThread, text: Sequence[int], end: threading.Event) -> bool:
+        """Have `thread` guess what follows `text` until `end`; return whether it does: the pass can do without."""
         try:
             if not self._drafter.prepare(text, self._asked.most_depth + 1):
                 return False
             thread.start()
         except Cancelled:
+            raise
+        except KeyboardInterrupt:  # it may have begun: nobody else uses the draft model before it has ended
+            end.set()
+            if thread.ident is not None:
+                join_all([thread])
             raise
         except (EdgeRunError, RuntimeError) as error:  # the latter where the system gives no more threads
             logger.info("no guesses beside a pass: %s", error)

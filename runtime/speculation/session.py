@@ -209,9 +209,8 @@ class SpeculativeSession(Session):
             guesses[(*before, *path)] = replace(guess, value=guess.value * _SURE)
         ranked = rank_guesses(guesses, 1 + len(self._branches))[:most]
         self._guessed_s = self._clock() - started
-        self._control.observe_drafting(
-            self._guessed_s, once_s=0.0 if self._has_drafted else self._guessed_s
-        )  # the prompt
+        reading_s = 0.0 if self._has_drafted else self._guessed_s  # the prompt, the first time
+        self._control.observe_drafting(self._guessed_s, once_s=reading_s)
         self._has_drafted = True
         self._tally.drafted(self._guessed_s)
         return {path: guesses[path] for path in ranked}

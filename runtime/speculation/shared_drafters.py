@@ -94,6 +94,7 @@ class SharedDrafters:
         followed = self._cheap(texts, able) if is_trial else able
         looked_up = [number for number, text in texts.items() if self._uses_lookup and text.most_depth > 0]
         if self._draft and followed:
+            self._draft.once_s = 0.0  # it may have guessed beside the pass, and has nothing to do now
             several.append(self._drafted(texts, followed, wanted))
             self.once_s += self._draft.once_s
         for number in looked_up:

@@ -51,6 +51,17 @@ def test_a_cancel_ends_what_the_draft_model_reads(kit: Path) -> None:
         assert engine.draft.draft(text, TWO)
 
 
+def test_a_token_that_only_the_target_has_ends_no_guessing(kit: Path) -> None:
+    """Fine-tunes have some tokens more than the small model that they are guessed by."""
+    with Model(kit, draft=kit, **RESIDENT) as model:
+        draft = model._opened.draft
+        assert draft
+        beyond = draft.model.vocabulary + 5
+        text = [3 + 7 * i % 300 for i in range(40)]
+        assert draft.n_unread(0, [*text, beyond]) > 0
+        assert draft.draft([*text, beyond, 9, 11], TWO) == draft.draft([*text, 0, 9, 11], TWO) != {}
+
+
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_what_the_draft_model_read_serves_its_salt_only(kit: Path, is_shared: bool) -> None:

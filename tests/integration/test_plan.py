@@ -151,10 +151,10 @@ def test_it_says_what_a_packed_file_would_gain(grown: Path, tmp_path: Path, monk
     assert plan.forecast
     assert with_file.forecast
     assert with_file.forecast.parallel_tokens_per_s > 1.1 * plan.forecast.parallel_tokens_per_s
-    told = figures.describe_packing("m.gguf", 3 * GIB, plan.forecast, with_file.forecast)
-    assert "`edge-run pack m.gguf` once, which writes about 3.00 GiB beside it" in told
+    told = figures.describe_packing(Path("/my models/m.gguf"), 3 * GIB, plan.forecast, with_file.forecast)
+    assert "`edge-run pack '/my models/m.gguf'` once, which writes about 3.00 GiB beside it" in told
     assert "16 answers at once" in told
-    assert figures.describe_packing("m.gguf", 3 * GIB, plan.forecast, plan.forecast) == ""
+    assert figures.describe_packing(Path("m.gguf"), 3 * GIB, plan.forecast, plan.forecast) == ""
     for settings in ({"repack": "off"}, {"packed": "off"}):
         assert packed(planner(grown, replace(config, **settings)), plan) is None
     tight = replace(plan, budget_bytes=plan.minimum_bytes - MIB)

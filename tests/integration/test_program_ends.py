@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
 import shutil
 import signal
@@ -55,6 +57,31 @@ def test_signals_end_a_run(environment: dict[str, str], number: int, code: int) 
         assert re.match(rb"Stopped\.\n\d+ tokens at ", notices)
     else:
         assert notices == b""
+
+
+def test_a_signal_ends_a_run_in_the_background_of_its_terminal(environment: dict[str, str]) -> None:
+    """As `kill %1`, or `timeout`, which puts what it runs in a group of its own: the system stopped the run instead."""
+    words = [*map(str, COMMAND), str(KIT), "-p", PROMPT, *map(str, GREEDY), "-c", "2048"]
+    shell = (
+        "import fcntl, os, signal, subprocess, sys, termios\n"
+        "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+        f"run = subprocess.Popen({words!r}, stdout=subprocess.PIPE, preexec_fn=os.setpgrp)\n"
+        "run.stdout.read(5)\n"
+        "run.send_signal(signal.SIGTERM)\n"
+        "try:\n"
+        "    sys.exit(run.wait(20))\n"
+        "finally:\n"
+        "    run.kill()\n"
+    )
+    near, far = pty.openpty()
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", shell], stdin=far, stderr=PIPE, env=environment, start_new_session=True, check=False
+        )
+    finally:
+        os.close(near)
+        os.close(far)
+    assert result.returncode == 143, result.stderr
 
 
 def test_demo_streams_and_leaves_nothing_behind(run, tmp_path: Path) -> None:

@@ -145,12 +145,13 @@ class Interrupt:
                 self.cancel()
 
         watch = threading.Thread(target=cancel, name="edge-run-deadline", daemon=True)
-        watch.start()
         try:
+            watch.start()
             yield
         finally:
             is_over.set()
-            watch.join()
+            with contextlib.suppress(RuntimeError):  # Ctrl-C came before it was started
+                watch.join()
 
     @contextlib.contextmanager
     def hearing_ctrl_c(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -10,12 +11,16 @@ import pytest
 from edge_run.base.config import ModelConfig
 from edge_run.base.units import GIB
 from edge_run.cli.app import _run
+from edge_run.cli.commands import chat
 from edge_run.cli.commands.doctor import check_configuration, doctor
 from edge_run.cli.commands.run import run
+from edge_run.cli.shared.server_chat import ServerChat
 from edge_run.cli.shared.settings import resolve
 from edge_run.cli.shared.terminal import Terminal
 from edge_run.cli.split.train import train
 from edge_run.devices.host.findings import OK, PROBLEM
+from edge_run.runtime.client.connection import ServerClient
+from edge_run.runtime.keeping.conversations import Conversations
 
 
 def config_of(*words: str) -> ModelConfig:
@@ -89,6 +94,35 @@ def test_a_model_in_the_configuration_excludes_no_chat_that_goes_on_or_has_a_ser
     for words in (["--continue", *place], ["--server", "127.0.0.1:9"], ["-p", "x"]):
         assert _run(["chat", *words], Terminal())
         assert "exclude each other" not in capsys.readouterr().err
+
+
+def test_a_model_in_the_configuration_is_no_name_at_a_server_nor_that_of_a_chat_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGE_RUN_MODEL", "/models/mine.gguf")
+    asked: list[Any] = []
+    monkeypatch.setattr(ServerClient, "get", lambda self, path: {"data": [{"id": "theirs"}]})
+    monkeypatch.setattr(ServerChat, "run", lambda self, prompt: asked.append(self._settings["model"]))
+    assert _run(["chat", "--server", "127.0.0.1:9"], Terminal()) == 0, capsys.readouterr().err
+    assert _run(["chat", "--server", "127.0.0.1:9", "-m", "other"], Terminal()) == 0
+    assert asked == ["theirs", "other"]
+    monkeypatch.setattr(chat, "continued_model", lambda continued, named: asked.append(named) or Path("none.gguf"))
+    monkeypatch.setattr(Conversations, "latest", lambda self: None)
+    _run(["chat", "--continue", "--prompt-cache", str(tmp_path)], Terminal())
+    assert asked[-1] is None
+
+
+@pytest.mark.parametrize("line", ["draft = 'small.gguf'", "packed = 'off'", "chat-template = 'chatml'", "mesh = true"])
+def test_what_a_configuration_says_of_one_model_does_not_exclude_a_folder(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "edge-run").mkdir()
+    (tmp_path / "edge-run" / "config.toml").write_text(f"{line}\n")
+    _run(["serve", "--models", str(tmp_path / "none")], Terminal())
+    assert "exclude each other" not in capsys.readouterr().err
+    assert _run(["serve", "--models", str(tmp_path / "none"), "--draft", "small.gguf"], Terminal()) == 2
+    assert "--models and --draft: exclude each other" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["-p", "--help"], ["-sys", "-h"], ["--stop", "-h", "-p", "x"]])

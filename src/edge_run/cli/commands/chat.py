@@ -42,6 +42,8 @@ def chat(context: click.Context, /, **given: Any) -> None:
     """
     terminal: Terminal = context.obj
     values = without_outranked(context, {**given, "json": False})
+    if (values["goes_on"] or values["server"]) and origin(context, "model") != "flag":
+        values["model"] = None  # that of a configuration is no name at a server, nor that of the chat which goes on
     if (address := asked_server(context, values)) is not None:
         _chat_with_server(context, address, values, terminal)
         return

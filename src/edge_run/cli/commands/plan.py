@@ -90,7 +90,7 @@ def plan(
         terminal.write_result(budgets, given["json"], lambda found: f"{forecasts.table(found.plans)}\n")
         return
     one = planned.timed(planned.plan(), profile, prompt_tokens)
-    columns = terminal.console.width if terminal.shows_notices else None
+    columns = terminal.console.width if terminal.shows_answer else None
     terminal.write_result(one, given["json"], lambda found: "\n".join(_paragraphs(found, planned, columns, profile)))
 
 
@@ -158,9 +158,7 @@ def _advice(plan: Plan, forecast: Forecast, planned: Planner, profile: DevicePro
 
     if found := packed(planned, plan):
         with_file = found[0].timed(found[1], profile, forecast.prompt_tokens).forecast
-        if with_file and (
-            told := describe_packing(planned.gguf.shards[0].path.name, plan.model_bytes, forecast, with_file)
-        ):
+        if with_file and (told := describe_packing(planned.gguf.shards[0].path, plan.model_bytes, forecast, with_file)):
             yield f"{told}\n"
     for factor in (2, 4):
         wider = planned.widened(factor)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 import edge_run
-from edge_run.base.config import POOLING
+from edge_run.base.config import PACKED_OFF, POOLING
 from edge_run.base.errors import ConfigError, reason_of
 from edge_run.base.extras import SERVE, need
 from edge_run.base.files import read_text_file
@@ -21,13 +21,14 @@ from edge_run.cli.shared.options import SERVED_SETTINGS, SETTINGS
 from edge_run.cli.shared.server_options import MOST_KEY_FILE_BYTES, tell_if_open
 from edge_run.cli.shared.setting import PATH, NumberRange
 from edge_run.cli.shared.settings import RunSettings, report, resolve
-from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.settings_command import SettingsCommand, origin
 from edge_run.cli.shared.terminal import Terminal
 
 PARALLEL = 4
 HOST, PORT, MAX_QUEUE = "127.0.0.1", 8080, 64
 NOTIFY_SOCKET = "NOTIFY_SOCKET"  # where systemd hears how a service stands
 _FILE: dict[str, Any] = {"type": PATH, "metavar": "FILE"}
+_OF_ONE_MODEL = ("draft", "chat_template", "packed", "mesh")
 
 
 @click.command(
@@ -127,7 +128,7 @@ def serve(context: click.Context, /, host: str, port: int, **given: Any) -> None
 
     terminal: Terminal = context.obj
     folder: Path | None = given["models"]
-    settings = resolve(context, {**{s.name: None for s in SETTINGS}, **given, **_what(given)})
+    settings = resolve(context, {**{s.name: None for s in SETTINGS}, **given, **_what(context, given)})
     config = dataclasses.replace(
         settings.config,
         sequences=given["parallel"] or _usual_parallel(settings),
@@ -169,18 +170,22 @@ def serve(context: click.Context, /, host: str, port: int, **given: Any) -> None
             anyio.run(serve_model, model, bound, options, terminal.say)
 
 
-def _what(given: dict[str, Any]) -> dict[str, Path]:
-    """Return the file or folder to be served. Raises ConfigError for both, and for what is of one model only."""
+def _what(context: click.Context, given: dict[str, Any]) -> dict[str, Path | str | None]:
+    """Return the file or folder to be served; with a folder, settings that are of one model are left out.
+
+    Raises ConfigError for both, and for flags that are of one model.
+    """
     folder: Path | None = given["models"]
     if folder is None:
         return {}
     if given["model_file"] is not None:
         raise ConfigError("MODEL and --models: exclude each other; give one")
-    for name in ("draft", "chat_template", "packed", "mesh"):
-        if given[name]:
+    of_one_model = [name for name in _OF_ONE_MODEL if given[name] and given[name] != PACKED_OFF]
+    for name in of_one_model:
+        if origin(context, name) == "flag":
             flag = name.replace("_", "-")
             raise ConfigError(f"--models and --{flag}: exclude each other, as --{flag} is of one model")
-    return {"model_file": folder}
+    return {"model_file": folder, **dict.fromkeys(of_one_model)}
 
 
 def _check_certificate(certificate: Path | None, key: Path | None) -> None:

@@ -98,7 +98,7 @@ def _advise_packing(model: Model, terminal: Terminal) -> None:
     """Say what `edge-run pack` would give to many answers at once, where it would give something."""
     packed = model.forecast(is_packed=True)
     found = model.forecast() if packed else None
-    if found and packed and (told := figures.describe_packing(model.path.name, model.plan.model_bytes, found, packed)):
+    if found and packed and (told := figures.describe_packing(model.path, model.plan.model_bytes, found, packed)):
         terminal.say(told, NOTICE)
 
 

@@ -138,7 +138,9 @@ def _read_line(terminal: Terminal, prompt: str, most: int) -> str:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  input() uses it once it is imported
         return input(prompt)
-    print(prompt, end="", file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # it is only for who looks
+            print(prompt, end="", file=sys.stderr, flush=True)
     line = sys.stdin.readline(most + 1)
     if not line:
         raise EOFError

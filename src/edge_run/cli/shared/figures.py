@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_run.base.results import (
@@ -219,7 +221,7 @@ def describe_stats(plan: Plan, stats: Stats) -> list[str]:
     ]
 
 
-def describe_packing(model: str, size_bytes: int, found: Forecast, packed: Forecast) -> str:
+def describe_packing(model: Path, size_bytes: int, found: Forecast, packed: Forecast) -> str:
     """Return what `edge-run pack` would gain, as a sentence; empty where that is little.
 
     size_bytes: of the file that it would write. packed: with that file.
@@ -233,7 +235,8 @@ def describe_packing(model: str, size_bytes: int, found: Forecast, packed: Forec
     if not times:
         return ""
     told = ", ".join(f"{what} {ratio:.1f} times" for what, ratio in times)
+    name = shlex.quote(str(model))
     return (
-        f"`edge-run pack {model}` once, which writes about {format_size(size_bytes)} beside it, is expected to make it "
+        f"`edge-run pack {name}` once, which writes about {format_size(size_bytes)} beside it, is expected to make it "
         f"faster: {told}."
     )

@@ -113,6 +113,8 @@ def _terminal_modes() -> list[Any] | None:
 
 
 def _restore(modes: list[Any] | None) -> None:
+    """Give the terminal its modes back, where it is this job's: the system stops a job in the background for that."""
     if termios is not None and modes is not None:
-        with contextlib.suppress(termios.error):
-            termios.tcsetattr(0, termios.TCSANOW, modes)
+        with contextlib.suppress(termios.error, OSError):
+            if os.tcgetpgrp(0) == os.getpgrp():
+                termios.tcsetattr(0, termios.TCSANOW, modes)

@@ -84,6 +84,8 @@ def model_config(context: click.Context, values: Mapping[str, Any], **defaults: 
     fields["cache_folder"] = fields["cache_folder"] or cache_folder()
     fields = defaults | {field: value for field, value in fields.items() if value is not None}
     if values.get("batch_size") is not None:
+        if values["batch_size"] < 1:
+            raise ConfigError(f"batch size {values['batch_size']}: must be at least 1 token")
         asked = fields.get("micro_batch_tokens") or WIDEST_MICRO_BATCH
         fields["micro_batch_tokens"] = min(values["batch_size"], asked)
     return ModelConfig(**fields)

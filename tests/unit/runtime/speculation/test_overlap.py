@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from edge_run.base.errors import BudgetError
+from edge_run.base.interrupt import JoinedThread
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, WantedGuesses
 from edge_run.runtime.speculation.overlap import OFF, ON, Overlap, following
 
@@ -109,6 +110,20 @@ def test_a_pass_that_fails_leaves_nothing_running() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         fail()
+    assert not [thread for thread in threading.enumerate() if thread.name == "edge-run-overlap"]
+
+
+def test_ctrl_c_while_the_drafter_is_started_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, start = Drafter(), JoinedThread.start
+    overlap = overlapping(drafter)
+
+    def interrupted(thread: JoinedThread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(JoinedThread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), overlap.going_on([7]):
+        pass
     assert not [thread for thread in threading.enumerate() if thread.name == "edge-run-overlap"]
 
 

@@ -22,7 +22,7 @@ from edge_run.runtime.speculation.width_control import WidthControl
 class Fixed:
     """A draft model that guesses a chain for each text, each token of which has the same chance."""
 
-    most_texts, once_s = 8, 0.0
+    most_texts, once_s, reads_s = 8, 0.0, 0.0
 
     def __init__(self, chances: Mapping[int, float]) -> None:
         self.chances = chances
@@ -37,6 +37,7 @@ class Fixed:
 
     def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
         self.read.append(sorted(texts))
+        self.once_s = self.reads_s
         return {
             (number, *range(depth)): Guess(self.chances[number] ** depth, ("fixed", number, depth), 0.5)
             for number in texts
@@ -169,14 +170,14 @@ def test_texts_are_read_for_a_trial_until_they_are_many_together() -> None:
     drafters = SharedDrafters(cast("Any", draft), uses_lookup=False)
     asked = {number: OpenText([1, 2], number, 4) for number in range(8)}
     draft.n_unread = lambda number, text: 24  # type: ignore[method-assign]
-    draft.once_s = 0.5
+    draft.reads_s = 0.5
     drafters.guess(asked, 16, Pace(), is_trial=True)
     assert draft.read == [[0, 1]]
     assert drafters.once_s == 0.5
     draft.n_unread = lambda number, text: 1 if number < 2 else 24  # type: ignore[method-assign]
     drafters.guess(asked, 16, Pace(), is_trial=True)
     assert draft.read[-1] == [0, 1, 2, 3]
-    draft.once_s = 0.0
+    draft.reads_s = 0.0
     drafters.guess(asked, 16, Pace(), is_trial=False)
     assert draft.read[-1] == list(range(8))
     assert drafters.once_s == 0.0
