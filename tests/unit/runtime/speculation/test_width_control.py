@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import pytest
@@ -19,17 +18,7 @@ from edge_run.runtime.speculation.width_control import (
     WIDTHS,
     WidthControl,
 )
-
-
-def streamed(width: int) -> tuple[float, float, float, int]:
-    """A pass that reads for 4 s, and computes 0.1 s a token."""
-    compute_s = 0.3 + 0.1 * width
-    return max(4.0, compute_s), max(0.0, 4.0 - compute_s), 4.0, 4 * 10**9
-
-
-def resident(width: int) -> tuple[float, float, float, int]:
-    """A pass that reads nothing."""
-    return 0.3 + 0.1 * width, 0.0, 0.0, 0
+from pass_times import resident, streamed
 
 
 def controlled(device: Callable[[int], tuple[float, float, float, int]], widths: tuple[int, ...]) -> WidthControl:
@@ -345,68 +334,6 @@ def test_where_all_places_are_the_same_the_width_has_the_most_tokens_a_second(
         assert rates[width] == pytest.approx(max(rates.values()), rel=0.01)
     elif gain < LEAST_GAIN * 0.99:
         assert width == 1
-
-
-def test_costs_between_widths_that_were_seen_lie_on_a_line() -> None:
-    costs = WidthCosts()
-    for width in (1, 9):
-        costs.observe(width, *resident(width))
-    assert costs.pass_s(5) == pytest.approx(resident(5)[0])
-    assert costs.pass_s(17) == pytest.approx(resident(17)[0], rel=0.01)
-
-
-def test_reading_hides_computing_at_widths_that_were_not_seen() -> None:
-    costs = WidthCosts()
-    for width in (1, 4):
-        costs.observe(width, *streamed(width))
-    assert costs.pass_s(16) == pytest.approx(4.0, rel=0.05)
-    assert costs.pass_s(64) == pytest.approx(streamed(64)[0], rel=0.1)
-
-
-def test_reading_grows_with_the_union_of_experts() -> None:
-    def union(width: int) -> float:
-        return float((1 - 0.875**width) / 0.125)
-
-    costs = WidthCosts(union)
-    costs.observe(1, 1.0, 0.9, 1.0, 10**9)
-    assert costs.pass_s(8) == pytest.approx(union(8), rel=0.02)
-
-
-def test_one_slow_pass_does_not_count() -> None:
-    costs = WidthCosts()
-    for wall_s in (1.0, 1.0, 9.0, 1.0):
-        costs.observe(1, wall_s, 0.0, 0.0, 0)
-    assert costs.pass_s(1) == 1.0
-
-
-def test_a_drive_that_got_slower_is_known_for_all_widths() -> None:
-    """A byte takes longer in large batches, here by a quarter: that is no change of the drive's."""
-    costs = WidthCosts()
-    for pace in (1.0, 2.0):
-        for width in (1, 8) if pace == 1 else (8,) * 8:
-            read_s = pace * (1.0 if width == 1 else 1.25)
-            costs.observe(width, read_s, read_s - 0.4, read_s, 10**9)
-    assert costs.pass_s(1) == pytest.approx(2.0, rel=0.05)
-    assert costs.pass_s(8) == pytest.approx(2.5, rel=0.05)
-    assert costs.pass_s(4) == pytest.approx(2.0 + 0.5 * 3 / 7, rel=0.05)
-
-
-@given(st.integers(0, 10**9))
-def test_noise_does_not_let_the_costs_of_plain_passes_wander_off(seed: int) -> None:
-    chance, costs = random.Random(seed), WidthCosts()
-    for number in range(300):
-        width = 1 if number in (0, 8, 40, 136, 232) else 12
-        read_s = chance.gauss(1, 0.03) * (1.0 if width == 1 else 1.25)
-        costs.observe(width, read_s, read_s - 0.2, read_s, 10**9)
-    assert costs.pass_s(1) == pytest.approx(1.0, rel=0.15)
-
-
-def test_a_wide_pass_whose_reads_come_late_says_nothing_of_narrow_ones() -> None:
-    """A drive that waits for the processor delivers in bursts, and what was in flight for a moment is not its pace."""
-    costs = WidthCosts()
-    costs.observe(1, 6.7, 5.4, 6.5, 34 * 10**8)
-    costs.observe(48, 8.4, 0.0, 2.2, 34 * 10**8)
-    assert costs.pass_s(1) == pytest.approx(6.7, rel=0.05)
 
 
 def test_what_was_not_seen_is_tried_in_steps_of_at_most_twice_the_time() -> None:
