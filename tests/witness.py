@@ -63,7 +63,7 @@ class Witness:
         with ExitStack() as stack:
             for stream in self._streams:  # no frame is on its way meanwhile
                 weights = stream._weights if isinstance(stream, ExpertStreaming) else stream.weights
-                stack.enter_context(weights._changed)
+                stack.enter_context(weights._lock)
             maps = Path("/proc/self/maps").read_text()
         for start, stop in _WRITABLE.findall(maps):
             pages = range(max(least, int(start, 16)), min(most + 1, int(stop, 16)), _libc.PAGE)

@@ -96,8 +96,8 @@ class Readers:
 
     def __init__(self, n_threads: int, clock: Clock = time.monotonic) -> None:
         self._clock = clock
-        lock = threading.RLock()
-        self._changed, self._resumed = threading.Condition(lock), threading.Condition(lock)
+        self._lock = threading.RLock()
+        self._changed, self._resumed = threading.Condition(self._lock), threading.Condition(self._lock)
         self._n_active = n_threads
         self._urgent: deque[Job] = deque()
         self._jobs: deque[Job] = deque()
@@ -117,19 +117,19 @@ class Readers:
 
     def submit(self, job: Job, is_urgent: bool = False) -> None:
         """Queue `job`; an urgent job goes ahead of all that are not urgent."""
-        with self._changed:
+        with self._lock:
             (self._urgent if is_urgent else self._jobs).append(job)
             self._changed.notify()
 
     def hasten(self, job: Job) -> None:
         """Make `job` urgent, if it is still queued."""
-        with self._changed, contextlib.suppress(ValueError):
+        with self._lock, contextlib.suppress(ValueError):
             self._jobs.remove(job)
             self._urgent.append(job)
 
     def set_active(self, n_threads: int) -> None:
         """Let `n_threads` of the threads, at least one, take jobs from now on; the others finish theirs and rest."""
-        with self._changed:
+        with self._lock:
             self._n_active = max(1, n_threads)
             self._changed.notify_all()
             self._resumed.notify_all()
@@ -137,14 +137,14 @@ class Readers:
     @property
     def totals(self) -> ReadTotals:
         """The totals so far; a read in flight counts up to now."""
-        with self._changed:
+        with self._lock:
             if not self._in_flight:
                 return self._totals
             return self._totals + ReadTotals(busy_s=self._clock() - self._busy_since)
 
     def close(self) -> None:
         """Drop the queued jobs, let reads in flight finish, and join the threads. Idempotent."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._urgent.clear()
             self._jobs.clear()
@@ -155,7 +155,7 @@ class Readers:
     def _run(self, number: int) -> None:
         counted_cpu_s = 0.0
         while True:
-            with self._changed:
+            with self._lock:
                 self._await_job(number)
                 if self._is_closed:
                     return
@@ -168,7 +168,7 @@ class Readers:
                 n_bytes = job()
             except Exception:
                 logger.exception("a read was not reported")
-            with self._changed:
+            with self._lock:
                 self._in_flight -= 1
                 busy_s = self._clock() - self._busy_since if self._in_flight == 0 else 0.0
                 cpu_s = time.thread_time()

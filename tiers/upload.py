@@ -88,7 +88,8 @@ class Upload:
         self._check = check
         self._pieces = cut_into_pieces(extents)
         self._sources, self._readers, self._put = sources, readers, put
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._read: dict[int, EdgeRunError | None] = {}  # pieces that were read, or why not
         self._next = self._submitted = 0
         self._staging = staging or Staging()
@@ -107,7 +108,7 @@ class Upload:
         while not self.is_done:
             self._submit()
             number = self._next
-            with self._changed:
+            with self._lock:
                 while number not in self._read:
                     self._changed.wait(timeout=0.1)
                     self._check()
@@ -148,7 +149,7 @@ class Upload:
                 raise changed(self._sources[piece.shard].path)
         except Exception as failure:  # whatever it is, the consumer must not wait for ever
             error = as_read_error(failure)
-        with self._changed:
+        with self._lock:
             self._read[number] = error
             self._changed.notify_all()
         return n_bytes

@@ -67,7 +67,8 @@ class Weights:
         self._clock = clock
         self._run_chunks = run_chunks
         self._guess_chunks = max(1, GUESS_BYTES // address_space.chunk_bytes)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._moves: deque[Load] = deque()
         self._leaving: deque[int] = deque()  # released by the consumer, not yet in `_residency`
         self._moved = self._promised = self._asked = 0
@@ -86,7 +87,7 @@ class Weights:
 
     def start(self) -> None:
         """Begin to read ahead."""
-        with self._changed:
+        with self._lock:
             self._submit(self._residency.pump())
 
     def acquire(self, chunks: Iterable[int]) -> float:
@@ -96,7 +97,7 @@ class Weights:
         all chunks that are held. After an error none of `chunks` is held by this call.
         """
         chunks = list(chunks)
-        with self._changed:
+        with self._lock:
             self._error = None
             self._tried_again.clear()
             self._asked += 1
@@ -123,7 +124,7 @@ class Weights:
     def release(self, chunks: Iterable[int]) -> None:
         """Release `chunks`, and read ahead into their frames."""
         self._leaving.extend(chunks)
-        with self._changed:
+        with self._lock:
             self._let_go()
 
     def release_soon(self, chunks: Iterable[int]) -> None:
@@ -137,20 +138,20 @@ class Weights:
         is_guess: read them in small pieces, so that an urgent read need not wait long behind one.
         """
         assert isinstance(self._residency, OnDemand)
-        with self._changed:
+        with self._lock:
             self._submit(self._residency.hold(chunks), self._guess_chunks if is_guess else self._run_chunks)
 
     def pin(self, chunks: Collection[int]) -> None:
         """Pin `chunks` from now on, each in memory of its own; only with a `Residency`."""
         assert isinstance(self._residency, Residency)
-        with self._changed:
+        with self._lock:
             self._let_go()
             self._submit(self._residency.pin(chunks))
 
     def unpin(self, chunks: Collection[int]) -> None:
         """Unpin and free `chunks`, which are pinned and not held; they stream again."""
         assert isinstance(self._residency, Residency)
-        with self._changed:
+        with self._lock:
             self._let_go()
             while self._residency.is_loading(chunks):
                 self._changed.wait(timeout=0.1)
@@ -162,7 +163,7 @@ class Weights:
     def grow(self, n_frames: int) -> None:
         """Share `n_frames` frames more among chunks; only of an `OnDemand`."""
         assert isinstance(self._residency, OnDemand)
-        with self._changed:
+        with self._lock:
             self._let_go()
             self._submit(self._residency.grow(n_frames))
 
@@ -172,7 +173,7 @@ class Weights:
         Waits for one at least, and returns how many there were.
         """
         assert isinstance(self._residency, OnDemand)
-        with self._changed:
+        with self._lock:
             self._let_go()
             while True:
                 n_gone, chunks = self._residency.shrink(n_frames)
@@ -184,7 +185,7 @@ class Weights:
 
     def unread(self, chunks: Iterable[int]) -> int:
         """Return how many of `chunks` are held, not waited for, and not being read yet."""
-        with self._changed:
+        with self._lock:
             return sum(chunk in self._patient for chunk in chunks)
 
     def expose(self, but: Collection[int] = ()) -> None:
@@ -192,14 +193,14 @@ class Weights:
 
         but: chunks to leave as they are.
         """
-        with self._changed:
+        with self._lock:
             self._carry_out_moves(self._promised)
             self._exposed = [chunk for chunk in self._residency.without_memory() if chunk not in but]
             self._address_space.expose(self._exposed)
 
     def hide(self) -> None:
         """Undo `expose`."""
-        with self._changed:
+        with self._lock:
             exposed, self._exposed = self._exposed, None
             self._address_space.unmap(exposed or ())
             delayed, self._delayed = self._delayed, []
@@ -207,7 +208,7 @@ class Weights:
                 self._submit(loads, run_chunks)
 
     def _release_there(self) -> int:
-        with self._changed:
+        with self._lock:
             self._let_go()
         return 0
 
@@ -239,7 +240,7 @@ class Weights:
 
         def read() -> int:
             try:
-                with self._changed:
+                with self._lock:
                     if not run[0].is_urgent:
                         for load in run:
                             self._patient.pop(load.chunk, None)
@@ -312,7 +313,7 @@ class Weights:
         return n_bytes
 
     def _note_loaded(self, run: list[Load]) -> None:
-        with self._changed:
+        with self._lock:
             self._submit(self._residency.loaded(*[load.chunk for load in run]))
             if not self._residency.is_waiting or self._residency.is_stuck:
                 self._changed.notify_all()
@@ -320,11 +321,11 @@ class Weights:
     def _note_failure(self, run: list[Load], asked: int, error: EdgeRunError) -> None:
         logger.info("read of chunk %d (+%d) failed: %s", run[0].chunk, len(run) - 1, error)
         if is_passing := isinstance(error, TierReadError) and error.errno in PASSING:
-            with self._changed:  # until nobody waits for them any more, which may be so now
+            with self._lock:  # until nobody waits for them any more, which may be so now
                 self._changed.wait_for(
                     lambda: not any(self._residency.is_waited_for(load.chunk) for load in run), PAUSE_S
                 )
-        with self._changed:
+        with self._lock:
             for load in run:
                 has_frame = self._lost.pop(load.chunk, None) is None
                 is_wanted, loads = self._residency.failed(load.chunk, has_frame)

@@ -2,7 +2,8 @@
 
 This module bounds everything that a client can make grow: the number of connections, also by address and before a
 client has named itself; the size of a packet, which is checked before the packet is read; the bytes that wait to be
-sent; and the rate of a connection. A client that has not named itself may send a few kilobytes for a few seconds.
+sent; and the rate of a connection, by its bytes and by the time that they take here. A client that has not named
+itself may send a few kilobytes for a few seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ MOST_CONNECTIONS, MOST_OF_ADDRESS = 256, 144
 MOST_UNKNOWN, MOST_UNKNOWN_OF_ADDRESS, UNKNOWN_S = 64, 16, 5.0
 MOST_TO_SEND, MOST_TO_SEND_IN_ALL = 6 << 20, 24 << 20
 MOST_TAKEN_IN_ALL = 16 << 20
-BYTES_PER_S, BURST_BYTES, PACKET_COST = 1 << 20, 4 << 20, 512
+BYTES_PER_S, BURST_BYTES, PACKET_COST, SECOND_COST = 1 << 20, 4 << 20, 512, 8 << 20
+TURN_S = 0.01
 ACCEPTED_AT_ONCE, MOST_WAITING = 8, 128
 LONGEST_KEEPALIVE_S, GOODBYE_S, TELL_S = 300, 2.0, 10.0
 MOST_TOLD, MOST_LETTERS, _READ_BYTES = 8, 200, 64 << 10
@@ -64,7 +66,8 @@ class Connection(asyncio.BufferedProtocol):
         self._server.lose(self)
 
     def work(self) -> None:
-        """Carry out the packets that are whole, as fast as this connection may speak."""
+        """Carry out the packets that are whole, as fast as this connection may speak, and let others have a turn."""
+        began_s = before_s = time.thread_time()
         try:
             while not self.is_closing and (packet := self._next()) is not None:
                 first, content = packet
@@ -73,8 +76,11 @@ class Connection(asyncio.BufferedProtocol):
                 if isinstance(taken, Connect):
                     longest_s = min(taken.keepalive_s or LONGEST_KEEPALIVE_S, LONGEST_KEEPALIVE_S)
                     self.silence_s = max(UNKNOWN_S, 1.5 * longest_s)
-                self._allowance -= PACKET_COST + len(content) + self._server.take(self, taken)
-                if self._allowance < 0:
+                cost = PACKET_COST + len(content) + self._server.take(self, taken)
+                now_s = time.thread_time()
+                self._allowance -= cost + SECOND_COST * (now_s - before_s)
+                before_s = now_s
+                if self._allowance < 0 or now_s - began_s >= TURN_S:
                     self._rest()
                     return
         except ProtocolError as error:
@@ -130,7 +136,8 @@ class Connection(asyncio.BufferedProtocol):
         """Read nothing more until this connection may speak again."""
         self._is_paused = True
         self.transport.pause_reading()
-        asyncio.get_running_loop().call_later(max(0.05, -self._allowance / BYTES_PER_S), self._go_on)
+        rest_s = max(0.05, -self._allowance / BYTES_PER_S) if self._allowance < 0 else 0.0
+        asyncio.get_running_loop().call_later(rest_s, self._go_on)
 
     def _go_on(self) -> None:
         now_s = time.monotonic()

@@ -81,7 +81,7 @@ class DataLink:
 
     def send_control_soon(self, node: str, topic: str, payload: bytes) -> None:
         """Have a signed control message sent, for when the broker is away; it is lost where nothing connects."""
-        with self._service.changed:
+        with self._service.lock:
             self._service.controls.append((node, topic, payload))
         self._service.wake()
 
@@ -109,7 +109,7 @@ class DataLink:
         On a link of 5 Mbit/s it takes about a second, on one of 1 Gbit/s a tenth of that.
         """
         service = self._service
-        with service.changed:
+        with service.lock:
             measured_s = service.measured_s.get(node)
             if node in service.rates and measured_s is not None and time.monotonic() - measured_s < fresh_s:
                 return service.rates[node]
@@ -119,14 +119,14 @@ class DataLink:
 
     def rates(self) -> dict[str, LinkRate]:
         """Return what was measured last of the links to peers."""
-        with self._service.changed:
+        with self._service.lock:
             return {
                 node: connection.rate for node, connection in self._service.connections.items()
             } | self._service.rates
 
     def set_peers(self, peers: Mapping[str, Peer]) -> None:
         """Say who is a member, in which incarnation, and where. Who shows a key that another had first is left out."""
-        with self._service.changed:
+        with self._service.lock:
             before = self._service.peers
             owners = {one.key: node for node, one in before.items() if node in peers and peers[node].key == one.key}
             peers = {node: one for node, one in peers.items() if owners.setdefault(one.key, node) == node}
@@ -142,13 +142,13 @@ class DataLink:
 
     def drop(self, node: str, why: str) -> None:
         """End the conversation with `node`: it is gone, or started anew."""
-        with self._service.changed:
+        with self._service.lock:
             self._service.dropped[node] = why
         self._service.wake()
 
     def send_away(self, node: str) -> None:
         """Have the connections that `node` made to this device ended: it is no member any more."""
-        with self._service.changed:
+        with self._service.lock:
             self._service.sent_away.add(node)
         self._service.wake()
 
@@ -164,7 +164,7 @@ class DataLink:
 
     def _connection(self, node: str, deadline_s: float) -> PeerConnection:
         service = self._service
-        with service.changed:
+        with service.lock:
             connection = service.connection_to(node)
             if connection is None:
                 self._ask(node, False, lambda: service.connection_to(node) is not None, deadline_s - time.monotonic())

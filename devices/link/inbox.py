@@ -30,7 +30,8 @@ class Inbox:
         self._most_bytes, self._most_messages = most_bytes, most_messages
         self._hear: Callable[[Message | DeviceLost], None] = lambda item: None
         self._is_wanted: Callable[[Message | DeviceLost], bool] = lambda item: True
-        self._arrived = threading.Condition()
+        self._lock = threading.RLock()
+        self._arrived = threading.Condition(self._lock)
         self._items: deque[tuple[Message | DeviceLost, int]] = deque()
         self._bytes = 0
         self._is_received = self._is_closed = False
@@ -63,7 +64,7 @@ class Inbox:
                 return
         except Exception:
             logger.exception("data link: a mistake of whoever overhears")
-        with self._arrived:
+        with self._lock:
             if not (self._has_room or self._is_received):
                 return
             self._items.append((item, size))
@@ -72,7 +73,7 @@ class Inbox:
 
     def get(self, timeout_s: float) -> Message | None:
         """Return the next message, None when none came in time. Raises the next loss, or MeshError once closed."""
-        with self._arrived:
+        with self._lock:
             self._is_received = True
             if not self._arrived.wait_for(lambda: self._items or self._is_closed, max(0.0, timeout_s)):
                 return None
@@ -89,6 +90,6 @@ class Inbox:
 
     def close(self) -> None:
         """Let nobody wait any more."""
-        with self._arrived:
+        with self._lock:
             self._is_closed = True
             self._arrived.notify_all()

@@ -77,7 +77,8 @@ class LinkService:
         self._on_change, self._on_control = on_change, on_control
         self._on_stranger, self._on_end = on_stranger, on_end
         self.keys = Keys(*zmq.curve_keypair())
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.peers: Mapping[str, Peer] = {}
         self.connections: dict[str, PeerConnection] = {}
         self.rates: dict[str, LinkRate] = {}
@@ -122,7 +123,7 @@ class LinkService:
 
     def watch(self, node: str) -> None:
         """Connect to `node` where there is no connection, and have its end told as a loss."""
-        with self.changed:
+        with self.lock:
             self.watched.add(node)
             if node in self.connections:
                 self.connections[node].is_talked_to = True
@@ -159,7 +160,7 @@ class LinkService:
             self._wakeup.close()
 
     def _say_closed(self) -> None:
-        with self.changed:
+        with self.lock:
             self.is_closed = True
             self.changed.notify_all()
         self.inbox.close()
@@ -258,7 +259,7 @@ class LinkService:
             own.is_talked_to, own.used_s = True, time.monotonic()
 
     def _take_wishes(self) -> None:
-        with self.changed:
+        with self.lock:
             wanted, self.wanted = self.wanted, {}
             dropped, self.dropped = self.dropped, {}
             peers, away = self.peers, tuple(self.sent_away)
@@ -276,7 +277,7 @@ class LinkService:
         self._send_controls()
 
     def _send_controls(self) -> None:
-        with self.changed:
+        with self.lock:
             waiting, self._unsent = [*self._unsent, *self.controls], []
             self.controls.clear()
         for node, topic, payload in waiting:
@@ -301,7 +302,7 @@ class LinkService:
             del self._openings[key]
             node, is_measure = key
             opening.close(but=None if is_measure else best)
-            with self.changed:
+            with self.lock:
                 if best is None:
                     self.failures[node] = opening.why_not()
                     self._unsent = [one for one in self._unsent if one[0] != node]
@@ -344,7 +345,7 @@ class LinkService:
             self._on_change(node, False, why)
 
     def _end(self, node: str, why: str) -> PeerConnection | None:
-        with self.changed:
+        with self.lock:
             self.watched.discard(node)
             connection = self.connections.pop(node, None)
         if connection is not None:

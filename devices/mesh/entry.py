@@ -45,7 +45,8 @@ class _Entry:
         self._invited, self._name = invited, name
         self.device, self._key = device_key(folder), invited.key
         self._listed: MemberList | None = None
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._why, self._attempts = "the broker was not reached yet", 0
         self._asked_s = self._up_s = 0.0
         told = (self._take_in, self._change, self._pass_time, functools.partial(self._change, False))
@@ -57,7 +58,7 @@ class _Entry:
     def wait(self, timeout_s: float) -> MemberList:
         """Return the list that has this device. Raises MeshError, NotTrusted."""
         until_s = time.monotonic() + timeout_s
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._is_over() or self._channel.is_up, min(CONNECT_S, timeout_s))
             if self._channel.is_up:
                 self._changed.wait_for(self._is_over, until_s - time.monotonic())
@@ -126,19 +127,19 @@ class _Entry:
         except EdgeRunError as error:
             self._why = str(error)
             return
-        with self._changed:
+        with self._lock:
             if self._listed is None or self._listed.order < listed.order:
                 self._listed = listed
             self._changed.notify_all()
 
     def _change(self, is_up: bool, why: str) -> None:
-        with self._changed:
+        with self._lock:
             self._why, self._asked_s, self._up_s = self._why if is_up else why, 0.0, time.monotonic()
             self._changed.notify_all()
 
     def _pass_time(self) -> float:
         now_s = time.monotonic()
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()  # what is waited for hangs on time, too
         if self._channel.is_up and now_s - self._asked_s >= ASK_S:
             self._asked_s = now_s

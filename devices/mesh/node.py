@@ -1,8 +1,8 @@
 """This device in a mesh: puts the state machines, the connection to the broker and the data link together.
 
-One lock, `_changed`, guards the state. The threads of the channel and of the link, and callers, tell the state what
-happened while they hold the lock, and what the state wants sent is sent without waiting. Only callers wait, and each
-wait has a deadline.
+One lock guards the state. The threads of the channel and of the link, and callers, tell the state what happened while
+they hold the lock, and what the state wants sent is sent without waiting. Only callers wait, and each wait has a
+deadline.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class LocalNode:
 
         file: where the list of members is kept, in a cluster that has one.
         """
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         is_watching = places is None
         self.state = MeshState(identity, cluster, name, Clocks(time.monotonic, time.time, Random()), is_watching)
         self._version = version("edge-run")
@@ -122,13 +123,13 @@ class LocalNode:
     @contextlib.contextmanager
     def held(self) -> Iterator[MeshState]:
         """Nothing of the state changes in this block; what it asks to have sent is sent at its end."""
-        with self._changed:
+        with self._lock:
             yield self.state
             self._carry_on()
 
     def members(self) -> tuple[Member, ...]:
         """Return who is present, this device included, in order of their ids."""
-        with self._changed:
+        with self._lock:
             return self.state.members()
 
     def wait(self, *, timeout_s: float, check: Callable[[], None] = go_on) -> tuple[MeshEvent, ...]:
@@ -136,7 +137,7 @@ class LocalNode:
 
         Raises MeshError where this device takes part no more. check: as of `lead`.
         """
-        with self._changed:
+        with self._lock:
             wait_checking(self._changed, lambda: self.state.events or self._is_over, timeout_s, check)
             self._check_link()
             events = tuple(self.state.events)
@@ -145,7 +146,7 @@ class LocalNode:
 
     def wait_connected(self, *, timeout_s: float, check: Callable[[], None] = go_on) -> None:
         """Wait until the broker is there. Raises MeshError, which says why it is not. check: as of `lead`."""
-        with self._changed:
+        with self._lock:
             wait_checking(self._changed, lambda: self.is_connected or self._is_over, timeout_s, check)
             self._check_link()
             if not self.is_connected and not self._is_closed:
@@ -184,7 +185,7 @@ class LocalNode:
         self._channel.hurry()
         is_led = False
         try:
-            with self._changed:
+            with self._lock:
                 lease = self.state.lease
                 wait_checking(self._changed, lambda: lease.held or self._is_over, timeout_s, check)
                 is_led = bool(lease.held)
@@ -217,7 +218,7 @@ class LocalNode:
 
     def order(self, node: str, order: Document, *, timeout_s: float) -> Document:
         """Have `node` carry out an order under this coordinator's epoch, and return its answer; see base.mesh.Mesh."""
-        with self._changed:
+        with self._lock:
             self._check_open()
             state = self.state
             if not state.lease.held:
@@ -229,10 +230,10 @@ class LocalNode:
         try:
             with self.held() as state:
                 state.send_order(number)
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: pending.is_done or self._is_over, timeout_s)
         finally:
-            with self._changed:
+            with self._lock:
                 del state.outbound.pending[number]
         if pending.error is not None:
             raise pending.error
@@ -244,7 +245,7 @@ class LocalNode:
 
     def serve(self, handler: Handler) -> None:
         """Answer orders with `handler`, on a thread of its own, one at a time, never one of a past epoch."""
-        with self._changed:
+        with self._lock:
             self._check_open()
             if self._executor is not None:
                 raise MeshError("mesh: orders are served already")
@@ -257,7 +258,7 @@ class LocalNode:
                 return
             state.leave()
             self._report.show(0, is_present=False)
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._changed.notify_all()
         self._channel.close()
@@ -284,7 +285,7 @@ class LocalNode:
 
     def wait_list_heard(self, *, timeout_s: float) -> MemberList | None:
         """Wait until the broker hands back the list as it is kept here, and return it; None where it does not."""
-        with self._changed:
+        with self._lock:
             roster = self.state.roster
             self._changed.wait_for(lambda: roster.is_heard or self._is_closed, timeout_s)
             return roster.listed if roster.is_heard else None
@@ -305,7 +306,7 @@ class LocalNode:
             raise HasLeft(f"mesh: {self._why_ended}; this device has left, start it anew")
 
     def _obeys(self, node: str, epoch: int) -> bool:
-        with self._changed:
+        with self._lock:
             return self.state.lease.obeys(node, epoch)
 
     def _answer(self, inbound: InboundOrder, answer: Document) -> None:
@@ -315,7 +316,7 @@ class LocalNode:
     # What follows is called on the channel's thread and the link's.
 
     def _make_will(self) -> Outgoing:
-        with self._changed:
+        with self._lock:
             return self.state.make_will()
 
     def _take_in(self, topic: str, payload: bytes, is_kept: bool) -> None:

@@ -635,7 +635,7 @@ class _Log:
         self._overhearers: list[tuple[int, Callable[[bytes], None]]] = []
         self._changing = threading.Lock()  # lists are replaced: another thread may be telling those of the old one
         self._callback = L.llama_log_callback(self._on_line)
-        self._deaf = ctypes.cast(ctypes.CDLL(None).abs, L.llama_log_callback)  # looks at the level, and does nothing
+        self._deaf = ctypes.cast(L.llama_supports_mmap, L.llama_log_callback)  # a function that does nothing
         self._failure: BaseException | None = None
 
     def _on_line(self, level: int, text: bytes, _: Any) -> None:

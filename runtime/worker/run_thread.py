@@ -48,7 +48,8 @@ class RunThread:
         self.run: WorkerRun | None = None
         self.ended_s = -math.inf
         self._busy_with: WorkerRun | None = None
-        self._changing = threading.Condition()
+        self._lock = threading.RLock()
+        self._changing = threading.Condition(self._lock)
         self._is_closed, self._why_ended = False, ""
         self._given_up: tuple[str, int] | None = None  # whose run, under which epoch: its coordinator may not know yet
         self._tell_s = 0.0
@@ -62,7 +63,7 @@ class RunThread:
 
     def begin(self, run: WorkerRun) -> None:
         """Compute for `run` from now on; there is no other. Raises MeshError where nothing is computed any more."""
-        with self._changing:
+        with self._lock:
             if self._why_ended:
                 raise MeshError(f"this device computes no more ({self._why_ended}); start it anew")
             self.run = run
@@ -70,7 +71,7 @@ class RunThread:
 
     def end(self) -> None:
         """Stop the pass in progress, and wait until the thread is out of it. Raises MeshError where that takes long."""
-        with self._changing:
+        with self._lock:
             if self.run:
                 self.run.end()
                 self.ended_s = time.monotonic()
@@ -101,14 +102,14 @@ class RunThread:
                 self._take_turn()
         except Exception as error:
             logger.exception("a mistake of edge-run's own; this device computes no more for others")
-            with self._changing:
+            with self._lock:
                 self._why_ended = f"a mistake of edge-run's own: {type(error).__name__}"
                 self.run = self._busy_with = None  # nobody is to wait for what is computed no more
                 self._changing.notify_all()
 
     def _take_turn(self) -> None:
         """Carry out a command of the run in force, if one comes; while there is no run, see to what is left of it."""
-        with self._changing:
+        with self._lock:
             self._changing.wait_for(lambda: self.run is not None or self._is_closed, IDLE_POLL_S)
             run = self._busy_with = self.run
             if run is None:  # while no other begins: its commands come later
@@ -130,7 +131,7 @@ class RunThread:
             if run is not None:
                 self._give_up(run)
         finally:
-            with self._changing:
+            with self._lock:
                 self._busy_with = None
                 self._changing.notify_all()
 
@@ -148,7 +149,7 @@ class RunThread:
     def _give_up(self, run: WorkerRun) -> None:
         """The coordinator is gone: what was decoded is nobody's, and its weights need not stay."""
         run.end()
-        with self._changing:
+        with self._lock:
             if self.run is run:  # else it was ended meanwhile, by an order, and nobody waits
                 self.run, self._given_up = None, (run.coordinator, run.epoch)
                 self.ended_s = time.monotonic()
@@ -165,7 +166,7 @@ class RunThread:
         (node, epoch), self._tell_s = given_up, now_s + TELL_EVERY_S
         with contextlib.suppress(EdgeRunError):
             self._link.send(node, {"kind": "over", "epoch": epoch}, timeout_s=IDLE_POLL_S)
-            with self._changing:
+            with self._lock:
                 if self._given_up is given_up:
                     self._given_up = None
 

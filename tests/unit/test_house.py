@@ -172,3 +172,19 @@ def test_threads_are_counted_in_one_place() -> None:
     assert {
         path for path in PRODUCT if any(one in (ROOT / path).read_text(encoding="utf-8") for one in counting)
     } <= known
+
+
+@pytest.mark.parametrize("path", PRODUCT)
+def test_locks_are_taken_by_themselves(path: str) -> None:
+    """Ctrl-C within `Condition.__enter__`, which is Python, would leave its lock taken for good."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    conditions = {
+        ast.unparse(target).split(".")[-1]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and "Condition(" in ast.unparse(node.value)
+        for group in node.targets
+        for target in (group.elts if isinstance(group, ast.Tuple) else [group])
+    } | {"changed", "_changed"}  # of another module
+    taken = (one.context_expr for node in ast.walk(tree) if isinstance(node, ast.With) for one in node.items)
+    wrong = [f"line {one.lineno}" for one in taken if ast.unparse(one).split(".")[-1] in conditions]
+    assert not wrong, "take the lock that the condition is on"

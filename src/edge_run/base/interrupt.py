@@ -2,6 +2,10 @@
 
 Nothing is raised where the interpreter happens to be: from within a callback of llama.cpp's it would be lost. And no
 thread is left at work on memory that is about to be freed (`join_all`).
+
+Where Ctrl-C does raise, between passes, no lock may stay taken. So locks are taken by themselves (`with self._lock`),
+never through a `Condition` on them: its `__enter__` is Python, within which the lock is taken and no `with` gives it
+back yet.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, step: str, error: EdgeRunError) -> B
 
     monkeypatch.setattr(answering, "_job", prepare)
     monkeypatch.setattr(answering, step, fail)
-    model = SimpleNamespace(most_parallel=1, plan=SimpleNamespace(context_tokens=64))
+    model = SimpleNamespace(most_parallel=1, context_tokens=64)
     places = PlacesHere(SimpleNamespace(model=model, answering=None))  # type: ignore[arg-type]
 
     async def main() -> BatchResult:
