@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from edge_run.base.profile import DeviceProfile, GpuProfile, weight_kind
 
@@ -51,6 +52,16 @@ class MatmulWork:
         return weight_kind(self.type_name, self.row_elements, by_expert=bool(self.n_experts))
 
 
+class AttentionWindow(NamedTuple):
+    """Attention to the latest positions alone: to how many, and in what share of the layers."""
+
+    tokens: int = 0
+    share: float = 0.0
+
+
+NO_WINDOW = AttentionWindow()
+
+
 @dataclass(frozen=True, slots=True)
 class PassWork:
     """What a pass computes.
@@ -60,6 +71,7 @@ class PassWork:
     n_stops: how often llama.cpp stops between nodes.
     attention_flops: for each token and each position that the token attends to.
     expert_tensor_bytes: the size of the largest tensor that holds experts.
+    window: of the attention.
     """
 
     matmuls: tuple[MatmulWork, ...]
@@ -67,6 +79,15 @@ class PassWork:
     n_stops: int
     attention_flops: float
     expert_tensor_bytes: int = 0
+    window: AttentionWindow = NO_WINDOW
+
+    def attention_of(self, tokens: int, position: int) -> float:
+        """Return the operations of attention in a pass of `tokens` tokens after `position` others."""
+        pairs = tokens * (position + (tokens + 1) / 2)
+        beyond = max(0, position + tokens - self.window.tokens)  # what the last token does not see
+        n_beyond = min(tokens, beyond)  # the tokens that do not see all
+        unseen = n_beyond * beyond - n_beyond * (n_beyond - 1) / 2
+        return self.attention_flops * (pairs - self.window.share * unseen)
 
 
 class CostModel:
@@ -79,9 +100,8 @@ class CostModel:
     def compute_s(self, work: PassWork, tokens: int, position: int, n_outputs: int = 1) -> float:
         """Return the seconds of a pass of `tokens` tokens after `position` others, with all weights in memory."""
         matmuls = sum(self._matmul_s(matmul, n_outputs if matmul.is_head else tokens) for matmul in work.matmuls)
-        pairs = tokens * (position + (tokens + 1) / 2)
         narrow, wide = self._profile.attention_flops_per_s
-        attention = work.attention_flops * pairs / (narrow if tokens == 1 else wide)
+        attention = work.attention_of(tokens, position) / (narrow if tokens == 1 else wide)
         return matmuls + attention + work.n_nodes * self._profile.node_s + work.n_stops * self._profile.stop_s
 
     def _matmul_s(self, work: MatmulWork, tokens: float) -> float:

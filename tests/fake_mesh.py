@@ -98,7 +98,7 @@ class FakeMesh:
             if other is not self and other.node not in self.hub.gone:
                 other.events.put(Joined(self.member))
 
-    def report(self, load: Document) -> None:
+    def report(self, load: Document, *, lasts_s: float | None = None) -> None:
         self.loads.append(load)
 
     def lead(self, *, timeout_s: float, check: Callable[[], None] = go_on) -> int:

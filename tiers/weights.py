@@ -34,6 +34,8 @@ GUESS_BYTES = 2 * MIB  # of chunks that perhaps nobody needs
 class Weights:
     """The DRAM tier of one model. One consumer thread acquires and releases; the readers do the rest.
 
+    read_bytes: what they read for it so far.
+
     It is over 200 lines because the consumer's calls and the readers' jobs change the same queues under one lock.
     """
 
@@ -71,7 +73,7 @@ class Weights:
         self._changed = threading.Condition(self._lock)
         self._moves: deque[Load] = deque()
         self._leaving: deque[int] = deque()  # released by the consumer, not yet in `_residency`
-        self._moved = self._promised = self._asked = 0
+        self._moved = self._promised = self._asked = self.read_bytes = 0
         self._lost: dict[int, OSError] = {}
         self._sums = ContentSums(address_space.n_chunks)
         self._patient: dict[int, Callable[[], int]] = {}  # queued reads that nobody waits for, by chunk
@@ -250,7 +252,7 @@ class Weights:
                         self._drop(run)
                         return 0
                 n_bytes = self._read(run)
-                self._note_loaded(run)
+                self._note_loaded(run, n_bytes)
             except Exception as error:  # whatever it is, the consumer must not wait for ever
                 self._note_failure(run, asked, as_read_error(error))
                 return 0
@@ -312,8 +314,9 @@ class Weights:
                 raise changed(source.path)
         return n_bytes
 
-    def _note_loaded(self, run: list[Load]) -> None:
+    def _note_loaded(self, run: list[Load], n_bytes: int) -> None:
         with self._lock:
+            self.read_bytes += n_bytes
             self._submit(self._residency.loaded(*[load.chunk for load in run]))
             if not self._residency.is_waiting or self._residency.is_stuck:
                 self._changed.notify_all()

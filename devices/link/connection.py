@@ -256,15 +256,15 @@ class PeerConnection:
         self.used_s = time.monotonic()
         self._number = _next_number()
         self._sequence = 0
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
         self._why = ""
 
     def send(self, kind: FrameKind, header: Document, parts: Sequence[memoryview | bytes], deadline_s: float) -> None:
         """Hand over a message; parts are copied. Raises DeviceLost where it is not taken in time, or all is over."""
         zmq = need("zmq", MESH)
-        if not self._turn.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
-            raise self._lost("another message takes too long")
         try:
+            if not self._turn.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
+                raise self._lost("another message takes too long")
             frames = message_of(Head(kind, self._number, self._sequence, header), parts)
             while not self._why:
                 try:
@@ -280,7 +280,8 @@ class PeerConnection:
                 return
             raise self._lost(self._why)
         finally:
-            self._turn.release()
+            with contextlib.suppress(RuntimeError):  # it was not had
+                self._turn.release()
 
     def close(self, why: str) -> None:
         """End it; who is sending gets DeviceLost. Called by the link's thread."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from edge_run.base.errors import MeshError
+from edge_run.base.errors import MeshError, reason_of
 from edge_run.devices.members.cluster import Cluster, members_path, read_cluster, write_cluster
 from edge_run.devices.members.identity import brief_lock, device_key
 from edge_run.devices.members.list_changes import ListEditor
@@ -125,3 +125,24 @@ def change_list(folder: Path, change: Callable[[ListEditor], MemberList]) -> Clu
         changed = cluster.adopt(change(own), own.device)
         write_cluster(folder, changed)
         return changed
+
+
+def keep_cluster(folder: Path, made_of: Callable[[Cluster | None], Cluster]) -> Cluster:
+    """Return what `made_of` makes of the cluster that is kept in `folder`, which is kept there from then on.
+
+    No other process changes it in between. Where nothing is new, nothing is written, also where nothing can be. Raises
+    MeshError, NotTrusted, and what `made_of` raises, which may be called twice.
+    """
+    known = read_cluster(folder)
+    if known is not None and made_of(known) == known:
+        return known
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with brief_lock(folder / _LOCK_FILE):
+            known = read_cluster(folder)
+            cluster = made_of(known)
+            if cluster != known:
+                write_cluster(folder, cluster)
+            return cluster
+    except OSError as error:
+        raise MeshError(f"{folder}: the cluster cannot be kept ({reason_of(error)})") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 
 from edge_run.base.mesh import Document, JsonValue, LinkRate
@@ -17,12 +18,14 @@ class LoadReport:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._load: Document = {}
+        self._until_s = math.inf  # when it is over
         self._said_s, self._is_due = clock() - EVERY_S, False
         self._home: HomeAssistant | None = None
 
-    def set(self, load: Document) -> None:
-        """Say `load` soon."""
+    def set(self, load: Document, lasts_s: float | None = None) -> None:
+        """Say `load` soon, and in `lasts_s`, where nothing else was said until then, that it is over."""
         self._load, self._is_due = load, True
+        self._until_s = math.inf if lasts_s is None else self._clock() + lasts_s
 
     def repeat(self) -> None:
         """Say it again soon: what was measured of links is new."""
@@ -41,6 +44,8 @@ class LoadReport:
 
     def wait_s(self) -> float | None:
         """Return in how many seconds it is to be said; None when there is nothing to say."""
+        if self._clock() >= self._until_s:
+            self.set({})
         since_s = self._clock() - self._said_s
         if not self._is_due and (self._home is None or since_s < HOME_EVERY_S):
             return None

@@ -159,11 +159,11 @@ class LocalNode:
             state.describe({**capabilities, "edge_run": self._version})
             state.announce()
 
-    def report(self, load: Document) -> None:
-        """Say how busy this device is; the latest, once a second at most. Raises ProtocolError as `announce` does."""
+    def report(self, load: Document, *, lasts_s: float | None = None) -> None:
+        """Say how busy this device is, as base.mesh.Mesh says; once a second at most. Raises as `announce` does."""
         check_document(load)
         with self.held():
-            self._report.set(load)
+            self._report.set(load, lasts_s)
 
     def report_links(self) -> None:
         """Say anew how busy this device is, with what was measured of the links to others."""

@@ -208,7 +208,7 @@ class LocalDecoder:
         batch = [BatchToken(token, position + i) for i, token in enumerate(tokens)]
         self.limits.check_batch(batch)
         self._fill(batch)
-        with self._driver.placing(PassShape(len(batch), 0), look):
+        with self._driver.interrupt.hearing_ctrl_c(), self._driver.placing(PassShape(len(batch), 0), look):
             code = self._context.decode(self._batch.handle)
         self._check_code(code, len(batch))
         self.watcher.ran(batch)
@@ -240,7 +240,7 @@ class LocalDecoder:
         self.limits.check_shape(shape)
         first = shape.tokens - shape.outputs
         self._fill([BatchToken(token=0, position=i, wants_logits=i >= first) for i in range(shape.tokens)])
-        with self._driver.mapping():
+        with self._driver.interrupt.hearing_ctrl_c(), self._driver.mapping():
             code = self._context.decode(self._batch.handle)
         L.llama_memory_clear(self._context.memory, False)  # nothing was computed, so nothing was written
         graph = self._driver.take_map()

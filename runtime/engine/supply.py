@@ -87,6 +87,9 @@ class Supply:
         self.plan, self.streams, self.is_unread = begun.plan, begun.streams, readers is not None
         self._loaded, self._readers, self._upload = loaded, readers, upload
         self._whole, self._cached, self._lender, self._spilled = begun.whole, begun.cached, begun.lender, begun.spilled
+        for stream in self.streams:
+            if self._spilled and isinstance(stream, ExpertStreaming):
+                stream.usage.spilled = self._spilled.spill
 
     @property
     def count(self) -> CellCount | None:

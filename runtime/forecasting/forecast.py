@@ -13,7 +13,16 @@ from typing import NamedTuple
 
 from edge_run.base.profile import DeviceProfile, DiskProfile, GpuProfile
 from edge_run.base.results import Forecast, Plan
-from edge_run.partition.cost import CostModel, GpuWork, MatmulWork, PassWork, SharedCost, overlapped_s
+from edge_run.partition.cost import (
+    NO_WINDOW,
+    AttentionWindow,
+    CostModel,
+    GpuWork,
+    MatmulWork,
+    PassWork,
+    SharedCost,
+    overlapped_s,
+)
 from edge_run.runtime.forecasting.learned import Learned, learn
 from edge_run.runtime.forecasting.pass_bytes import PassBytes
 from edge_run.runtime.forecasting.routing import Point
@@ -27,10 +36,16 @@ _MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 _COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
-def pass_work(gguf: GgufModel, graph: GraphMap, n_stops: int, part: Collection[int] | None = None) -> PassWork:
+def pass_work(
+    gguf: GgufModel,
+    graph: GraphMap,
+    n_stops: int,
+    part: Collection[int] | None = None,
+    window: AttentionWindow = NO_WINDOW,
+) -> PassWork:
     """Return the work of a pass over `graph` that stops `n_stops` times.
 
-    part: the nodes that count; None for all.
+    part: the nodes that count; None for all. window: of the attention.
     """
     tensors = {tensor.name: tensor for tensor in gguf.tensors}
     choice = choice_of_outputs(graph)
@@ -45,15 +60,22 @@ def pass_work(gguf: GgufModel, graph: GraphMap, n_stops: int, part: Collection[i
     n_nodes = sum(node.op not in _COSTS_NOTHING for _, node in nodes)
     largest = max((matmul.size_bytes for matmul in matmuls if matmul.n_experts), default=0)
     flops = _attention_flops(gguf, [node for _, node in nodes])
-    return PassWork(_together(matmuls), n_nodes, n_stops, flops, largest)
+    return PassWork(_together(matmuls), n_nodes, n_stops, flops, largest, window)
 
 
 def shared_work(
-    gguf: GgufModel, graph: GraphMap, n_stops: int, on_gpu: Collection[str], *, has_op_offload: bool
+    gguf: GgufModel,
+    graph: GraphMap,
+    n_stops: int,
+    on_gpu: Collection[str],
+    *,
+    has_op_offload: bool,
+    window: AttentionWindow = NO_WINDOW,
 ) -> tuple[PassWork, GpuWork]:
     """Return the work of a pass over `graph` on the processor, and on a GPU that has the weights `on_gpu`.
 
-    A node without weights is computed where the last node with weights was.
+    A node without weights is computed where the last node with weights was. Layers with a window are taken to be spread
+    evenly over both.
     """
     part: set[int] = set()
     n_borders, is_there = 0, False
@@ -64,8 +86,8 @@ def shared_work(
         if is_there:
             part.add(i)
     rest = frozenset(range(len(graph))) - part
-    there = pass_work(gguf, graph, 0, part)
-    return pass_work(gguf, graph, n_stops, rest), GpuWork(there, n_borders, has_op_offload)
+    there = pass_work(gguf, graph, 0, part, window)
+    return pass_work(gguf, graph, n_stops, rest, window), GpuWork(there, n_borders, has_op_offload)
 
 
 def _matmul(gguf: GgufModel, tensor: TensorInfo, is_expert: bool, is_head: bool) -> MatmulWork:

@@ -14,12 +14,16 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge_run.base.protocols import Clock
 from edge_run.runtime.probing.kept_findings import KeptFindings
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.readers import Readers
+
+if TYPE_CHECKING:
+    from edge_run.tiers.kv.spill import Spill
+    from edge_run.tiers.weights import Weights
 
 LEAST_TOKENS = 12
 MOST_POINTS = 8
@@ -34,7 +38,7 @@ class PassSeen(NamedTuple):
 
     n_tokens: the tokens of a pass.
     read_bytes: the bytes that it read.
-    wall_s: the time from one pass to the next.
+    wall_s: the time from one pass to the next, without waits for keys and values.
     wait_s: the part of this time in which the pass waited for reads.
     choosing_s: the part in which it decided what to read.
     busy_s: the part with a read in flight.
@@ -71,11 +75,16 @@ class Usage:
     room_share: the share of all experts' bytes that has room.
     token_bytes: the bytes on the drive of the experts that a token uses; they may be set between passes, when another
         file is read.
+    spilled: keys and values in a file, where there are any: passes wait for these too, which is no time of experts.
     """
 
-    def __init__(self, room_share: float, token_bytes: int, readers: Readers, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, room_share: float, token_bytes: int, weights: Weights, readers: Readers, clock: Clock = time.monotonic
+    ) -> None:
+        """weights: the experts. readers: what reads them, and other things besides."""
         self.room_share, self.token_bytes = room_share, token_bytes
-        self._readers, self._clock = readers, clock
+        self._weights, self._readers, self._clock = weights, readers, clock
+        self.spilled: Spill | None = None
         self.n_tokens = self._read_bytes = self._used_bytes = 0
         self._tokens: deque[PassSeen] = deque(maxlen=MOST_PASSES)
         self._batches: deque[PassSeen] = deque(maxlen=MOST_PASSES)
@@ -89,8 +98,8 @@ class Usage:
         wait_s: all waits since the start, as in `PassSeen`.
         choosing_s: all decisions since the start, as in `PassSeen`.
         """
-        read = self._readers.totals
-        now = PassSeen(n_tokens, read.bytes_read, self._clock(), wait_s, choosing_s, read.busy_s)
+        now_s = self._clock() - (self.spilled.wait_s if self.spilled else 0.0)
+        now = PassSeen(n_tokens, self._weights.read_bytes, now_s, wait_s, choosing_s, self._readers.totals.busy_s)
         if self._began is not None:
             since = (after - before for after, before in zip(now[1:], self._began[1:], strict=True))
             self._note(PassSeen(self._began.n_tokens, *since))

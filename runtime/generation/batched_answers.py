@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.closing import Closing
@@ -151,10 +151,21 @@ class BatchedAnswers(Closing):
         """Take a request on, and its `answer`; return its number. Raises ContextFull for a prompt that is too long."""
         self.check()
         check_room(len(answer.prompt), self._scheduler.room_tokens)
-        number, now = self._scheduler.submit(answer.prompt, turn.priority, turn.key, turn.salt), self._clock()
-        deadline_s = now + (math.inf if turn.deadline_s is None else turn.deadline_s)
-        self._open[number] = _Open(answer, now, deadline_s, turn.salt)
+        number = None
+        try:
+            with self.hearing_ctrl_c():
+                number, now = self._scheduler.submit(answer.prompt, turn.priority, turn.key, turn.salt), self._clock()
+                deadline_s = now + (math.inf if turn.deadline_s is None else turn.deadline_s)
+                self._open[number] = _Open(answer, now, deadline_s, turn.salt)
+        except KeyboardInterrupt:
+            if number is not None:  # which nobody else knows
+                self._forget(number)
+            raise
         return number
+
+    def hearing_ctrl_c(self) -> AbstractContextManager[None]:
+        """Have Ctrl-C wait until the block is done, and end the pass in it, as in all that changes these answers."""
+        return self._engine.interrupt.hearing_ctrl_c()
 
     def cancel(self, number: int) -> None:
         """End a request after the pass at hand, from any thread; where it is alone, end the pass too."""
@@ -170,30 +181,35 @@ class BatchedAnswers(Closing):
         would take them along. An interrupt that is not the cancelling of single requests ends all of them.
         """
         self.check()
-        if ended := [*self._events, *self._end_some()]:
-            self._events = []
-            return ended
+        with self.hearing_ctrl_c():
+            self._events += self._end_some()
+        if not self._events:
+            self._compute()
+        events, self._events = self._events, []
+        return events
+
+    def _compute(self) -> None:
+        """Compute one pass, and note what it brought."""
         try:
-            self._passes.admit()
-            self._begin_admitted()
-            self._meter.lap()
-            self._begin_passes()
-            if not self._passes.n_in_flight:
-                return []
-            with self._engine.interrupt.hearing_ctrl_c():  # which is raised once what came of the pass is noted
-                self._events += self._take_in(*self._passes.finish(), self._meter.lap())
+            with self.hearing_ctrl_c():
+                self._passes.admit()
+                self._begin_admitted()
+                self._meter.lap()
+                self._begin_passes()
+                if self._passes.n_in_flight:
+                    self._events += self._take_in(*self._passes.finish(), self._meter.lap())
         except TierReadError as error:
             if error.errno not in _FULL_DRIVE or self.n_running < 2:
                 raise
-            number = self._scheduler.running()[-1]
-            self._forget(number)
-            return [Event(number, error=error)]
+            with self.hearing_ctrl_c():
+                number = self._scheduler.running()[-1]
+                self._forget(number)
+                self._events.append(Event(number, error=error))
         except Cancelled:
-            self._engine.interrupt.reset()  # which a pass does itself, but not rows that are read back
-            is_for_all = not self._cancelled & self._open.keys()
-            return [self._end(number, "cancelled") for number in list(self._open) if is_for_all]
-        events, self._events = self._events, []
-        return events
+            with self.hearing_ctrl_c():
+                self._engine.interrupt.reset()  # which a pass does itself, but not rows that are read back
+                is_for_all = not self._cancelled & self._open.keys()
+                self._events += [self._end(number, "cancelled") for number in list(self._open) if is_for_all]
 
     def drop(self, number: int) -> None:
         """Forget a request; without effect where it has ended."""
@@ -201,15 +217,17 @@ class BatchedAnswers(Closing):
             if number in self._cancelled:
                 self._cancelled.discard(number)
                 self._engine.interrupt.reset()  # which may have been set for it when its last pass had ended
-        if number in self._open:
-            self._forget(number)
-        self._events = [event for event in self._events if event.request != number]
+        with self.hearing_ctrl_c():
+            if number in self._open:
+                self._forget(number)
+            self._events = [event for event in self._events if event.request != number]
 
     def drop_all(self) -> None:
         """Forget all requests."""
-        for number in list(self._open):
-            self._forget(number)
-        self._events = []
+        with self.hearing_ctrl_c():
+            for number in list(self._open):
+                self._forget(number)
+            self._events = []
 
     def check(self) -> None:
         """Raise Cancelled where these answers have given way to another one, ConfigError where they were closed."""
@@ -232,11 +250,12 @@ class BatchedAnswers(Closing):
         """Forget all requests, and empty the sequences. Idempotent."""
         if self.is_closed:
             return
-        self.is_closed = True
-        self._passes.abandon()
-        self.drop_all()
-        for sequence in range(self._decoder.capabilities.sequences if self._guesses else self._n_sequences):
-            self._decoder.rewind(sequence, 0)
+        with self.hearing_ctrl_c():
+            self.is_closed = True
+            self._passes.abandon()
+            self.drop_all()
+            for sequence in range(self._decoder.capabilities.sequences if self._guesses else self._n_sequences):
+                self._decoder.rewind(sequence, 0)
 
     def _end_some(self) -> Iterator[Event]:
         """End the requests that were cancelled, or whose time is over."""

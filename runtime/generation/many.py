@@ -15,7 +15,7 @@ from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError
 from edge_run.base.results import Generation, Piece
 from edge_run.runtime.generation.batched_answers import BatchedAnswers, Event
 from edge_run.runtime.generation.continuation import Continuation
-from edge_run.runtime.generation.request import Prompt, Request
+from edge_run.runtime.generation.request import Prompt, Request, Turn
 from edge_run.runtime.processes.workplace import Workplace
 
 _NONE: Any = object()  # where there are no more prompts
@@ -116,8 +116,9 @@ class ManyAnswers:
             if not self._numbers:
                 self.is_complete = True
                 return None
-            for event in self._workplace.do(self.answers.advance):
-                self._note(event)
+            with self.answers.hearing_ctrl_c():  # what has come is noted
+                for event in self._workplace.do(self.answers.advance):
+                    self._note(event)
         return self._found.popleft()
 
     def close(self) -> None:
@@ -143,23 +144,29 @@ class ManyAnswers:
                 self._prompt = next(self._prompts, _NONE)
             if self._prompt is _NONE:
                 return
-            submitted = self._workplace.do(partial(self._submit, self._prompt))
-            number, self.n_taken, self._prompt = self.n_taken, self.n_taken + 1, _NONE
-            if isinstance(submitted, EdgeRunError):
-                self._found.append((number, submitted))
-            else:
-                self._numbers[submitted] = number
+            found: Any = self._workplace.do(partial(self._begun, self._prompt))
+            with self.answers.hearing_ctrl_c():  # a prompt is taken and noted, or neither
+                if not isinstance(found, EdgeRunError):
+                    found = self._workplace.do(partial(self._submit, *found))
+                if isinstance(found, EdgeRunError):
+                    self._found.append((self.n_taken, found))
+                else:
+                    self._numbers[found] = self.n_taken
+                self.n_taken, self._prompt = self.n_taken + 1, _NONE
 
-    def _submit(self, prompt: Any) -> int | EdgeRunError:
-        """Take a prompt on; return its number in the batch, or what is wrong with it."""
+    def _begun(self, prompt: Any) -> tuple[Continuation, Turn] | EdgeRunError:
+        """Return the beginning of an answer and whose turn it is, or what is wrong with the prompt."""
         self.answers.check()
         try:
             request = prompt if isinstance(prompt, Request) else replace(self._usual, prompt=prompt)
-            answer = self._begin(request)
+            return self._begin(request), request.turn
         except EdgeRunError as error:
             return error
+
+    def _submit(self, answer: Continuation, turn: Turn) -> int | EdgeRunError:
+        """Take an answer on; return its number in the batch, or why it has no room."""
         try:
-            return self.answers.submit(answer, request.turn)
+            return self.answers.submit(answer, turn)
         except ContextFull as error:
             answer.close()
             return error

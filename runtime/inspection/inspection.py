@@ -27,8 +27,9 @@ class Inspection:
     loading the vocabulary takes. program_bytes: resident memory of a process that holds nothing but Python, llama.cpp
     and the vocabulary. Both are estimates where it was not loaded. kv_bytes and buffer_bytes: what the context will
     allocate. cell_bytes: of kv_bytes, keys and values that are written cell by cell; cell_rows: of each such tensor its
-    rows (`CellTensor`) and its share of cell_bytes; cell_uses: which of them each attention reads. narrow_bytes: what
-    narrow passes touch of the compute buffer. packed_graph: see `graph`; `spans`: its part of the address space.
+    rows (`CellTensor`) and its share of cell_bytes; cell_uses: which of them each attention reads. window_tokens,
+    windowed_share: of attention with a sliding window, and in what share of the layers it is. narrow_bytes: what narrow
+    passes touch of the compute buffer. packed_graph: see `graph`; `spans`: its part of the address space.
     """
 
     is_tried: bool
@@ -43,6 +44,8 @@ class Inspection:
     cell_bytes: int
     cell_rows: tuple[tuple[int, float], ...]
     cell_uses: tuple[tuple[int, ...], ...]
+    window_tokens: int
+    windowed_share: float
     narrow_bytes: int
     spans: tuple[MappedSpan, ...]
     packed_graph: str

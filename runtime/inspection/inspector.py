@@ -82,6 +82,8 @@ def inspect_here(path: Path, config: ModelConfig, *, is_tried: bool) -> Inspecti
         cell_bytes=sizes.cell_bytes,
         cell_rows=_cell_rows(narrow.flow.cells),
         cell_uses=cell_uses(narrow.graph, narrow.flow),
+        window_tokens=sized.sliding_window_tokens,
+        windowed_share=sizes.windowed_share,
         narrow_bytes=narrow.touched_bytes,
         spans=tuple(map(_in_files, address_space.spans)),
         packed_graph=pack_graph(_at_file_addresses(narrow.graph, address_space)),
@@ -121,6 +123,7 @@ class _Sizes(NamedTuple):
     kv_bytes: int
     buffer_bytes: int
     cell_bytes: int
+    windowed_share: float
 
 
 def _sizes(model: LlamaModel, shape: ContextShape) -> _Sizes:
@@ -128,14 +131,16 @@ def _sizes(model: LlamaModel, shape: ContextShape) -> _Sizes:
     if shape.context_tokens <= LONG_CONTEXT_TOKENS:
         context = LlamaContext(model, shape)
         context.close()
-        return _Sizes(context.context_tokens, context.kv_bytes, context.buffer_bytes, context.cell_bytes)
+        sizes = context.context_tokens, context.kv_bytes, context.buffer_bytes, context.cell_bytes
+        return _Sizes(*sizes, context.windowed_share)
     width = min(shape.micro_batch_tokens, LONG_CONTEXT_TOKENS // 2)
     half, whole = (
         _sizes(model, replace(shape, context_tokens=tokens, micro_batch_tokens=width))
         for tokens in (LONG_CONTEXT_TOKENS // 2, LONG_CONTEXT_TOKENS)
     )
     steps = (shape.context_tokens - whole.context_tokens) / (whole.context_tokens - half.context_tokens)
-    return _Sizes(shape.context_tokens, *(round(b + (b - a) * steps) for a, b in zip(half[1:], whole[1:], strict=True)))
+    kv, buffers, cells = (round(b + (b - a) * steps) for a, b in zip(half[1:4], whole[1:4], strict=True))
+    return _Sizes(shape.context_tokens, kv, buffers, cells, whole.windowed_share)
 
 
 def _map_narrow_pass(gguf: GgufModel, model: LlamaModel, shape: ContextShape) -> tuple[NarrowPass, int]:

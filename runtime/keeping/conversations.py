@@ -53,7 +53,7 @@ class Conversations:
     """The conversations in a folder of a prompt cache."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / CONVERSATIONS
+        self._folder, self._is_begun = folder / CONVERSATIONS, False
 
     def hold(self, name: str) -> LivingFile | None:
         """Have the conversation `name` for this process alone, until what is returned is removed or the process ends.
@@ -63,7 +63,7 @@ class Conversations:
         """
         self._path(name)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make_folder()
             with locked(self._folder / _LOCK):
                 if name.encode() in read_living(self._folder, _HELD):
                     raise ConfigError(f"{name}: another chat goes on with it; give another name, or end that chat")
@@ -86,7 +86,7 @@ class Conversations:
             "passes": None if conversation.passes is None else _runs(conversation.passes),
         }
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make_folder()
             with (
                 whole_file(path, 0o600, is_durable=True) as draft,
                 draft.open("w", encoding="utf-8", errors="surrogatepass") as file,
@@ -94,6 +94,13 @@ class Conversations:
                 json.dump(fields, file)
         except OSError as error:
             raise TierReadError(f"{path}: the conversation cannot be kept ({reason_of(error)})") from error
+
+    def _make_folder(self) -> None:
+        """Make the folder; the one that it is in once only: where that is gone, its drive may be. Raises OSError."""
+        if not self._is_begun:
+            self._folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._is_begun = True
+        self._folder.mkdir(exist_ok=True, mode=0o700)
 
     def load(self, name: str) -> Conversation:
         """Return a conversation. Raises ConfigError where there is none of this name, or its file is damaged."""

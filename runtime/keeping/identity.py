@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import platform
 from dataclasses import dataclass
 
 from edge_run.base.files import file_facts
@@ -38,7 +39,8 @@ def kept_identity(gguf: GgufModel, numerics: Numerics, signature: str) -> KeptId
     library = _digest([library_build(), numerics.kernels]).hex()
     key = _digest([FORMAT, library, files, dataclasses.asdict(numerics), signature])
     path = str(gguf.shards[0].path.resolve())
-    return KeptIdentity(key, {"library": library, "path": path, "file": _digest(files).hex()})
+    facts = {"library": library, "path": path, "file": _digest(files).hex(), "machine": platform.node()}
+    return KeptIdentity(key, facts)
 
 
 def _digest(facts: object) -> bytes:

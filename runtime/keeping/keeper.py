@@ -95,7 +95,7 @@ class PromptKeeper(RowWatcher):
         """
         if not held:
             self._restorer.clear()
-        result = None
+        result, tried = None, list[KeptPrefix]()
         for _ in range(0 if self._is_off or self._drive.hangs else _MOST_TRIES):
             try:
                 patience_s = PATIENCE_S + BLOCK_PATIENCE_S * len(prompt) / BLOCK_ROWS
@@ -110,6 +110,9 @@ class PromptKeeper(RowWatcher):
                 raise
             if prefix is None or prefix.position <= (held if result is None else result):
                 break
+            if tried.count(prefix) > 1:  # once more, as a drive that is reset answers then
+                break
+            tried.append(prefix)
             try:
                 result, failure = self._restore(prefix, prompt)
             except KernelError as error:

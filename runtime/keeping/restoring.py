@@ -113,7 +113,8 @@ class RowRestorer:
         try:
             read_rows(prefix.snapshot, head, parts, self._check)
         except (OSError, DamagedRows) as error:
-            remove(prefix.snapshot)
+            if isinstance(error, DamagedRows):
+                remove(prefix.snapshot)
             _clear(parts)
             return _reason(error)
         except BaseException:

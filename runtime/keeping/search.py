@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,10 +88,16 @@ class PrefixSearch:
 
     def snapshot_path(self, tokens: Sequence[int], passes: Sequence[RowPass] | None) -> Path:
         """Return where a snapshot after all of `tokens` is, or would be."""
-        names = block_names(self._root, tokens, passes)
-        start = len(names) * BLOCK_ROWS
-        name = part_name((names or [self._root])[-1] + b"snapshot", tokens, passes, start, len(tokens))
-        return self._store.path_of(name, len(names))
+        return self._snapshot_at(len(tokens), tokens, passes, block_names(self._root, tokens, passes))
+
+    def _snapshot_at(
+        self, position: int, tokens: Sequence[int], passes: Sequence[RowPass] | None, names: Sequence[bytes]
+    ) -> Path:
+        """Return where a snapshot after the first `position` of `tokens` is; names: of their complete blocks."""
+        n_blocks = position // BLOCK_ROWS
+        parent = names[n_blocks - 1] if n_blocks else self._root
+        name = part_name(parent + b"snapshot", tokens, passes, n_blocks * BLOCK_ROWS, position)
+        return self._store.path_of(name, n_blocks)
 
     def longest(
         self, tokens: Sequence[int], passes: Sequence[RowPass] | None, most: int
@@ -99,7 +106,8 @@ class PrefixSearch:
 
         passes: those that would compute `tokens`.
         """
-        blocks = self.block_paths(tokens, passes)
+        names = block_names(self._root, tokens, passes)
+        blocks = [self._store.path_of(name, depth) for depth, name in enumerate(names)]
         has_rows = self._layout.row_bytes(1) > 0
         if has_rows:
             blocks = blocks[: next((i for i, path in enumerate(blocks) if not is_there(path)), len(blocks))]
@@ -110,8 +118,8 @@ class PrefixSearch:
             return (KeptPrefix(position, passes, blocks[:n_needed]) if position else None), n_rows
         assert passes is not None
         for position in self._stops(passes, min(n_rows + BLOCK_ROWS - 1, most, len(tokens))):
-            shorter = [one for one in passes if one.start < position]
-            path = self.snapshot_path(tokens[:position], shorter)
+            shorter = passes[: bisect_left(passes, (position, 0))]
+            path = self._snapshot_at(position, tokens, shorter, names)
             if is_there(path):
                 used = blocks[: position // BLOCK_ROWS] if has_rows else []
                 return KeptPrefix(position, shorter, used, path), n_rows * has_rows

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,11 @@ class PromptStore:
             with contextlib.suppress(OSError):  # another process removed it
                 os.utime(path, ns=(now, now))
 
-    def make_room(self, size_bytes: int) -> bool:
-        """Remove the least recently used files so that `size_bytes` more fit; return False where they cannot."""
+    def make_room(self, size_bytes: int, needed: Collection[Path] = ()) -> bool:
+        """Remove the least recently used files so that `size_bytes` more fit; return False where they cannot.
+
+        needed: files that stay, as what is to be written continues them.
+        """
         if size_bytes > self._most_bytes or size_bytes + LEFT_FREE_BYTES > shutil.disk_usage(self.folder).free:
             return False
         is_old = time.monotonic() - self._looked_s > _LOOK_AGAIN_S
@@ -118,11 +121,14 @@ class PromptStore:
             with locked(self.folder / LOCK):
                 files = sorted(_files(*_key_folders(self.folder)), key=lambda file: (file.used_ns, -file.depth))
                 self._known_bytes, self._looked_s = sum(file.size_bytes for file in files), time.monotonic()
+                if size_bytes + sum(file.size_bytes for file in files if file.path in needed) > self._most_bytes:
+                    return False
                 for file in files:
                     if self._known_bytes + size_bytes <= self._most_bytes:
                         break
-                    file.path.unlink(missing_ok=True)
-                    self._known_bytes -= file.size_bytes
+                    if file.path not in needed:
+                        file.path.unlink(missing_ok=True)
+                        self._known_bytes -= file.size_bytes
         self._known_bytes += size_bytes
         return True
 
@@ -148,7 +154,8 @@ class PromptStore:
         about, ours = _note_in(folder), self._identity.facts
         if not about:
             return _age_s(folder) > _UNNOTED_S  # nobody is just making it
-        if about["format"] != FORMAT or about["library"] != ours["library"]:
+        is_elsewhere = about.get("machine") != ours.get("machine")  # where the same path may be another file
+        if about["format"] != FORMAT or about["library"] != ours["library"] or is_elsewhere:
             return _unused_s(folder) > _OTHERS_S  # it may be there, too, or on a machine with the same home
         return bool(about["path"] == ours["path"] and about["file"] != ours["file"])
 

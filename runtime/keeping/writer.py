@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import reason_of
-from edge_run.base.interrupt import JoinedThread, join_all
+from edge_run.base.interrupt import Interrupt, JoinedThread, join_all
 from edge_run.base.protocols import Clock
 from edge_run.base.units import format_size
 from edge_run.runtime.keeping.store import PromptStore
@@ -62,11 +62,12 @@ class BlockWriter:
         if self._thread is None:
             thread = JoinedThread(self._run, "edge-run-keeper")
             try:
-                thread.start()
+                with Interrupt().hearing_ctrl_c():  # no thread that nobody knows
+                    thread.start()
+                    self._thread = thread
             except RuntimeError as error:
                 self._fail(str(error))
                 return
-            self._thread = thread
         self._queue.put(block)
 
     def close(self) -> None:
@@ -109,7 +110,7 @@ class BlockWriter:
             self._store.used(paths)
             if paths[-1].exists():  # another process had the same text
                 return True
-            if not self._store.make_room(head.file_bytes):
+            if not self._store.make_room(head.file_bytes, frozenset(paths)):
                 self._fail(f"no room for {head.file_bytes:,} bytes more")
                 return False
             if not self._store.daily.take(head.file_bytes):

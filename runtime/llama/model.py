@@ -26,6 +26,7 @@ _BUFFER = re.compile(r"(\S+) +(?:compute|output) buffer size =\s*([\d.]+) MiB")
 _CACHE_PART = re.compile(r"(\S+) +(?:KV|RS|DSV4 .*state) buffer size =\s*([\d.]+) MiB")
 _CACHE = re.compile(r"(?<!buffer )size =\s*([\d.]+) MiB(?:.*?(\d+) layers)?")
 _OF_CELLS = "llama_kv_cache"
+_LAYERS = re.compile(r"(\d+) cells, *(\d+) layers")
 _TELLING = ("error", "fail", "require")
 _READY_TO_MAP = ("print_info:", "load_tensors:")
 
@@ -39,6 +40,12 @@ class _Lines:
     def add(self, line: str) -> None:
         if line.strip():
             self.lines.append(line.strip())
+
+    def windowed_share(self) -> float:
+        """Return in what share of the layers with cells there are fewer than in the others."""
+        layers = [(int(found[1]), int(found[2])) for line in self.lines if (found := _LAYERS.search(line))]
+        most, n_layers = max((cells for cells, _ in layers), default=0), sum(n for _, n in layers)
+        return sum(n for cells, n in layers if cells < most) / n_layers if n_layers else 0.0
 
     def sizes(self, pattern: re.Pattern[str], place: str) -> tuple[int, int]:
         """Return the bytes that lines like `pattern` tell of: those at `place`, and those elsewhere."""
@@ -189,6 +196,7 @@ class LlamaContext:
     buffer_bytes: of the other buffers in DRAM, for computing and for logits.
     gpu_kv_bytes, gpu_buffer_bytes: the same on a GPU.
     caches: of each cache, wherever it is, its bytes and how many layers it has.
+    windowed_share: of the layers with keys and values, those that have fewer cells than the context: of a window.
     """
 
     def __init__(
@@ -260,6 +268,7 @@ class LlamaContext:
             for line in lines.lines
             if line.startswith(_OF_CELLS) and (found := _CACHE.search(line))
         )
+        self.windowed_share = lines.windowed_share()
         gpu = placement.gpu_name if placement else ""
         self.gpu_kv_bytes, _ = lines.sizes(_CACHE_PART, gpu)
         self.gpu_buffer_bytes, self.buffer_bytes = lines.sizes(_BUFFER, gpu)

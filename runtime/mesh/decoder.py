@@ -24,6 +24,7 @@ from edge_run.runtime.mesh.messages import Decode, Operate
 from edge_run.runtime.mesh.run import MeshRun
 
 REPORT_EVERY_S = 1.0
+IDLE_S, IDLE_TOKENS = 5.0, 4  # a speed counts for so long, or for the time of so many tokens
 
 
 class MeshDecoder:
@@ -144,7 +145,7 @@ class MeshDecoder:
         now_s, token_s = time.monotonic(), self._run.rates.token_s
         if now_s - self._reported_s >= REPORT_EVERY_S and token_s:
             self._reported_s = now_s
-            self._mesh.report({"tokens_per_s": round(1 / token_s, 3)})
+            self._mesh.report({"tokens_per_s": round(1 / token_s, 3)}, lasts_s=max(IDLE_S, IDLE_TOKENS * token_s))
 
     def _stop(self, command: Decode) -> None:
         """The batch was taken back here: have the others take it back too."""

@@ -17,6 +17,7 @@ from edge_run.base.results import ContextPoint, Plan
 from edge_run.base.units import MIB, round_up
 from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.profile import disk_of
+from edge_run.partition.cost import AttentionWindow
 from edge_run.partition.parallel import NUMBERS
 from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.forecasting import routing
@@ -86,6 +87,7 @@ class Planner:
             self._holdings = offload.added_to(self._holdings)
             self._spans = clipped(known.spans, self._host_ranges())
         self._address_space = AddressSpace(self._spans)
+        self.window = AttentionWindow(known.window_tokens, known.windowed_share)
 
     @functools.cached_property
     def _graph(self) -> GraphMap:
@@ -211,9 +213,11 @@ class Planner:
             disk = disk.beside(other)
         if self.offload and plan.gpu and (gpu := self._gpu_of(profile)):
             names, has_op_offload = self.offload.sizes.names, plan.gpu.op_offload
-            work, there = shared_work(self.gguf, self.known.graph, n_stops, names, has_op_offload=has_op_offload)
+            work, there = shared_work(
+                self.gguf, self.known.graph, n_stops, names, has_op_offload=has_op_offload, window=self.window
+            )
             return PassTimes(plan, work, profile, disk, self.threads, points, (gpu, there))
-        work = pass_work(self.gguf, self.known.graph, n_stops)
+        work = pass_work(self.gguf, self.known.graph, n_stops, window=self.window)
         return PassTimes(plan, work, profile, disk, self.threads, points)
 
     def can_time(self, profile: DeviceProfile) -> bool:

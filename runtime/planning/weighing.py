@@ -91,10 +91,9 @@ def text_s(
         prompt_s = planner.times(plan, profile).prefill_s(n_tokens, width, is_first=False)
         token_s = planner.times(answering, profile).pass_s(n_texts, n_tokens, n_texts, is_first=False)
         return n_texts * prompt_s + ANSWER_TOKENS * token_s
-    work = pass_work(planner.gguf, planner.known.graph, 0)
-    flops = work.attention_flops if attention else 0.0
+    work = pass_work(planner.gguf, planner.known.graph, 0, window=planner.window)
     narrow, wide = attention or (math.inf, math.inf)
-    n_passes, attention_s = -(-n_tokens // width), n_texts * flops * n_tokens / narrow
-    prompt_s = n_passes * PassBytes(plan, work).usual_s(width, 1) + flops * n_tokens**2 / 2 / wide
+    n_passes, attention_s = -(-n_tokens // width), n_texts * work.attention_of(1, n_tokens) / narrow
+    prompt_s = n_passes * PassBytes(plan, work).usual_s(width, 1) + work.attention_of(n_tokens, 0) / wide
     token_s = PassBytes(answering, work).usual_s(n_texts, n_texts, attention_s)
     return n_texts * prompt_s + ANSWER_TOKENS * token_s

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from edge_run.base.errors import Cancelled, EdgeRunError
-from edge_run.base.interrupt import JoinedThread, join_all
+from edge_run.base.interrupt import Interrupt, JoinedThread, join_all
 from edge_run.base.results import TuningDecision
 from edge_run.prefetch.controller import Controller, Tunable
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Pace, Path, WantedGuesses
@@ -108,7 +108,8 @@ class Overlap:
         try:
             if not self._drafter.prepare(text, self._asked.most_depth + 1):
                 return False
-            thread.start()
+            with Interrupt().hearing_ctrl_c():  # raised once it has an `ident`, or never began
+                thread.start()
         except Cancelled:
             raise
         except KeyboardInterrupt:  # it may have begun: nobody else uses the draft model before it has ended

@@ -38,7 +38,7 @@ class ServerConnection:
         self._tried = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="edge-run-split-link", daemon=True)
         self._answered_s = 0.0
-        self._speaking = threading.Lock()  # held by who uses the connection of the frames
+        self._speaking = threading.RLock()  # held by who uses the connection of the frames
         self.problem = "not connected yet"
 
     def start(self, limit_s: float) -> None:
@@ -52,14 +52,15 @@ class ServerConnection:
         if link is None:
             raise LinkLost(self.problem)
         end_s = time.monotonic() + limit_s
-        if not self._speaking.acquire(timeout=limit_s):
-            raise LinkLost("the server did not answer in time")
         try:
+            if not self._speaking.acquire(timeout=limit_s):
+                raise LinkLost("the server did not answer in time")
             if (left_s := end_s - time.monotonic()) <= 0:
                 raise LinkLost("the server did not answer in time")
             reply = link.ask(kind, body, left_s)
         finally:
-            self._speaking.release()
+            with contextlib.suppress(RuntimeError):  # it was not had
+                self._speaking.release()
         self._answered_s = time.monotonic()
         return reply
 

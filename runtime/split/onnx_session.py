@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edge_run.base.config import check_threads
 from edge_run.base.errors import KernelError, ModelFileError, NotSupported
 from edge_run.base.extras import SPLIT, need
-from edge_run.base.files import writing
+from edge_run.base.files import draft_of, writing
 from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.memory import available_bytes
 from edge_run.runtime.processes.cell import Cell, Overrun
@@ -75,9 +75,11 @@ def traced(
     TierReadError where the network cannot be written to a file for that, and NotSupported where it takes more memory
     than there is, or too long.
     """
-    with tempfile.TemporaryDirectory(prefix="edge-run-") as folder, contextlib.closing(Cell(_JOB)) as cell:
-        file = Path(folder, "network.onnx")
+    place = Path(tempfile.gettempdir(), "edge-run")
+    with draft_of(place) as folder, contextlib.closing(Cell(_JOB)) as cell:  # which goes also when a signal ends us
+        file = folder / "network.onnx"
         with writing(str(file), "make room, or name another folder in the variable TMPDIR"):
+            folder.mkdir(mode=0o700)
             file.write_bytes(proto)
         del proto
         asked: dict[str, Any] = {"path": str(file), "shape": list(shape), "dtype": dtype.str, "name": name}

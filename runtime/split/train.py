@@ -101,7 +101,10 @@ def train_split(task: TrainTask, config: TrainConfig, show: _Show = lambda text:
 
 
 class _Workshop:
-    """One training, from parts to files."""
+    """One training, from parts to files.
+
+    It is over 200 lines because each step goes on with the networks that the one before has changed.
+    """
 
     def __init__(
         self, task: TrainTask, config: TrainConfig, model: OnnxModel, images: ImageFolder, show: _Show
@@ -142,7 +145,7 @@ class _Workshop:
         with room_for_result(self._task.out, needed_bytes):
             files, code = self._learn()
         write_result_folder(self._task.out, files, code, mode)
-        return _report(self._task, self._model, self._networks()[HEAD], len(self._chosen), code)
+        return _report(self._task, self._model, (self._head_adds, len(files[HEAD])), len(self._chosen), code)
 
     def _learn(self) -> tuple[dict[str, bytes], StoredCode]:
         """Return the networks, trained, and what is measured of them."""
@@ -167,6 +170,7 @@ class _Workshop:
         self._make_bottleneck(blank)
         networks = self._networks()
         halves = [describe(networks[name], self._task.model) for name in (HEAD, TAIL)]
+        self._head_adds = halves[0].multiply_adds  # found out here: after the training nothing may fail for a report
         tensors = sum(sum(one.sizes_bytes.values()) for one in halves)
         weights = sum(one.ByteSize() for one in networks.values())
         transform = COPIES_OF_COVARIANCE * 8 * blank.mean.size**2
@@ -232,6 +236,7 @@ class _Workshop:
             labels.append(~np.isin(self._images.labels[chosen], empty))
         fitted = fit_filter((features[0], labels[0]), (features[1], labels[1]), self._task.most_missed)
         add_filter(self._encoder, hidden, fitted)
+        self._head_adds += len(fitted.weights)
         return (fitted.stored,)
 
     def _passes(self, session: Any, chosen: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
@@ -323,14 +328,15 @@ def _check_batches(teacher: Any, size: ImageSize, model: Path) -> None:
         raise NotSupported(f"{model}: its answers have no batch as their first dimension; training needs one")
 
 
-def _report(task: TrainTask, model: OnnxModel, head: Any, images: int, code: StoredCode) -> TrainReport:
-    adds, everything = describe(head, Path(HEAD)).multiply_adds, model.multiply_adds
+def _report(task: TrainTask, model: OnnxModel, head: tuple[int, int], images: int, code: StoredCode) -> TrainReport:
+    """Return what was made. head: its multiply-adds and its bytes."""
+    (adds, head_bytes), everything = head, model.multiply_adds
     return TrainReport(
         folder=str(task.out),
         images=images,
         head_multiply_adds=adds,
         head_share=adds / everything if everything else 0.0,
-        head_bytes=head.ByteSize(),
+        head_bytes=head_bytes,
         rates=tuple(rate_report(one) for one in code.rates),
     )
 

@@ -150,7 +150,8 @@ def _by_expert(graph: GraphMap, moe: MoePlan, memory: WeightMemory, terms: Terms
     shape = MoeShape(tuple(range(len(experts.layers))), experts.n_experts, n_used)
     policy = make_policy(terms.expert_policy, shape)
     cache = ExpertCache(n_frames, dict(enumerate(experts.sizes)), policy, experts.size_of)
-    adaptation = _adaptation(moe, memory.readers, ExpertPrefetch(terms.gguf, shape, cache.__contains__), blocks, terms)
+    prefetch = ExpertPrefetch(terms.gguf, shape, cache.__contains__)
+    adaptation = _adaptation(moe, weights, memory.readers, prefetch, blocks, terms)
     room = ExpertRoom(n_frames, moe.n_lent, moe.n_least, n_used, terms.micro_batch_tokens)
     products = memory.products if terms.has_row_slices else None
     return [dense, ExpertStreaming(experts, cache, weights, room, adaptation, products)]
@@ -185,12 +186,17 @@ def _unpacking(
 
 
 def _adaptation(
-    moe: MoePlan, readers: Readers, prefetch: ExpertPrefetch, packed: PackedBlocks | None, terms: Terms
+    moe: MoePlan,
+    weights: Weights,
+    readers: Readers,
+    prefetch: ExpertPrefetch,
+    packed: PackedBlocks | None,
+    terms: Terms,
 ) -> Adaptation:
     """Return the adaptation: every tunable that the user has not set is to be found by measuring."""
     # Predictions look at routers where they lie: no router may come and go.
     asked, tensors = OFF if moe.residency else terms.expert_prefetch, moe.experts.at.values()
-    usage = Usage(moe.room_share, token_bytes(terms, tensors, is_packed=True), readers)
+    usage = Usage(moe.room_share, token_bytes(terms, tensors, is_packed=True), weights, readers)
 
     def set_prefetch(setting: str) -> None:
         prefetch.setting = setting

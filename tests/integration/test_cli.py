@@ -56,6 +56,7 @@ def test_json_has_the_documented_keys_and_is_alone(run, expected: str) -> None:
     assert answer.keys() == KEYS
     assert {name: answer[name].keys() for name in NESTED_KEYS} == NESTED_KEYS
     assert (answer["text"], answer["finish_reason"], answer["completion_tokens"]) == (expected, "length", 12)
+    assert run(KIT, "-p", PROMPT, "-n", 1, *GREEDY, "--json", EDGE_RUN_DISPLAY_PROMPT="1").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,7 @@ def test_file_named_like_a_command_can_be_run(run, tmp_path: Path) -> None:
         ([KIT, "-p", "x", "-n", "-2"], 2, "must be -1"),
         ([KIT, "-p", "x", "--temp", "-1"], 2, "temperature -1.0: must be 0"),
         ([KIT, "-p", "x", "-f", "y"], 2, "--prompt and --file: exclude each other"),
+        ([KIT, "-p", "x", "--json", "--display-prompt"], 2, "--display-prompt and --json: exclude each other"),
         ([KIT, "-f", "nowhere"], 2, "nowhere: cannot be read .*check the path"),
         ([KIT, "-p", "x", "--grammar", "root ::= ("], 2, "grammar"),
         ([KIT, "-p", "x", "-sys", "y"], 2, "add -cnv"),

@@ -331,3 +331,33 @@ def test_ctrl_c_at_any_moment_leaves_a_model_that_answers() -> None:
         thread.start()
         thread.join(60)
         assert other == [wanted], "no lock is left taken"
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="Ctrl-C is sent by a timer")
+@in_child
+def test_ctrl_c_at_any_moment_leaves_answers_at_once_that_go_on() -> None:
+    with Model(KIT, sequences=2, **OPTIONS) as model:
+        asked: dict[str, Any] = {"max_tokens": 6, "temperature": 0}
+        wanted = [one.text for one in model.generate_many([PROMPT, "One day"], **asked).results()]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        n_raised = 0
+        for number in range(80):
+            stream = model.generate_many([PROMPT, "One day"], **asked)
+            texts = {0: "", 1: ""}
+            signal.setitimer(signal.ITIMER_REAL, 0.0003 + number * 0.0003)
+            while True:
+                try:
+                    for which, piece in stream:
+                        assert isinstance(piece, Piece)
+                        texts[which] += piece.text
+                    time.sleep(0.05)
+                except KeyboardInterrupt:
+                    n_raised += 1
+                    continue
+                break
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert not stream._many.answers.n_running
+        assert n_raised
+        again = [one.text for one in model.generate_many([PROMPT, "One day"], **asked).results()]
+        assert again == wanted

@@ -30,6 +30,7 @@ from edge_run.runtime.planning.planner import abreast, packed
 from edge_run.tiers.source import SourceFile
 from kit_models import streamed
 from program import fresh_environment, run_program
+from tiny_models import make_model
 
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
 FLAGS = ("-c", "256", "-ub", "16", "-t", "1")
@@ -202,3 +203,11 @@ def test_showing_at_no_terminal_does_nothing(capsys: pytest.CaptureFixture[str])
     with Terminal().showing(lambda: "never") as stop:
         stop()
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [("gemma3", 0.6, 0.9), ("llama", 0.0, 0.0)])
+def test_layers_with_a_sliding_window_are_known(name: str, least: float, most: float, tmp_path: Path) -> None:
+    config = edge_run.ModelConfig(context_tokens=4096, micro_batch_tokens=64, cache_folder=tmp_path / "cache")
+    known = planner(make_model(name, tmp_path), config).known
+    assert least <= known.windowed_share <= most
+    assert bool(known.window_tokens) == bool(most)

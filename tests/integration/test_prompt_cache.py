@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from edge_run.base.errors import Cancelled
+from edge_run.runtime.keeping import restoring
 from in_child import in_child
 from kept_prompts import TOKENS, WIDTH, opened, same, talk, talks
 from program import Program, begin
@@ -216,6 +217,29 @@ def test_a_damaged_block_is_computed_again(harm: str, folder: Path, kept: Path) 
         assert found[1] == 256
         assert same(found, wanted)
     assert talks(path, kept, TOKENS[:900])[0][1] == 768, "what was damaged is whole again"
+
+
+@pytest.mark.parametrize("n_failing", ["1", "9"])
+@in_child
+def test_a_snapshot_that_cannot_be_read_stays(n_failing: str, folder: Path, kept: Path) -> None:
+    path = make_model("gemma3", folder)
+    wanted = talks(path, kept, TOKENS[:900])[0]
+    (snapshot,) = (one for one in kept.rglob("*.rows") if one.name.startswith("000003"))
+    real, n_reads = restoring.read_rows, 0
+
+    def read(place: Path, *rest: Any) -> None:
+        nonlocal n_reads
+        n_reads += place == snapshot
+        if place == snapshot and n_reads <= int(n_failing):
+            raise OSError(errno.EIO, "Input/output error", str(place))
+        real(place, *rest)
+
+    with opened(path, kept) as (session, _, said), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restoring, "read_rows", read)
+        found = talk(session, TOKENS[:900])
+        assert same(found, wanted)
+        assert (found[1] > 0, len(said), n_reads) == ((True, 1, 2) if n_failing == "1" else (False, 2, 2))
+    assert snapshot.exists()
 
 
 @in_child

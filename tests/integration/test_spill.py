@@ -28,6 +28,7 @@ from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation import speculation_setup
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.planning import spill_terms
+from edge_run.runtime.streaming.experts import ExpertStreaming
 from in_child import in_child
 from spilling import open_spilling, open_whole, spilled_of
 from talks import OPTIONS, TEXT, Talk, check_rows
@@ -52,7 +53,10 @@ def compare(
     figures = engine.kv_spill
     assert figures is not None
     assert figures.read_bytes > figures.written_bytes > 0
-    assert not by_expert or engine.plan.expert_bytes > 0
+    if by_expert:
+        assert engine.plan.expert_bytes > 0
+        (stream,) = (one for one in engine._supplied.streams if isinstance(one, ExpertStreaming))
+        assert stream.usage.spilled is spill
     assert engine.memory_use.peak_bytes <= engine.budget_bytes
     engine.close()
     assert list((path.parent / "spill").iterdir()) == []

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +17,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
+from edge_run.base.files import remove_drafts
 from edge_run.partition.cuts import find_cuts
+from edge_run.runtime.processes.cell import Overrun
 from edge_run.runtime.split import onnx_session
 from edge_run.runtime.split.inspection import inspect_cuts
 from edge_run.runtime.split.onnx_file import extract, find_tensor, read_onnx
@@ -160,3 +163,21 @@ def test_command(tmp_path: Path) -> None:
     done = command("inspect", str(tmp_path / "none.onnx"))
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert np.all([word not in done.stderr for word in ("Traceback", "mistake")])
+
+
+def test_a_signal_while_a_network_is_traced_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, folder, left = residual_network(tmp_path), tmp_path / "temporary", [Path()]
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+
+    def end(cell: object, job: str, limit_s: float, **asked: Any) -> bytes:
+        assert Path(asked["path"]).is_file()
+        assert Path(asked["path"]).parent.stat().st_mode & 0o777 == 0o700
+        remove_drafts()  # as SIGTERM does, which then ends the process
+        left[:] = folder.iterdir()
+        raise Overrun("is ended")
+
+    monkeypatch.setattr(onnx_session.Cell, "ask", end)
+    with pytest.raises(NotSupported, match="is ended"):
+        read_onnx(path)
+    assert left == []

@@ -23,7 +23,7 @@ from edge_run.base.errors import BudgetError, ConfigError, ModelFileError, NotSu
 from edge_run.base.split import TrainReport
 from edge_run.partition import latent_codec
 from edge_run.partition.latent_codec import LatentCodec, fit_rate_to_size
-from edge_run.runtime.split import bottleneck, onnx_torch, training
+from edge_run.runtime.split import bottleneck, onnx_file, onnx_torch, training
 from edge_run.runtime.split import train as split_train
 from edge_run.runtime.split.bottleneck import BottleneckShape
 from edge_run.runtime.split.bundle import read_bundle
@@ -448,3 +448,25 @@ def test_command(model: Path, images: Path, tmp_path: Path) -> None:
     assert [rate["target_bytes"] for rate in json.loads(done.stdout)["rates"]] == [40, 80]
     done = subprocess.run([*command, "--rates", "x"], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_what_was_learned_is_reported_also_where_nothing_more_can_be_written(
+    model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder for temporary files may be full by then; the figures are those of the head all the same."""
+    write, head = split_train.write_result_folder, tmp_path / "out" / "head.onnx"
+
+    def full(*_: object) -> None:
+        raise TierReadError("network.onnx: cannot be written (No space left on device)")
+
+    with monkeypatch.context() as patch:
+
+        def write_then_full(*given: Any) -> None:
+            write(*given)
+            patch.setattr(onnx_file, "traced", full)
+
+        patch.setattr(split_train, "write_result_folder", write_then_full)
+        task = TrainTask(model, images, CUT, head.parent, empty=("class3",), most_missed=0.05)
+        report = train_split(task, config())
+    assert report.head_multiply_adds == onnx_file.describe(onnx.load(str(head)), head).multiply_adds
+    assert report.head_bytes == head.stat().st_size

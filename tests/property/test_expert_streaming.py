@@ -39,7 +39,7 @@ TENSORS = [
 class Chunks:
     """What `Weights` is to streaming; reads begin and end when chance will have it."""
 
-    totals = ReadTotals()
+    totals, read_bytes = ReadTotals(), 0
 
     def __init__(self, n_chunks: int, n_frames: int, chance: random.Random) -> None:
         self.state, self.chance = OnDemand(n_chunks, n_frames), chance
@@ -117,7 +117,7 @@ class Bench:
         moe = MoeShape(tuple(range(LAYERS)), EXPERTS, USED)
         sizes = dict(enumerate(self.experts.sizes))
         self.cache = ExpertCache(n_frames, sizes, make_policy(policy, moe), self.experts.size_of)
-        usage = Usage(0.5, 1, self.chunks)  # type: ignore[arg-type]
+        usage = Usage(0.5, 1, self.chunks, self.chunks)  # type: ignore[arg-type]
         self.streaming = ExpertStreaming(
             self.experts,
             self.cache,

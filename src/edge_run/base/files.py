@@ -89,7 +89,7 @@ def whole_file(path: Path, mode: int = 0o666, *, is_durable: bool = False) -> It
     mode: who may read and write it, less the umask. is_durable: after a power cut too it is there as a whole, or what
     was there before. Raises OSError.
     """
-    with _draft_of(path) as draft:
+    with draft_of(path) as draft:
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         yield draft
         if is_durable:
@@ -115,7 +115,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     `path`, as `folder_to_write` returns it, is not there or empty: the folder is there with all its files or not at
     all, after a power cut too. Raises OSError.
     """
-    with _draft_of(path) as draft:
+    with draft_of(path) as draft:
         draft.mkdir()
         yield draft
         for one in (*draft.iterdir(), draft):
@@ -130,7 +130,7 @@ def reserved(path: Path, size_bytes: int) -> Iterator[None]:
 
     Raises OSError before it, where there is not so much. A file system that cannot keep room keeps none.
     """
-    with _draft_of(path) as draft:
+    with draft_of(path) as draft:
         with draft.open("wb") as file:
             try:
                 if hasattr(os, "posix_fallocate"):
@@ -158,8 +158,8 @@ def folder_to_write(path: Path, what: str) -> Path:
 
 
 @contextlib.contextmanager
-def _draft_of(path: Path) -> Iterator[Path]:
-    """Yield the name of a draft of `path`; what has it at the end of the block is removed."""
+def draft_of(path: Path) -> Iterator[Path]:
+    """Yield the name of a draft of `path`; what has it at the end of the block, or when a signal ends us, goes."""
     draft = path.with_name(f".{path.name}.{os.getpid()}-{process_scope()}-{os.urandom(4).hex()}.part")
     _drafts.add(draft)
     try:  # also of the creation: a Ctrl-C may come right after it

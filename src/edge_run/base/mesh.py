@@ -223,8 +223,11 @@ class Mesh(Protocol):
         """Say what this device has, or has now."""
         ...
 
-    def report(self, load: Document) -> None:
-        """Say how busy this device is: live rates, kept by others only as the latest."""
+    def report(self, load: Document, *, lasts_s: float | None = None) -> None:
+        """Say how busy this device is: live rates, kept by others only as the latest.
+
+        lasts_s: after which it is not busy any more, unless it says so again; None: until it says something else.
+        """
         ...
 
     def lead(self, *, timeout_s: float, check: Callable[[], None] = go_on) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,22 @@ from typing import Any
 
 import pytest
 
+import edge_run.cli.mesh.join as join_module
 from edge_run.base.errors import NotTrusted
 from edge_run.base.interrupt import Interrupt, go_on
 from edge_run.base.mesh import Joined, Lost, Member
 from edge_run.cli.app import _run
-from edge_run.cli.mesh.join import _take_part
+from edge_run.cli.mesh.join import _cluster, _take_part
 from edge_run.cli.shared.terminal import Terminal
+from edge_run.devices.members.cluster import Cluster, invitation_line, read_cluster, write_cluster
+from edge_run.devices.members.identity import brief_lock, device_key
+from edge_run.devices.members.list_changes import ListEditor
+from edge_run.devices.mesh.changes import invited_to
+from mesh_lists import let_in, make_cluster
+
+GIVEN: dict[str, Any] = {
+    "broker": None, "listen": (), "authority": None, "port": 4321, "replace": False, "name": None,
+}  # fmt: skip
 
 
 class Ended(Exception):
@@ -104,3 +115,33 @@ def test_a_line_from_no_standard_input_is_refused(
     monkeypatch.setattr(sys, "stdin", None)
     assert _run(["mesh", "join", "-"], Terminal()) == 2
     assert "join line: does not begin with" in capsys.readouterr().err
+
+
+def test_a_list_that_changes_while_this_device_joins_stays(tmp_path: Path) -> None:
+    """As by `mesh remove`, which has the lock: what is to be remembered is added to the list that it leaves."""
+    cluster = make_cluster(tmp_path, "mqtt://127.0.0.1", ["one", "two"])
+    folder, founder, found = tmp_path / "one", device_key(tmp_path / "one"), list[Cluster]()
+    assert cluster.listed is not None
+    newer = ListEditor(founder, cluster.listed, cluster.secret).remove(device_key(tmp_path / "two").node)
+    joining = threading.Thread(target=lambda: found.append(_cluster(None, folder, GIVEN, Terminal())))
+    with brief_lock(folder / "cluster.lock"):
+        joining.start()
+        joining.join(0.2)
+        assert not found
+        write_cluster(folder, cluster.adopt(newer, founder))
+    joining.join(20)
+    assert found == [read_cluster(folder)]
+    assert (found[0].listed, found[0].port) == (newer, 4321)
+
+
+def test_a_list_that_the_broker_keeps_is_not_taken_for_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make_cluster(tmp_path, "mqtt://127.0.0.1", ["one"])
+    folder, founder = tmp_path / "one", device_key(tmp_path / "one")
+    assert cluster.listed is not None
+    newer = let_in(ListEditor(founder, cluster.listed, cluster.secret), device_key(tmp_path / "two"), "two")
+    write_cluster(folder, cluster.adopt(newer, founder))
+    monkeypatch.setattr(join_module, "_come_in", lambda *_: cluster)
+    line = invitation_line(invited_to(cluster, cluster.broker, bytes(32)))
+    assert _cluster(line, folder, GIVEN, Terminal()).listed == newer

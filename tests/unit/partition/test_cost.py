@@ -7,7 +7,15 @@ import dataclasses
 import pytest
 
 from edge_run.base.profile import DeviceProfile, GpuProfile, KernelSpeed
-from edge_run.partition.cost import OP_OFFLOAD_TOKENS, CostModel, GpuWork, MatmulWork, PassWork, SharedCost
+from edge_run.partition.cost import (
+    OP_OFFLOAD_TOKENS,
+    AttentionWindow,
+    CostModel,
+    GpuWork,
+    MatmulWork,
+    PassWork,
+    SharedCost,
+)
 
 KERNELS = (
     KernelSpeed("Q4_0", 4096, 1, 2, False, 10e9),
@@ -109,3 +117,14 @@ def test_a_wide_pass_copies_what_is_not_on_the_gpu() -> None:
     assert wide.compute_s(HERE, 512, 0) == pytest.approx(1e9 / 4e9 + 1e9 / 1e10 + there_s + 2e-4)
     assert narrow.compute_s(HERE, 512, 0) == pytest.approx(COSTS.compute_s(HERE, 512, 0) + there_s + 2e-4)
     assert wide.compute_s(HERE, OP_OFFLOAD_TOKENS - 1, 0) == narrow.compute_s(HERE, OP_OFFLOAD_TOKENS - 1, 0)
+
+
+def test_attention_with_a_window_ends_at_it() -> None:
+    """Three of four layers look at 100 positions."""
+    whole = work(flops=1e6)
+    windowed = dataclasses.replace(whole, window=AttentionWindow(100, 0.75))
+    assert COSTS.compute_s(windowed, 1, 99) == COSTS.compute_s(whole, 1, 99)
+    assert COSTS.compute_s(windowed, 1, 999) == pytest.approx((0.25 * 1000 + 0.75 * 100) * 1e6 / 1e9)
+    pairs = 0.25 * (98 + 99 + 100 + 101 + 102) + 0.75 * (98 + 99 + 100 + 100 + 100)
+    assert COSTS.compute_s(windowed, 5, 97) == pytest.approx(pairs * 1e6 / 1e10)
+    assert COSTS.compute_s(windowed, 5, 500) == pytest.approx((0.25 * 5 * 503 + 0.75 * 500) * 1e6 / 1e10)

@@ -92,6 +92,7 @@ def test_neighbours_are_read_together(tmp_path: Path) -> None:
         all_pinned.weights.start()
         all_pinned.weights.acquire(everything)
         assert all_pinned.reads == [(i * CHUNK, MAX_READ_CHUNKS * CHUNK) for i in range(0, 12, MAX_READ_CHUNKS)]
+        assert all_pinned.weights.read_bytes == 12 * CHUNK
 
 
 def test_neighbours_by_number_with_a_hole_between_them_are_not(tmp_path: Path) -> None:

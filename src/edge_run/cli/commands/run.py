@@ -37,6 +37,8 @@ def run(context: click.Context, /, **given: Any) -> None:
     """
     terminal: Terminal = context.obj
     settings = resolve(context, given)
+    if settings.is_json and settings.shows_prompt and origin(context, "display_prompt") == "flag":
+        raise ConfigError("--display-prompt and --json: exclude each other, as JSON has the answer alone; give one")
     if settings.prompt is None and not terminal.can_ask:
         prompt = terminal.read_all(MOST_PROMPT_BYTES, "give one with -p, or start at a terminal to chat")
         settings = dataclasses.replace(settings, prompt=prompt)

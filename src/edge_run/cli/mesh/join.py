@@ -116,7 +116,8 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
 
 def _cluster(line: str | None, folder: Path, given: dict[str, Any], terminal: Terminal) -> Cluster:
     """Return the cluster to join, and keep it: that of `line`, or the one that is known already, with what is new."""
-    from edge_run.devices.members.cluster import Invited, parse_join_line, read_cluster, write_cluster
+    from edge_run.devices.members.cluster import Invited, parse_join_line
+    from edge_run.devices.members.list_file import keep_cluster
     from edge_run.devices.mesh.opening import known_cluster
 
     if line is None:
@@ -128,19 +129,24 @@ def _cluster(line: str | None, folder: Path, given: dict[str, Any], terminal: Te
         said = parse_join_line(pasted)
         check_free(folder, said.cluster if isinstance(said, Invited) else said.id, given["replace"])
         cluster = _come_in(said, folder, given, terminal) if isinstance(said, Invited) else said
-    known = read_cluster(folder)
-    if known and known.id == cluster.id:  # what only this device knows stays
-        broker = known.broker if known.serves else cluster.broker
-        cluster = dataclasses.replace(known, secret=cluster.secret, broker=broker, listed=cluster.listed)
     new: dict[str, Any] = {name: given[name] for name in ("broker", "listen") if given[name]}
     if given["authority"]:
         new["authority"] = checked_authority(given)
     if given["port"] is not None:
         new["port"] = given["port"]
-    cluster = dataclasses.replace(cluster, **new)
-    if cluster != known:
-        write_cluster(folder, cluster)
-    return cluster
+
+    def with_new(known: Cluster | None) -> Cluster:
+        """Return the cluster with what is new; what only this device knows stays, and so does a list that is newer."""
+        if known is None or known.id != cluster.id:
+            check_free(folder, cluster.id, given["replace"])  # another process may have joined one meanwhile
+            return dataclasses.replace(cluster, **new)
+        is_newer = known.listed is not None and cluster.listed is not None and known.listed.order > cluster.listed.order
+        newest = known if is_newer else cluster
+        broker = known.broker if known.serves else cluster.broker
+        kept = dataclasses.replace(known, secret=newest.secret, broker=broker, listed=newest.listed)
+        return dataclasses.replace(kept, **new)
+
+    return keep_cluster(folder, with_new)
 
 
 def _come_in(invited: Invited, folder: Path, given: dict[str, Any], terminal: Terminal) -> Cluster:

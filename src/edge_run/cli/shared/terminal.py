@@ -154,9 +154,9 @@ class Terminal:
                 thread.join()
             self.erase()
 
-        if self.shows_notices and not self._is_plain:
-            thread.start()
         try:
+            if self.shows_notices and not self._is_plain:
+                thread.start()
             yield stop
         finally:
             stop()

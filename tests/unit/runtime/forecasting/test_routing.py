@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,13 +28,14 @@ def test_a_point_is_met_and_others_follow_from_it() -> None:
 
 
 class Drive:
-    """Readers, as far as they count."""
+    """Readers, and the experts that they read, as far as they count."""
 
     def __init__(self) -> None:
-        self.totals = ReadTotals()
+        self.totals, self.read_bytes = ReadTotals(), 0
 
-    def read(self, n_bytes: int) -> None:
-        self.totals = ReadTotals(self.totals.bytes_read + n_bytes, self.totals.busy_s + 0.2)
+    def read(self, n_bytes: int, other_bytes: int = 0) -> None:
+        self.read_bytes += n_bytes
+        self.totals = ReadTotals(self.totals.bytes_read + n_bytes + other_bytes, self.totals.busy_s + 0.2)
 
 
 WIDTH = 64
@@ -43,7 +45,7 @@ def usage(share: float, rate: float, n_tokens: int = routing.LEAST_TOKENS) -> ro
     """Two prompts of two full passes and a rest, and tokens after the second, the last of which is held up."""
     drive = Drive()
     now, wait_s, choosing_s = 0.0, 0.0, 0.0
-    found = routing.Usage(share, 1000, drive, lambda: now)  # type: ignore[arg-type]
+    found = routing.Usage(share, 1000, drive, drive, lambda: now)  # type: ignore[arg-type]
     for width in [WIDTH, WIDTH, 8, WIDTH, WIDTH, 8, *[1] * n_tokens, 2]:
         found.begin(width, wait_s, choosing_s)
         drive.read(round(1000 * (1 - rate)) if width == 1 else 50 * width)
@@ -57,9 +59,24 @@ def test_what_tokens_read_is_counted_and_what_prompts_read_is_not() -> None:
     assert usage(0.5, 0.7, 0).hit_rate == 0
 
 
+def test_keys_and_values_that_are_read_back_are_no_experts() -> None:
+    """Neither their bytes nor the wait for them; nor are dense weights that stream beside experts."""
+    drive, now, spill = Drive(), [0.0], SimpleNamespace(wait_s=0.0)
+    found = routing.Usage(0.5, 1000, drive, drive, lambda: now[0])  # type: ignore[arg-type]
+    found.spilled = spill  # type: ignore[assignment]
+    for _ in range(routing.LEAST_TOKENS + 1):
+        found.begin(1, 0.0, 0.0)
+        drive.read(400, other_bytes=5000)
+        spill.wait_s += 0.5
+        now[0] += 0.75
+    assert found.hit_rate == pytest.approx(0.6)
+    assert found.point is not None
+    assert found.point.token[:3] == pytest.approx((1, 400, 0.25))
+
+
 def test_a_token_that_waited_for_a_question_does_not_count() -> None:
     drive, now = Drive(), [0.0]
-    found = routing.Usage(0.5, 1000, drive, lambda: now[0])  # type: ignore[arg-type]
+    found = routing.Usage(0.5, 1000, drive, drive, lambda: now[0])  # type: ignore[arg-type]
     for i in range(2 * routing.LEAST_TOKENS + 1):
         found.begin(1, 0.0, 0.0)
         drive.read(400)

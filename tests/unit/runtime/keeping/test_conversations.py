@@ -177,3 +177,14 @@ def test_rows_that_cannot_be_erased_are_no_success(tmp_path: Path, monkeypatch: 
     monkeypatch.undo()
     assert erase(tmp_path) == 7
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_drive_that_is_unmounted_is_not_made_up_for(tmp_path: Path) -> None:
+    kept = Conversations(tmp_path / "prompts")
+    kept.save(Conversation("fox", "m", PARTS))
+    shutil.rmtree(tmp_path / "prompts")
+    with pytest.raises(TierReadError, match=r"the conversation cannot be kept .No such file or directory"):
+        kept.save(Conversation("fox", "m", PARTS))
+    with pytest.raises(TierReadError, match="conversations cannot be kept"):
+        kept.hold("hen")
+    assert not list(tmp_path.iterdir())

@@ -17,6 +17,7 @@ from edge_run.runtime.keeping.identity import KeptIdentity
 from edge_run.runtime.keeping.keeper import PromptKeeper
 from edge_run.runtime.keeping.store import PromptStore
 from edge_run.tiers.kv.layout import KvLayout
+from edge_run.tiers.kv.record import RowPass, block_names
 
 
 class Conversation:
@@ -117,3 +118,22 @@ def test_a_lookup_on_a_drive_that_hangs_can_be_cancelled(tmp_path: Path) -> None
             search.PatientDrive().ask(lambda: answers.wait(20), 60.0, check)
     finally:
         answers.set()
+
+
+def test_the_blocks_of_a_long_answer_are_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, n_named = Conversation(tmp_path), 0
+    tokens, passes = range(2000), [RowPass(start, 1) for start in range(2000)]
+
+    def named(*given: Any) -> list[bytes]:
+        nonlocal n_named
+        n_named += 1
+        return block_names(*given)
+
+    monkeypatch.setattr(search, "block_names", named)
+    path = one.keeper._search.snapshot_path(tokens[:300], passes[:300])
+    path.touch()
+    n_named = 0
+    found, _ = one.keeper._search.longest(tokens, passes, 1999)
+    assert found is not None
+    assert (found.position, found.passes, found.snapshot) == (300, passes[:300], path)
+    assert n_named == 1

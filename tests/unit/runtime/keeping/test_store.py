@@ -203,3 +203,32 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TierReadError, match="cannot keep prompts there"):
         store_of(tmp_path / "file")
+
+
+def test_what_is_continued_makes_no_room_for_what_continues_it(tmp_path: Path) -> None:
+    facts = {"library": "b1", "path": "m", "file": "f"}
+    store = PromptStore(tmp_path, KeptIdentity(bytes(16), facts), 350)
+    paths = [store.path_of(bytes(16), depth) for depth in range(4)]
+    for path in paths[:2]:
+        path.write_bytes(bytes(100))
+    store.used(paths)
+    other = keep(store_of(tmp_path, 1), DAY_S)
+    assert store.make_room(100, frozenset(paths)), "another text goes"
+    assert not other.exists()
+    paths[2].write_bytes(bytes(100))
+    store.used(paths)
+    assert not store.make_room(100, frozenset(paths))
+    assert [path.exists() for path in paths] == [True, True, True, False]
+
+
+def test_what_a_machine_with_the_same_home_computed_stays_while_it_is_used(tmp_path: Path) -> None:
+    """Its copy of the model has the same path, and is another file."""
+    facts = {"library": "b1", "path": "m", "file": "f", "machine": "here"}
+    there = KeptIdentity(bytes([1] * 16), {**facts, "file": "g", "machine": "there"})
+    ours, theirs = (PromptStore(tmp_path, one, 1 << 20) for one in (KeptIdentity(bytes(16), facts), there))
+    path = keep(theirs)
+    ours.clean(print)
+    assert path.exists()
+    os.utime(path, (time.time() - 8 * DAY_S,) * 2)
+    ours.clean(print)
+    assert not path.exists()
