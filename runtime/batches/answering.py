@@ -19,6 +19,7 @@ from edge_run.base.errors import (
     MeshError,
     NotSupported,
     TierReadError,
+    lacks_room,
 )
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.batches.input_file import CHAT, COMPLETIONS, BatchRequest
@@ -74,6 +75,7 @@ class PlacesHere:
         self.most = served.model.most_parallel + WAITING
         self._served, self._free = served, anyio.Semaphore(self.most)
         self._preparing = anyio.Semaphore(MOST_UNPREPARED)  # more at once, and the server would refuse some
+        self._n_generating, self._one_ended = 0, anyio.Event()
 
     @classmethod
     @asynccontextmanager
@@ -98,6 +100,8 @@ class PlacesHere:
             return refused(refusal)
         finally:
             self._free.release()
+            ended, self._one_ended = self._one_ended, anyio.Event()
+            ended.set()
         return BatchResult(200, form.whole(answers), sum(one.generation.completion_tokens for one in answers))
 
     async def _prepared(self, request: BatchRequest) -> tuple[Job, AnswerForm]:
@@ -115,11 +119,24 @@ class PlacesHere:
         return job, form
 
     async def _generated(self, job: Job) -> list[FinishedAnswer]:
-        """Return the answers. Raises Refusal for what is wrong with this request; all else ends passes of others."""
-        try:
-            return await generate(self._served.answering, job, lambda number, delta: None, lambda n_tokens: None)
-        except (ConfigError, ContextFull, NotSupported) as error:
-            raise refusal_of(error) from error
+        """Return the answers. Raises Refusal for what is wrong with this request; all else ends passes of others.
+
+        Where the drive is full that keys and values go to, the request that began last gives its room to the others: it
+        is answered anew once another one has ended.
+        """
+        while True:
+            one_ended = self._one_ended
+            self._n_generating += 1
+            try:
+                return await generate(self._served.answering, job, lambda number, delta: None, lambda n_tokens: None)
+            except (ConfigError, ContextFull, NotSupported) as error:
+                raise refusal_of(error) from error
+            except TierReadError as error:
+                if not lacks_room(error) or min(self._n_generating, self._served.model.most_parallel) == 1:
+                    raise
+            finally:
+                self._n_generating -= 1
+            await one_ended.wait()
 
 
 def refused(refusal: Refusal) -> BatchResult:

@@ -87,9 +87,9 @@ class FetchedModels:
         more = partial.pieces.total_bytes(partial.missing(needed))
         with locked(self._folder / "lock"):
             others = sorted(self._folders(partial.folder), key=_last_used)
-            while others and self._used_bytes() + more > self._most_bytes:
+            while others and self._lacks_room(partial.folder, more):
                 self._remove(others.pop(0))
-        if self._used_bytes() + more > self._most_bytes or more > _free_bytes(partial.folder):
+        if self._lacks_room(partial.folder, more):
             partial.give_up(partial.beyond(needed))
         used = self._used_bytes()
         if used + more > self._most_bytes:
@@ -109,6 +109,10 @@ class FetchedModels:
                 needed_bytes=more,
                 errno=errno.ENOSPC,
             )
+
+    def _lacks_room(self, folder: Path, more_bytes: int) -> bool:
+        """Return whether so many bytes are more than may be taken, or than the disk of `folder` has room for."""
+        return self._used_bytes() + more_bytes > self._most_bytes or more_bytes > _free_bytes(folder)
 
     def _folders(self, but: Path) -> list[Path]:
         """Return the folders of models that nobody uses."""

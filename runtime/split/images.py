@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, ProtocolError, reason_of
+from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, ProtocolError, TierReadError, reason_of
 from edge_run.base.extras import SPLIT, need
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -19,6 +19,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # Pillow reads some forty, most of the
 MOST_PIXELS = 64 << 20
 SMALL_PIXELS, PIXELS_OF_A_BYTE = 4 << 20, 256  # ten times what a JPEG of the lowest quality has
 KEPT_BYTES = 1 << 30  # of decoded images are kept at most, where there is room
+MOST_SCANS = 500  # of a JPEG, whose encoders make ten: each goes through all blocks, and may take a few bytes
+_JPEG_START, _SCAN = b"\xff\xd8", b"\xff\xda"  # the latter by chance some 250 times in 16 MiB of other bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,12 @@ def decode_image(data: bytes, size: ImageSize) -> NDArray[np.uint8]:
     """Return an encoded image as pixels (channels, height, width), scaled where it has another size.
 
     Raises ProtocolError where `data` is no JPEG, PNG, WebP or BMP, or has more than 64 million pixels, or so many for
-    its bytes that it was made to take memory. Which of these it is shows before any pixel is decoded.
+    its bytes that it was made to take memory, or so many scans that it was made to take time. Which of these it is
+    shows before any pixel is decoded.
     """
     image = need("PIL.Image", SPLIT)
+    if data.startswith(_JPEG_START) and (n_scans := data.count(_SCAN)) > MOST_SCANS:
+        raise ProtocolError(f"image: a JPEG of {n_scans:,} scans; at most {MOST_SCANS} are read")
     try:
         with image.open(io.BytesIO(data), formats=FORMATS) as opened:
             most = min(MOST_PIXELS, SMALL_PIXELS + PIXELS_OF_A_BYTE * len(data))
@@ -91,11 +96,14 @@ def pixels_of(path: Path, data: bytes, size: ImageSize) -> NDArray[np.uint8]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return what the file `path` holds. Raises ModelFileError where it cannot be read."""
+    """Return what the file `path` holds. Raises ModelFileError where it cannot be read, TierReadError by the drive."""
     try:
         return path.read_bytes()
-    except OSError as error:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         raise ModelFileError(f"{path}: cannot be read ({reason_of(error)}); check its permissions") from error
+    except OSError as error:
+        why = f"{path}: cannot be read ({reason_of(error)}); check the drive"
+        raise TierReadError(why, errno=error.errno) from error
 
 
 def image_paths(folder: Path, flag: str) -> list[Path]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edge_run.base.config import check_threads
 from edge_run.base.errors import KernelError, ModelFileError, NotSupported
 from edge_run.base.extras import SPLIT, need
-from edge_run.base.files import draft_of, writing
+from edge_run.base.files import draft_of, remove_abandoned_drafts, writing
 from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.memory import available_bytes
 from edge_run.runtime.processes.cell import Cell, Overrun
@@ -76,6 +76,7 @@ def traced(
     than there is, or too long.
     """
     place = Path(tempfile.gettempdir(), "edge-run")
+    remove_abandoned_drafts(place)
     with draft_of(place) as folder, contextlib.closing(Cell(_JOB)) as cell:  # which goes also when a signal ends us
         file = folder / "network.onnx"
         with writing(str(file), "make room, or name another folder in the variable TMPDIR"):

@@ -62,7 +62,7 @@ def patch_network(
         whole = chain(model, preprocessing(model, *pixels), extract(model, None, None).graph)
         model = describe(whole, path)
     layers = _find_prefix(model)
-    if len(layers) < 2:
+    if len(layers) < 2 or all(one.node.op_type not in _WINDOWED for one in layers):
         raise NotSupported(f"{path}: does not begin with a chain of convolutions and poolings: nothing to patch")
     proto, last, chosen = _search(model, layers, (tiles,) if tiles else TILES)
     sample = model.sample()

@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
-from edge_run.base.files import remove_drafts
+from edge_run.base.files import process_scope, remove_drafts
 from edge_run.partition.cuts import find_cuts
 from edge_run.runtime.processes.cell import Overrun
 from edge_run.runtime.split import onnx_session
@@ -181,3 +181,15 @@ def test_a_signal_while_a_network_is_traced_leaves_no_file(tmp_path: Path, monke
     with pytest.raises(NotSupported, match="is ended"):
         read_onnx(path)
     assert left == []
+
+
+def test_what_a_killed_process_left_of_a_trace_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, folder = residual_network(tmp_path), tmp_path / "temporary"
+    left = folder / f".edge-run.{os.getpid()}-{process_scope()}-01234567.part"
+    left.mkdir(parents=True)
+    (left / "network.onnx").touch()
+    for one in (left / "network.onnx", left):
+        os.utime(one, (0, 0))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    read_onnx(path)
+    assert not list(folder.iterdir())

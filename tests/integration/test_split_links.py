@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from edge_run import ConfigError, NotSupported, SplitModel
+from edge_run import ConfigError, ModelFileError, NotSupported, SplitModel
 from edge_run.runtime.split import connection, protocol
 from edge_run.runtime.split.protocol import ServerLink
 from edge_run.runtime.split.server import SplitServer
@@ -116,3 +116,10 @@ def test_threads_that_cannot_be(head: Path, threads: int) -> None:
     for make in (SplitModel, lambda path, threads: SplitServer([path], threads)):
         with pytest.raises(ConfigError, match=f"threads {threads}: must be 1 to 512"):
             make(head, threads=threads)
+
+
+def test_a_network_of_another_training_is_named(tmp_path: Path) -> None:
+    head = make_bundle(tmp_path)
+    head.write_bytes(head.read_bytes() + b"\0")
+    with pytest.raises(ModelFileError, match=r"head\.onnx: is not the one that code\.json describes"):
+        SplitModel(head, threads=1)

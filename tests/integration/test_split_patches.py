@@ -235,3 +235,15 @@ def test_command(tmp_path: Path) -> None:
     for arguments, code in (([str(path)], 2), ([str(tmp_path / "none" / "o.onnx")], 2), (["o.onnx", "--std", "1"], 2)):
         done = run_program(*command, *arguments)
         assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+
+
+@pytest.mark.parametrize("tiles", [None, 2])
+def test_what_normalises_pixels_alone_is_nothing_to_patch(tmp_path: Path, tiles: int | None) -> None:
+    proto = onnx.load(str(chain_network(tmp_path)))
+    nodes = [helper.make_node("Neg", ["input"], ["negative"]), *proto.graph.node]
+    nodes[1].input[0] = "negative"
+    graph = helper.make_graph(nodes, "odd", proto.graph.input, proto.graph.output, proto.graph.initializer)
+    path = tmp_path / "odd.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=proto.opset_import, ir_version=8), str(path))
+    with pytest.raises(NotSupported, match="nothing to patch"):
+        patch_network(path, tmp_path / "out.onnx", tiles, ((0.4,), (0.2,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -126,3 +127,42 @@ def test_what_a_server_refuses_at_once_is_refused(url: str, body: dict[str, Any]
             await answering._job(SimpleNamespace(), BatchRequest("a", url, body))  # type: ignore[arg-type]
 
     anyio.run(main)
+
+
+def test_where_the_drive_is_full_a_request_waits_for_the_room_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`BatchedAnswers` ends the one that began last, so that the others go on: that is no end of the run."""
+    began, full = list[str](), TierReadError("no room", errno=errno.ENOSPC)
+
+    async def prepare(served: object, request: BatchRequest) -> Any:
+        job = SimpleNamespace(check=lambda context_tokens: None, name=request.custom_id)
+        return job, SimpleNamespace(begin=lambda served, job: b"", whole=lambda answers: b"{}")
+
+    async def generate(model: object, job: Any, *_: object) -> list[Any]:
+        began.append(job.name)
+        if began == ["first", "late"]:
+            raise full
+        await anyio.sleep(0.05)
+        return []
+
+    monkeypatch.setattr(answering, "_job", prepare)
+    monkeypatch.setattr(answering, "generate", generate)
+    model = SimpleNamespace(most_parallel=2, context_tokens=64)
+
+    async def main() -> list[int]:
+        places = PlacesHere(SimpleNamespace(model=model, answering=None))  # type: ignore[arg-type]
+        statuses = list[int]()
+
+        async def one(name: str) -> None:
+            place = await places.take(2)
+            statuses.append((await place(BatchRequest(name, COMPLETIONS, {"prompt": "x"}))).status)
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as group:
+                for name in ("first", "late"):
+                    group.start_soon(one, name)
+        return statuses
+
+    assert anyio.run(main) == [200, 200]
+    assert began == ["first", "late", "late"]
+    with pytest.raises(TierReadError):  # with nobody to wait for
+        answer(monkeypatch, "generate", full)

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,3 +133,21 @@ def test_a_folder_without_locks_is_refused_with_what_to_do(tmp_path: Path, monke
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(MeshError, match=r"No locks available\); name one .* with --cache-dir"):
         open_model(FetchedModels(tmp_path, 1 << 30), 1)
+
+
+def test_on_a_full_disk_the_longest_unused_goes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk may have less room than was allowed."""
+    models = FetchedModels(tmp_path, 1 << 30)
+    old = open_model(models, 1)
+    fill(old, range(6))
+    old.close()
+    fresh = open_model(models, 2)
+
+    def disk_usage(folder: object) -> SimpleNamespace:
+        n_free = 2 if old.partial.folder.exists() else COUNT
+        return SimpleNamespace(free=module.LEFT_FREE_BYTES + n_free * PIECE_BYTES)
+
+    monkeypatch.setattr(module.shutil, "disk_usage", disk_usage)
+    models.make_room(fresh, range(COUNT))
+    assert not old.partial.folder.exists()
+    fresh.close()
