@@ -280,8 +280,10 @@ class PeerConnection:
                 return
             raise self._lost(self._why)
         finally:
-            with contextlib.suppress(RuntimeError):  # it was not had
+            try:  # noqa: SIM105 -- `suppress` is Python: Ctrl-C within it would leave the lock taken
                 self._turn.release()
+            except RuntimeError:  # it was not had
+                pass
 
     def close(self, why: str) -> None:
         """End it; who is sending gets DeviceLost. Called by the link's thread."""

@@ -132,7 +132,8 @@ class PlacesHere:
             except (ConfigError, ContextFull, NotSupported) as error:
                 raise refusal_of(error) from error
             except TierReadError as error:
-                if not lacks_room(error) or min(self._n_generating, self._served.model.most_parallel) == 1:
+                is_alone = min(self._n_generating, self._served.model.most_parallel) == 1
+                if not lacks_room(error) or (is_alone and not one_ended.is_set()):
                     raise
             finally:
                 self._n_generating -= 1

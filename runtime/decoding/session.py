@@ -121,7 +121,6 @@ class Session:
 
     def _cut(self, position: int) -> int:
         if position < len(self.history):
-            del self.history[position:]  # first: it is never more than what the cells hold
             position = self._decoder.rewind(self._sequence, position)
             del self.history[position:]
         return position

@@ -254,6 +254,9 @@ def _streamed(
     grant = partial(loaded.enter_in_ledger, ledger=ledger, stack=stack)
     plan, streams = open_streams(graph, terms, memory, grant)
     for stream in streams:
+        stack.callback(stream.close)  # where the opening ends before there is a supply; idempotent
+    stack.callback(readers.close)  # before what they read, and read to
+    for stream in streams:
         if cuts and isinstance(stream, WeightStreaming):
             driver.follow_copies(WeightCopies(cuts, stream))
     terms = replace(terms, context_tokens=plan.context_tokens, away_bytes=plan.spilled_kv_bytes)

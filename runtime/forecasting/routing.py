@@ -90,6 +90,7 @@ class Usage:
         self._batches: deque[PassSeen] = deque(maxlen=MOST_PASSES)
         self._first: PassSeen | None = None
         self._began: PassSeen | None = None  # the pass that runs, with the counters as it began
+        self._began_expert_bytes = 0
 
     def begin(self, n_tokens: int, wait_s: float, choosing_s: float) -> None:
         """Note that a pass reaches its first layer with experts; the time since the last call is the last pass's.
@@ -99,16 +100,19 @@ class Usage:
         choosing_s: all decisions since the start, as in `PassSeen`.
         """
         now_s = self._clock() - (self.spilled.wait_s if self.spilled else 0.0)
-        now = PassSeen(n_tokens, self._weights.read_bytes, now_s, wait_s, choosing_s, self._readers.totals.busy_s)
+        read = self._readers.totals
+        read_bytes = read.bytes_read - (self.spilled.file.read_bytes if self.spilled else 0)
+        now = PassSeen(n_tokens, read_bytes, now_s, wait_s, choosing_s, read.busy_s)
+        expert_bytes = self._weights.read_bytes
         if self._began is not None:
             since = (after - before for after, before in zip(now[1:], self._began[1:], strict=True))
-            self._note(PassSeen(self._began.n_tokens, *since))
-        self._began = now
+            self._note(PassSeen(self._began.n_tokens, *since), expert_bytes - self._began_expert_bytes)
+        self._began, self._began_expert_bytes = now, expert_bytes
 
-    def _note(self, seen: PassSeen) -> None:
+    def _note(self, seen: PassSeen, expert_bytes: int) -> None:
         if seen.n_tokens == 1:
             self.n_tokens += 1
-            self._read_bytes += int(seen.read_bytes)
+            self._read_bytes += expert_bytes
             self._used_bytes += self.token_bytes
             self._tokens.append(seen)
         elif self._first is not None and (not self._batches or seen.n_tokens >= self._batches[0].n_tokens):

@@ -9,7 +9,6 @@ and values go to, the request that was admitted last ends, so that the others ha
 
 from __future__ import annotations
 
-import errno
 import math
 import threading
 import time
@@ -18,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, TierReadError
+from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, TierReadError, lacks_room
 from edge_run.base.protocols import Clock
 from edge_run.base.results import Piece, Speculation
 from edge_run.runtime.decoding.session import Keeper
@@ -38,8 +37,6 @@ from edge_run.runtime.scheduling.widths import PassWidths
 from edge_run.runtime.speculation.shared_drafters import OpenText
 from edge_run.runtime.speculation.shared_guesses import SharedTree, span_of
 from edge_run.runtime.speculation.verification import Verification
-
-_FULL_DRIVE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what only writes are refused for
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +196,7 @@ class BatchedAnswers(Closing):
                 if self._passes.n_in_flight:
                     self._events += self._take_in(*self._passes.finish(), self._meter.lap())
         except TierReadError as error:
-            if error.errno not in _FULL_DRIVE or self.n_running < 2:
+            if not lacks_room(error) or self.n_running < 2:
                 raise
             with self.hearing_ctrl_c():
                 number = self._scheduler.running()[-1]
@@ -253,9 +250,9 @@ class BatchedAnswers(Closing):
         with self.hearing_ctrl_c():
             self.is_closed = True
             self._passes.abandon()
-            self.drop_all()
             for sequence in range(self._decoder.capabilities.sequences if self._guesses else self._n_sequences):
                 self._decoder.rewind(sequence, 0)
+            self.drop_all()  # last: it raises the Ctrl-C that was heard
 
     def _end_some(self) -> Iterator[Event]:
         """End the requests that were cancelled, or whose time is over."""

@@ -96,11 +96,11 @@ class Conversations:
             raise TierReadError(f"{path}: the conversation cannot be kept ({reason_of(error)})") from error
 
     def _make_folder(self) -> None:
-        """Make the folder; the one that it is in once only: where that is gone, its drive may be. Raises OSError."""
+        """Make the folders, once only: where they are gone, their drive may be. Raises OSError."""
         if not self._is_begun:
             self._folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._folder.mkdir(exist_ok=True, mode=0o700)
             self._is_begun = True
-        self._folder.mkdir(exist_ok=True, mode=0o700)
 
     def load(self, name: str) -> Conversation:
         """Return a conversation. Raises ConfigError where there is none of this name, or its file is damaged."""

@@ -14,12 +14,13 @@ from pathlib import Path
 from edge_run.base.errors import Cancelled, KernelError
 from edge_run.base.interrupt import go_on
 from edge_run.base.protocols import BatchToken
+from edge_run.base.units import MIB
 from edge_run.runtime.decoding.decoder import RowWatcher
-from edge_run.runtime.keeping.restoring import RowRestorer
+from edge_run.runtime.keeping.restoring import NO_ANSWER, RowRestorer
 from edge_run.runtime.keeping.search import BLOCK_PATIENCE_S, PATIENCE_S, KeptPrefix, PatientDrive, PrefixSearch
 from edge_run.runtime.keeping.store import PromptStore, remove
-from edge_run.runtime.keeping.writer import BlockToWrite, BlockWriter
-from edge_run.tiers.kv.block_file import RowsHead, copy_part
+from edge_run.runtime.keeping.writer import HANG_S, BlockToWrite, BlockWriter, Copies
+from edge_run.tiers.kv.block_file import RowsHead
 from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout
 from edge_run.tiers.kv.record import RowPass, RowRecord, last_stop, reading
 from edge_run.tiers.kv.saving import SavingBlocks
@@ -95,15 +96,13 @@ class PromptKeeper(RowWatcher):
         """
         if not held:
             self._restorer.clear()
-        result, tried = None, list[KeptPrefix]()
+        result, failure, tried = None, "", list[KeptPrefix]()
         for _ in range(0 if self._is_off or self._drive.hangs else _MOST_TRIES):
             try:
                 patience_s = PATIENCE_S + BLOCK_PATIENCE_S * len(prompt) / BLOCK_ROWS
                 prefix = self._drive.ask(partial(self._longest, prompt), patience_s, self._check)
             except TimeoutError:
-                self._say(
-                    f"prompt cache: {self._store.folder}: the drive does not answer; gone on without until it does"
-                )
+                self._say_no_answer()
                 break
             except Cancelled:
                 self._restorer.clear()
@@ -111,6 +110,8 @@ class PromptKeeper(RowWatcher):
             if prefix is None or prefix.position <= (held if result is None else result):
                 break
             if tried.count(prefix) > 1:  # once more, as a drive that is reset answers then
+                if prefix.snapshot and not failure.endswith(NO_ANSWER):
+                    remove(prefix.snapshot)  # it is written anew
                 break
             tried.append(prefix)
             try:
@@ -258,15 +259,25 @@ class PromptKeeper(RowWatcher):
         return whole
 
     def _snapshot(self) -> Path | None:
-        """Write, here and now, what the next pass changes; return where, or None where it could not be written."""
+        """Write what the next pass changes, and wait for that; return where, or None where it could not be written."""
         record = self._record
         start = len(record.tokens) // BLOCK_ROWS * BLOCK_ROWS
         rest = len(record.tokens) - start
         head = RowsHead(self._key, tuple(record.tokens[start:]), self._layout.snapshot_bytes(rest))
         paths = self._search.block_paths(record.tokens, record.passes)
         paths.append(self._search.snapshot_path(record.tokens, record.passes))
-        parts = self._layout.snapshot_parts(start, start + rest)
-        return paths[-1] if self._writer.write(paths, head, (copy_part(part) for part in parts)) else None
+        copies, patience_s = Copies(self._layout.snapshot_parts(start, start + rest)), HANG_S + head.file_bytes / MIB
+        try:
+            is_kept = self._drive.ask(partial(self._writer.write, paths, head, iter(copies)), patience_s)
+        except TimeoutError:
+            self._say_no_answer()
+            return None
+        finally:
+            copies.end()  # also after Ctrl-C: what is not copied by now would be of another text
+        return paths[-1] if is_kept else None
+
+    def _say_no_answer(self) -> None:
+        self._say(f"prompt cache: {self._store.folder}: the drive does not answer; gone on without until it does")
 
     def _tell_failure(self) -> None:
         failure, written_bytes = self._writer.failure, self._writer.written_bytes

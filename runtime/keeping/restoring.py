@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 from edge_run.base.errors import KernelError, NotSupported, reason_of
-from edge_run.base.interrupt import JoinedThread, join_all
+from edge_run.base.interrupt import JoinedThread, go_on, join_all
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.keeping.search import KeptPrefix
 from edge_run.runtime.keeping.store import remove
 from edge_run.runtime.llama import _ggml as ggml
-from edge_run.tiers.kv.block_file import DamagedRows, RowsHead, clear_part, read_rows
+from edge_run.tiers.kv.block_file import DamagedRows, RowsHead, RowsVoid, clear_part, place_part, read_rows
 from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout, MemoryPart
 from edge_run.tiers.kv.record import RowPass, reading
 
 READERS = 2
+HANG_S = 60.0  # that a drive may take for a part of a file, before it is no longer waited for
 _TRIED_TOKENS = 64  # of a text that is placed to see where its rows lie
+NO_ANSWER = "the drive does not answer"
+
+
+class _Arrivals:
+    """Parts of files on their way into cells, until `end`. moved_s: when the last one came."""
+
+    def __init__(self) -> None:
+        self.moved_s, self._lock, self._is_over = time.monotonic(), threading.Lock(), False
+
+    def place(self, part: MemoryPart, content: bytes) -> None:
+        """Put a part where it belongs. Raises RowsVoid after the end: the cells may be another text's."""
+        with self._lock:
+            if self._is_over:
+                raise RowsVoid
+            place_part(part, content)
+        self.moved_s = time.monotonic()
+
+    def end(self) -> None:
+        """Nothing is placed from now on."""
+        with self._lock:
+            self._is_over = True
 
 
 class RowRestorer:
@@ -110,42 +134,49 @@ class RowRestorer:
         start = prefix.position // BLOCK_ROWS * BLOCK_ROWS
         head = self._head(tokens[start : prefix.position], self._layout.snapshot_bytes(prefix.position - start))
         parts = list(self._layout.snapshot_parts(start, prefix.position))
+        errors, arrivals, snapshot = list[BaseException](), _Arrivals(), prefix.snapshot
+
+        def read() -> None:
+            try:
+                read_rows(snapshot, head, parts, self._check, arrivals.place)
+            except BaseException as error:  # raised by who waits
+                errors.append(error)
+
         try:
-            read_rows(prefix.snapshot, head, parts, self._check)
-        except (OSError, DamagedRows) as error:
-            if isinstance(error, DamagedRows):
-                remove(prefix.snapshot)
-            _clear(parts)
-            return _reason(error)
+            has_ended = self._arrive(read, 1, go_on, arrivals)
         except BaseException:
             _clear(parts)
             raise
-        return ""
+        if has_ended and not errors:
+            return ""
+        _clear(parts)
+        if not has_ended:
+            return NO_ANSWER
+        if not isinstance(errors[0], (OSError, DamagedRows)):
+            raise errors[0]
+        if isinstance(errors[0], DamagedRows):
+            remove(snapshot)
+        return _reason(errors[0])
 
     def _read_blocks(self, prefix: KeptPrefix, tokens: Sequence[int]) -> tuple[int, str]:
         """Fill the rows of blocks; return how many from the first one on are right, and what is wrong with the next."""
         failures: list[BaseException | None] = [None] * len(prefix.blocks)
-        left, threads = deque(range(len(failures))), list[JoinedThread]()
+        left, arrivals = deque(range(len(failures))), _Arrivals()
 
         def read() -> None:
             with contextlib.suppress(IndexError):
                 while True:
                     block = left.popleft()
-                    failures[block] = self._read_block(block, prefix, tokens)
+                    failures[block] = self._read_block(block, prefix, tokens, arrivals)
 
         try:
-            for _ in range(READERS):
-                thread = JoinedThread(read, "edge-run-kept-rows")
-                thread.start()
-                threads.append(thread)
-        except RuntimeError:  # no thread more can be started
-            read()
-        finally:
-            try:
-                join_all(threads, left.clear)
-            except BaseException:
-                self._clear_blocks(range(len(failures)))
-                raise
+            has_ended = self._arrive(read, READERS, left.clear, arrivals)
+        except BaseException:
+            self._clear_blocks(range(len(failures)))
+            raise
+        if not has_ended:
+            self._clear_blocks(range(len(failures)))
+            return 0, NO_ANSWER
         for bad, error in enumerate(failures):
             if error is not None:
                 self._clear_blocks(range(bad, len(failures)))
@@ -154,15 +185,44 @@ class RowRestorer:
                 return bad, _reason(error)
         return len(failures), ""
 
+    def _arrive(
+        self, read: Callable[[], None], n_threads: int, give_up: Callable[[], object], arrivals: _Arrivals
+    ) -> bool:
+        """Run `read` in threads; return whether all have ended: they have not where the drive does not answer."""
+        threads = list[JoinedThread]()
+
+        def hangs() -> bool:
+            self._check()
+            return time.monotonic() - arrivals.moved_s > HANG_S
+
+        try:
+            for _ in range(n_threads):
+                thread = JoinedThread(read, "edge-run-kept-rows")
+                thread.start()
+                threads.append(thread)
+        except RuntimeError:  # no thread more can be started
+            read()
+        finally:
+            try:
+                join_all(threads, give_up, hangs)
+            finally:
+                arrivals.end()
+        has_ended = all(thread.has_ended.is_set() for thread in threads)
+        if not has_ended:
+            give_up()
+        return has_ended
+
     def _clear_blocks(self, blocks: Iterable[int]) -> None:
         for block in blocks:
             _clear(self._layout.row_parts(block * BLOCK_ROWS, (block + 1) * BLOCK_ROWS))
 
-    def _read_block(self, block: int, prefix: KeptPrefix, tokens: Sequence[int]) -> BaseException | None:
+    def _read_block(
+        self, block: int, prefix: KeptPrefix, tokens: Sequence[int], arrivals: _Arrivals
+    ) -> BaseException | None:
         start, stop = block * BLOCK_ROWS, (block + 1) * BLOCK_ROWS
         head = self._head(tokens[start:stop], self._layout.row_bytes(BLOCK_ROWS))
         try:
-            read_rows(prefix.blocks[block], head, self._layout.row_parts(start, stop), self._check)
+            read_rows(prefix.blocks[block], head, self._layout.row_parts(start, stop), self._check, arrivals.place)
         except DamagedRows as error:
             remove(prefix.blocks[block])
             return error

@@ -27,7 +27,7 @@ from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.locks import locked
 from edge_run.runtime.keeping.daily import DailyWrites
 from edge_run.runtime.keeping.identity import KeptIdentity
-from edge_run.tiers.kv.block_file import FORMAT
+from edge_run.tiers.kv.block_file import FORMAT, RowsVoid
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class PromptStore:
     def make_room(self, size_bytes: int, needed: Collection[Path] = ()) -> bool:
         """Remove the least recently used files so that `size_bytes` more fit; return False where they cannot.
 
-        needed: files that stay, as what is to be written continues them.
+        needed: files that stay, as what is to be written continues them. Raises RowsVoid where all would be these.
         """
         if size_bytes > self._most_bytes or size_bytes + LEFT_FREE_BYTES > shutil.disk_usage(self.folder).free:
             return False
@@ -122,7 +122,7 @@ class PromptStore:
                 files = sorted(_files(*_key_folders(self.folder)), key=lambda file: (file.used_ns, -file.depth))
                 self._known_bytes, self._looked_s = sum(file.size_bytes for file in files), time.monotonic()
                 if size_bytes + sum(file.size_bytes for file in files if file.path in needed) > self._most_bytes:
-                    return False
+                    raise RowsVoid  # of this text nothing more has room; others are kept
                 for file in files:
                     if self._known_bytes + size_bytes <= self._most_bytes:
                         break

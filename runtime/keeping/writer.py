@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,26 @@ class BlockToWrite:
     job: SaveJob
     head: RowsHead
     paths: Sequence[Path]
+
+
+class Copies:
+    """The bytes of memory parts, one after the other, until `end`: then the memory may change."""
+
+    def __init__(self, parts: Iterable[MemoryPart]) -> None:
+        self._parts, self._lock, self._is_over = parts, threading.Lock(), False
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._parts:
+            with self._lock:
+                if self._is_over:
+                    raise RowsVoid
+                copy = copy_part(part)
+            yield copy
+
+    def end(self) -> None:
+        """Nothing more is copied."""
+        with self._lock:
+            self._is_over = True
 
 
 class BlockWriter:

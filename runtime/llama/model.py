@@ -43,7 +43,8 @@ class _Lines:
 
     def windowed_share(self) -> float:
         """Return in what share of the layers with cells there are fewer than in the others."""
-        layers = [(int(found[1]), int(found[2])) for line in self.lines if (found := _LAYERS.search(line))]
+        lines = (line for line in self.lines if line.startswith(_OF_CELLS))  # not of recurrent states
+        layers = [(int(found[1]), int(found[2])) for line in lines if (found := _LAYERS.search(line))]
         most, n_layers = max((cells for cells, _ in layers), default=0), sum(n for _, n in layers)
         return sum(n for cells, n in layers if cells < most) / n_layers if n_layers else 0.0
 

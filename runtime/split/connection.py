@@ -59,8 +59,10 @@ class ServerConnection:
                 raise LinkLost("the server did not answer in time")
             reply = link.ask(kind, body, left_s)
         finally:
-            with contextlib.suppress(RuntimeError):  # it was not had
+            try:  # noqa: SIM105 -- `suppress` is Python: Ctrl-C within it would leave the lock taken
                 self._speaking.release()
+            except RuntimeError:  # it was not had
+                pass
         self._answered_s = time.monotonic()
         return reply
 

@@ -15,6 +15,7 @@ import edge_run
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, PackedFileError, TierReadError
 from edge_run.base.units import MIB
 from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine import supply
 from edge_run.runtime.tools.pack import pack
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.packed import PackedBlocks
@@ -126,6 +127,27 @@ def _changes_between_passes(model: Path) -> None:
         os.utime(packed_path(model))
         with pytest.raises(ModelFileError, match=r"packed: the file changed while it was in use"):
             session.step(token)
+
+
+def test_a_packed_file_is_closed_where_the_opening_is_refused_later(model: Path) -> None:
+    _is_refused(model=model)
+
+
+@in_child
+def _is_refused(model: Path) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise NotSupported("not this one")
+
+    pack(model)
+    supply.chooser_of = refuse  # type: ignore[assignment]
+    for _ in range(2):
+        with (
+            pytest.raises(NotSupported, match="not this one"),
+            streaming_engine(model, packed=str(packed_path(model))),
+        ):
+            pass
+        opened = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+        assert str(packed_path(model)) not in opened
 
 
 def test_a_packed_file_that_is_replaced_while_the_model_opens_is_told(model: Path, tmp_path: Path) -> None:

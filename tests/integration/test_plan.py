@@ -205,7 +205,9 @@ def test_showing_at_no_terminal_does_nothing(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("name", "least", "most"), [("gemma3", 0.6, 0.9), ("llama", 0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("name", "least", "most"), [("gemma3", 0.6, 0.9), ("llama", 0.0, 0.0), ("qwen3next", 0.0, 0.0)]
+)
 def test_layers_with_a_sliding_window_are_known(name: str, least: float, most: float, tmp_path: Path) -> None:
     config = edge_run.ModelConfig(context_tokens=4096, micro_batch_tokens=64, cache_folder=tmp_path / "cache")
     known = planner(make_model(name, tmp_path), config).known

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from edge_run.runtime.keeping.identity import KeptIdentity
 from edge_run.runtime.keeping.store import PromptStore
-from edge_run.tiers.kv.block_file import DamagedRows, RowsHead, copy_part, read_rows, write_rows
+from edge_run.tiers.kv.block_file import DamagedRows, RowsHead, copy_part, place_part, read_rows, write_rows
 from edge_run.tiers.kv.cells import CellTensor
 from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout
 from edge_run.tiers.kv.record import RowPass, RowRecord, block_names, last_stop, reading
@@ -160,7 +160,7 @@ def test_a_file_system_that_takes_no_advice(tmp_path: Path, monkeypatch: pytest.
         copies = [copy_part(part) for part in parts]
         write_rows(tmp_path / "rows", head, copies)
         space[:] = 0
-        read_rows(tmp_path / "rows", head, parts, lambda: None)
+        read_rows(tmp_path / "rows", head, parts, lambda: None, place_part)
         assert [copy_part(part) for part in parts] == copies
 
 
@@ -183,7 +183,7 @@ def test_a_torn_file_is_found_and_touches_nothing_else(data: st.DataObject, is_s
                 space[at : at + part.strip_bytes] ^= 255
         outside = space == before
         assert np.count_nonzero(~outside) == size_bytes
-        read_rows(path, head, list_parts(start, stop), lambda: None)
+        read_rows(path, head, list_parts(start, stop), lambda: None, place_part)
         assert np.array_equal(space, before)
         content = bytearray(path.read_bytes())
         kind = data.draw(st.sampled_from(["flip", "cut", "longer"]))
@@ -192,7 +192,7 @@ def test_a_torn_file_is_found_and_touches_nothing_else(data: st.DataObject, is_s
             content[at] ^= data.draw(st.integers(1, 255))
         path.write_bytes(content[:at] if kind == "cut" else content + b"x" * (kind == "longer"))
         with pytest.raises(DamagedRows):
-            read_rows(path, head, list_parts(start, stop), lambda: None)
+            read_rows(path, head, list_parts(start, stop), lambda: None, place_part)
         assert np.array_equal(space[outside], before[outside])
 
 

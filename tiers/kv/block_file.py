@@ -70,10 +70,16 @@ def write_rows(path: Path, head: RowsHead, copies: Iterable[bytes | memoryview])
     return size_bytes
 
 
-def read_rows(path: Path, head: RowsHead, parts: Iterable[MemoryPart], check: Callable[[], None]) -> None:
+def read_rows(
+    path: Path,
+    head: RowsHead,
+    parts: Iterable[MemoryPart],
+    check: Callable[[], None],
+    place: Callable[[MemoryPart, bytes], None],
+) -> None:
     """Read a file into memory. Raises DamagedRows or OSError: then what lies there is void, and must not be read.
 
-    check: runs after each part, and may raise.
+    check: runs after each part, and may raise. place: puts a part where it belongs, and may raise.
     """
     wanted = head.packed()
     with path.open("rb", buffering=0) as file:
@@ -84,7 +90,9 @@ def read_rows(path: Path, head: RowsHead, parts: Iterable[MemoryPart], check: Ca
             raise DamagedRows(f"{path.name}: is not what its name says")
         total = zlib.crc32(wanted)
         for part in parts:
-            total = _read_part(descriptor, part, total)
+            content = _read(descriptor, part.size_bytes)
+            total = zlib.crc32(content, total)
+            place(part, content)
             check()
         if _read(descriptor, _SUM.size) != _SUM.pack(total):
             raise DamagedRows(f"{path.name}: its checksum is wrong")
@@ -98,6 +106,13 @@ def copy_part(part: MemoryPart) -> bytes:
     return _strips(part).tobytes()
 
 
+def place_part(part: MemoryPart, content: bytes) -> None:
+    """Put the bytes of a memory part where they belong, strip by strip."""
+    import numpy as np
+
+    _strips(part)[:] = np.frombuffer(content, np.uint8).reshape(part.n_strips, part.strip_bytes)
+
+
 def clear_part(part: MemoryPart) -> None:
     """Fill a memory part with zeros, as llama.cpp leaves what is not written."""
     _strips(part)[:] = 0
@@ -109,23 +124,6 @@ def _strips(part: MemoryPart) -> npt.NDArray[np.uint8]:
     stride = part.stride_bytes or part.strip_bytes
     memory = _libc.view(part.address, (part.n_strips - 1) * stride + part.strip_bytes)
     return np.ndarray((part.n_strips, part.strip_bytes), np.uint8, buffer=memory, strides=(stride, 1))
-
-
-def _read_part(descriptor: int, part: MemoryPart, total: int) -> int:
-    """Read one part to where it belongs; return the checksum that began with `total`."""
-    if part.n_strips == 1:
-        memory = _libc.view(part.address, part.strip_bytes)
-        done = 0
-        while done < len(memory):
-            if not (n_bytes := os.readv(descriptor, [memory[done:]])):
-                raise DamagedRows("the file ends early")
-            done += n_bytes
-        return zlib.crc32(memory, total)
-    import numpy as np
-
-    content = _read(descriptor, part.size_bytes)
-    _strips(part)[:] = np.frombuffer(content, np.uint8).reshape(part.n_strips, part.strip_bytes)
-    return zlib.crc32(content, total)
 
 
 def _read(descriptor: int, length: int) -> bytes:

@@ -181,9 +181,12 @@ class Cancelled(EdgeRunError):
     exit_code = 130
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what only writes are refused for
+
+
 def lacks_room(error: BaseException | None) -> bool:
     """Return whether `error` says that memory or a drive has less room than was needed."""
-    is_full = isinstance(error, TierReadError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    is_full = isinstance(error, TierReadError) and error.errno in _FULL
     return is_full or isinstance(error, BudgetError)
 
 

@@ -59,7 +59,7 @@ def init(context: click.Context, /, broker: str | None, serve: str | None, **giv
     runs one, as long as `mesh join` runs on it. Needs the `mesh` extra.
     """
     from edge_run.devices.link.hosts import parse_place, place_text
-    from edge_run.devices.members.cluster import PORT, new_cluster
+    from edge_run.devices.members.cluster import PORT, Cluster, new_cluster
     from edge_run.devices.members.identity import device_key
     from edge_run.devices.members.list_changes import found
     from edge_run.devices.members.list_file import keep_cluster
@@ -93,8 +93,13 @@ def init(context: click.Context, /, broker: str | None, serve: str | None, **giv
     )
     name = given["name"] or socket.gethostname() or device.node
     listed = found(device, cluster.id, name, cluster.secret, runs_broker=serves is not None)
+
+    def founded(_: Cluster | None) -> Cluster:
+        check_free(folder, "", given["replace"])  # another process may have joined one meanwhile
+        return cluster.adopt(listed, device)
+
     with _acl_written(acl, own, cluster.id) if acl else contextlib.nullcontext():
-        keep_cluster(folder, lambda _: cluster.adopt(listed, device))
+        keep_cluster(folder, founded)
     show_invitation(terminal, folder, given, is_new=True)
 
 

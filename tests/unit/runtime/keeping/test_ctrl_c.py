@@ -19,7 +19,7 @@ from edge_run.runtime.keeping.search import KeptPrefix
 from edge_run.runtime.keeping.store import PromptStore
 from edge_run.runtime.keeping.writer import BlockToWrite, BlockWriter
 from edge_run.runtime.llama.splitting import _on_large_stack
-from edge_run.tiers.kv.block_file import RowsHead
+from edge_run.tiers.kv.block_file import RowsHead, RowsVoid
 from edge_run.tiers.kv.cells import CellTensor
 from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout
 from edge_run.tiers.kv.saving import SavingBlocks
@@ -95,6 +95,37 @@ def test_rows_that_come_back_are_not_read_any_more(
     prefix = KeptPrefix(len(tokens), None, [tmp_path / str(number) for number in range(N_BLOCKS)])
     pressing.check(lambda: restorer._read_blocks(prefix, tokens), most=N_BLOCKS - 2)
     assert not rows.any(), "nothing is left of files of which some were read"
+
+
+def test_rows_that_come_too_late_are_not_placed(
+    rows: np.ndarray[Any, Any], layout: KvLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a network drive that answers again when the cells have another text."""
+    answers, late = threading.Event(), list[BaseException]()
+    monkeypatch.setattr(restoring, "HANG_S", 0.1)
+
+    def hang(_: Path, __: object, parts: Any, ___: object, place: Callable[..., None]) -> None:
+        assert answers.wait(20)
+        try:
+            place(next(iter(parts)), b"\1" * 8 * BLOCK_ROWS)
+        except BaseException as error:
+            late.append(error)
+            raise
+
+    monkeypatch.setattr(restoring, "read_rows", hang)
+    decoder: Any = None
+    restorer = RowRestorer(decoder, layout, bytes(16), 64, lambda: None)
+    tokens = tuple(range(N_BLOCKS * BLOCK_ROWS))
+    prefix = KeptPrefix(len(tokens), None, [tmp_path / str(number) for number in range(N_BLOCKS)])
+    try:
+        assert restorer._read_blocks(prefix, tokens) == (0, "the drive does not answer")
+    finally:
+        answers.set()
+    until_s = time.monotonic() + 20
+    while len(late) < restoring.READERS and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert [type(error) for error in late] == restoring.READERS * [RowsVoid]
+    assert not rows.any()
 
 
 def test_a_text_is_split_to_the_end() -> None:

@@ -137,3 +137,24 @@ def test_the_blocks_of_a_long_answer_are_named_once(tmp_path: Path, monkeypatch:
     assert found is not None
     assert (found.position, found.passes, found.snapshot) == (300, passes[:300], path)
     assert n_named == 1
+
+
+def test_a_drive_that_hangs_at_a_snapshot_is_gone_on_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, answers, late = Conversation(tmp_path), threading.Event(), list[bytes]()
+    kept = one.answer()
+    monkeypatch.setattr(keeper, "HANG_S", 0.1)
+
+    def hang(path: Path, head: object, copies: Iterable[bytes]) -> int:
+        assert answers.wait(20)
+        late.extend(copies)
+        return 0
+
+    monkeypatch.setattr(writer, "write_rows", hang)
+    try:
+        assert one.answer(2) == kept
+        assert one.said == [f"prompt cache: {tmp_path}: the drive does not answer; gone on without until it does"]
+    finally:
+        answers.set()
+    assert one.keeper._drive._thread is not None
+    assert one.keeper._drive._thread.has_ended.wait(20)
+    assert not late, "the state is that of a later token by now"

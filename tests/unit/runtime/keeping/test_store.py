@@ -20,6 +20,7 @@ from edge_run.runtime.keeping.keeper import PromptKeeper
 from edge_run.runtime.keeping.opening import open_keeper
 from edge_run.runtime.keeping.store import ABOUT, PromptStore, erase, kept_bytes
 from edge_run.runtime.keeping.writer import BlockWriter
+from edge_run.tiers.kv.block_file import RowsVoid
 from edge_run.tiers.kv.layout import KvLayout
 from edge_run.tiers.kv.saving import SavingBlocks
 
@@ -217,7 +218,8 @@ def test_what_is_continued_makes_no_room_for_what_continues_it(tmp_path: Path) -
     assert not other.exists()
     paths[2].write_bytes(bytes(100))
     store.used(paths)
-    assert not store.make_room(100, frozenset(paths))
+    with pytest.raises(RowsVoid):
+        store.make_room(100, frozenset(paths))
     assert [path.exists() for path in paths] == [True, True, True, False]
 
 
