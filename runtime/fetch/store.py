@@ -87,7 +87,8 @@ class FetchedModels:
         more = partial.pieces.total_bytes(partial.missing(needed))
         with locked(self._folder / "lock"):
             others = sorted(self._folders(partial.folder), key=_last_used)
-            while others and self._lacks_room(partial.folder, more):
+            may_suffice = more <= _free_bytes(partial.folder) + self._used_bytes()  # else they would go in vain
+            while may_suffice and others and self._lacks_room(partial.folder, more):
                 self._remove(others.pop(0))
         if self._lacks_room(partial.folder, more):
             partial.give_up(partial.beyond(needed))

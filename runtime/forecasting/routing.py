@@ -101,7 +101,7 @@ class Usage:
         """
         now_s = self._clock() - (self.spilled.wait_s if self.spilled else 0.0)
         read = self._readers.totals
-        read_bytes = read.bytes_read - (self.spilled.file.read_bytes if self.spilled else 0)
+        read_bytes = read.bytes_read - (self.spilled.awaited_bytes if self.spilled else 0)
         now = PassSeen(n_tokens, read_bytes, now_s, wait_s, choosing_s, read.busy_s)
         expert_bytes = self._weights.read_bytes
         if self._began is not None:

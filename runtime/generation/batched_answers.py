@@ -161,7 +161,7 @@ class BatchedAnswers(Closing):
         return number
 
     def hearing_ctrl_c(self) -> AbstractContextManager[None]:
-        """Have Ctrl-C wait until the block is done, and end the pass in it, as in all that changes these answers."""
+        """Have Ctrl-C wait until the block is done, or the innermost of such blocks, and end the pass that is in it."""
         return self._engine.interrupt.hearing_ctrl_c()
 
     def cancel(self, number: int) -> None:

@@ -107,7 +107,10 @@ class Bundle:
         return ImageSize(*self.code.input)
 
     def checked(self, name: str) -> bytes:
-        """Return the file `name` of this bundle. Raises ModelFileError where it is missing or not the one trained."""
+        """Return the file `name` of this bundle.
+
+        Raises ModelFileError where it is missing or not the one trained, TierReadError by its drive.
+        """
         data = read_bytes(self.folder / name)
         wanted = {HEAD: self.code.head, TAIL: self.code.tail, MODEL: self.code.model}[name]
         if digest(data) != wanted:
@@ -124,7 +127,7 @@ class Bundle:
 def read_bundle(path: Path) -> Bundle:
     """Return the bundle that the file `path` (head.onnx or tail.onnx) or the folder `path` belongs to.
 
-    Raises ModelFileError where `code.json` is missing, damaged or of another version.
+    Raises ModelFileError where `code.json` is missing, damaged or of another version, TierReadError by its drive.
     """
     folder = path if path.is_dir() else path.parent
     if not path.exists():

@@ -83,7 +83,7 @@ def encode_image(pixels: NDArray[np.uint8], kind: str = "JPEG", quality: int = 9
 
 
 def read_image(path: Path, size: ImageSize) -> NDArray[np.uint8]:
-    """Return the image file `path` as pixels. Raises ModelFileError where it cannot be read."""
+    """Return the image file `path` as pixels. Raises as `read_bytes`, and ModelFileError where it is no image."""
     return pixels_of(path, read_bytes(path), size)
 
 
@@ -142,7 +142,7 @@ class ImageFolder:
         return len(self.paths)
 
     def batch(self, indices: Sequence[int] | NDArray[Any]) -> NDArray[np.uint8]:
-        """Return these images (n, channels, height, width). Raises ModelFileError, naming the file that is no image."""
+        """Return these images (n, channels, height, width). Raises as `read_image`, naming the file."""
         return np.stack([self._image(int(index)) for index in indices])
 
     def _image(self, index: int) -> NDArray[np.uint8]:

@@ -69,7 +69,8 @@ class SplitModel(Closing):
         what the device needs itself, but twice its own usual time at least. mode: `auto` is the fastest;
         `local`, `image`, `code` (any rate) or `code N` (rate N) leave no choice while the server is there. use_filter:
         hold back frames without anything of interest. most_bytes: no code has more; the device computes frames whose
-        codes would at any rate. threads: None is one for each core. Raises ConfigError, ModelFileError, NotSupported.
+        codes would at any rate. threads: None is one for each core. Raises ConfigError, ModelFileError, NotSupported,
+        TierReadError.
         """
         if not 0 < deadline_s <= 3600:
             raise ConfigError(f"deadline {deadline_s}: must be above 0 and at most 3600 s")
@@ -129,8 +130,8 @@ class SplitModel(Closing):
     def run(self, image: str | Path | bytes | NDArray[np.uint8]) -> Frame:
         """Answer one frame. image: a file, the bytes of one, or pixels (channels, height, width) of the network's size.
 
-        Raises ModelFileError or ProtocolError for what is no image, ConfigError for pixels of another shape,
-        KernelError where a network fails over it, and NotSupported in a forked child.
+        Raises ModelFileError or ProtocolError for what is no image, TierReadError where its drive fails, ConfigError
+        for pixels of another shape, KernelError where a network fails over it, and NotSupported in a forked child.
         """
         self._owner_process.check(self._bundle.folder)
         encoded, pixels = _open_image(image, self._bundle.size)

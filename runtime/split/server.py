@@ -51,7 +51,7 @@ class Tail:
     """The networks of one bundle, opened. Thread-safe."""
 
     def __init__(self, path: Path, threads: int | None) -> None:
-        """Open the tail and the uncut network. Raises ModelFileError."""
+        """Open the tail and the uncut network. Raises ModelFileError, TierReadError."""
         self._path = path
         self._bundle = read_bundle(path)
         self._tail, self._model = self._bundle.open(TAIL, threads), self._bundle.open(MODEL, threads)
@@ -89,7 +89,10 @@ class SplitServer:
     """Answers the frames of devices: codes with the tail that they name, images with the uncut network."""
 
     def __init__(self, tails: Sequence[Path], threads: int | None = None) -> None:
-        """Open the bundles. Raises ConfigError for none, or two of one fingerprint; ModelFileError, NotSupported."""
+        """Open the bundles.
+
+        Raises ConfigError for none, or two of one fingerprint; ModelFileError, NotSupported, TierReadError.
+        """
         if not tails:
             raise ConfigError("split serve: needs at least one tail.onnx")
         opened = [Tail(path, threads) for path in tails]

@@ -100,6 +100,11 @@ class Spill:
         self._ahead: deque[tuple[Use, list[int]]] = deque()
 
     @property
+    def awaited_bytes(self) -> int:
+        """How many bytes the readers have read for passes."""
+        return self._weights.read_bytes
+
+    @property
     def away_bytes(self) -> int:
         """What is in the file and not in memory."""
         return sum(states.n_away for states in self.texts) * self._shape.piece_bytes

@@ -61,14 +61,14 @@ def test_what_tokens_read_is_counted_and_what_prompts_read_is_not() -> None:
 
 def test_keys_and_values_that_are_read_back_are_no_experts() -> None:
     """Neither their bytes nor the wait for them."""
-    drive, now, spill = Drive(), [0.0], SimpleNamespace(wait_s=0.0, file=SimpleNamespace(read_bytes=0))
+    drive, now, spill = Drive(), [0.0], SimpleNamespace(wait_s=0.0, awaited_bytes=0)
     found = routing.Usage(0.5, 1000, drive, drive, lambda: now[0])  # type: ignore[arg-type]
     found.spilled = spill  # type: ignore[assignment]
     for _ in range(routing.LEAST_TOKENS + 1):
         found.begin(1, 0.0, 0.0)
         drive.read(400, other_bytes=5000)
         spill.wait_s += 0.5
-        spill.file.read_bytes += 5000
+        spill.awaited_bytes += 5000
         now[0] += 0.75
     assert found.hit_rate == pytest.approx(0.6)
     assert found.point is not None
