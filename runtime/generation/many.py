@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError
+from edge_run.base.errors import BudgetError, Cancelled, ContextFull, EdgeRunError
 from edge_run.base.results import Generation, Piece
 from edge_run.runtime.generation.batched_answers import BatchedAnswers, Event
 from edge_run.runtime.generation.continuation import Continuation
@@ -93,6 +93,7 @@ class ManyAnswers:
         self.answers, self._workplace, self._usual, self._begin = answers, workplace, usual, begin
         self._prompts = iter(prompts)
         self._most = min(max_parallel or answers.most_parallel, answers.most_parallel)
+        self._most_now = self._most  # fewer while the grammars that are open leave no room for the next one
         self._prompt: Any = _NONE  # that was taken, and is not submitted yet
         self._takes_more, self._is_closed = True, False
         self.n_taken, self.is_complete = 0, False
@@ -131,6 +132,7 @@ class ManyAnswers:
         number = self._numbers[event.request]
         if event.is_last:
             del self._numbers[event.request]
+            self._most_now = self._most
         found = event.error or event.piece
         assert found is not None
         if event.piece and event.piece.generation and event.piece.generation.finish_reason == "cancelled":
@@ -139,12 +141,15 @@ class ManyAnswers:
 
     def _take(self) -> None:
         """Take prompts as long as there is room for more, up to one that cannot be."""
-        while len(self._numbers) < self._most and not self._found:
+        while len(self._numbers) < self._most_now and not self._found:
             if self._prompt is _NONE:
                 self._prompt = next(self._prompts, _NONE)
             if self._prompt is _NONE:
                 return
             found: Any = self._workplace.do(partial(self._begun, self._prompt))
+            if isinstance(found, BudgetError) and self._numbers:
+                self._most_now = len(self._numbers)  # the prompt has its turn when one of them has ended
+                return
             with self.answers.hearing_ctrl_c():  # a prompt is taken and noted, or neither
                 if not isinstance(found, EdgeRunError):
                     found = self._workplace.do(partial(self._submit, *found))

@@ -1,16 +1,15 @@
-"""Regular expressions for what a text is, made into ones for how JSON writes it.
+"""Regular expressions for what a text is, as GBNF for how JSON writes it.
 
-`.` and `[^,]` may be a quotation mark, a backslash or a line break, which JSON writes with a backslash before. The
-expressions that are made are of few forms: characters, classes of ranges in GBNF's escapes, groups, alternatives and
-repetitions, which llama-cpp-python's converter makes into rules of a grammar.
+`.` and `[^,]` may be a quotation mark, a backslash or a line break, which JSON writes with a backslash before.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edge_run.base.errors import ConfigError
+from edge_run.runtime.grammars.gbnf import code, quoted, repeated
 
 Ranges = Sequence[tuple[int, int]]
 _LAST = 0x10FFFF
@@ -19,53 +18,72 @@ _WORD: Ranges = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
 _SPACE: Ranges = [(0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x2028, 0x2029), (0xFEFF, 0xFEFF)]
 _CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "b": 0x08}  # `\b` only in brackets
-_ESCAPED = {**{code: name for name, code in _CONTROLS.items()}, 0x22: '"', 0x5C: "\\\\"}  # in JSON, as expressions
+_ESCAPED = {**{one: name for name, one in _CONTROLS.items()}, 0x22: '"', 0x5C: "\\"}  # in JSON, after a backslash
 _NOT_PLAIN: Ranges = [(0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF)]
-_REPETITION = re.compile(r"\{\d+(,\d*)?\}|\{,\d+\}|[*+?]")
+_REPETITION = re.compile(r"\{(?P<least>\d*)(?P<ends>,?)(?P<most>\d*)\}(?<!\{\})(?<!\{,\})|[*+?]")
 _CODE = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
 
 
-def json_pattern(pattern: str) -> str:
-    """Return a regular expression for JSON text between quotation marks that stands for what `pattern` fits, whole.
+def json_pattern(pattern: str, add_rule: Callable[[str], str]) -> str:
+    """Return the GBNF of JSON text between quotation marks that stands for what `pattern` fits, whole.
 
-    Raises ConfigError for what no grammar can say.
+    add_rule: returns the name of a rule with a body. Raises ConfigError for what no grammar can say.
     """
-    return f"({_Reader(pattern).read()})"
+    return f"({_Reader(pattern, add_rule).read()})"
 
 
 class _Reader:
     """Reads one expression from its beginning to its end."""
 
-    def __init__(self, pattern: str) -> None:
-        self._pattern, self._at = pattern, 0
+    def __init__(self, pattern: str, add_rule: Callable[[str], str]) -> None:
+        self._pattern, self._add_rule, self._at = pattern, add_rule, 0
 
     def read(self) -> str:
-        made, may_repeat = [], False
+        groups: list[list[str]] = [[]]  # what was made of the groups that are open
+        may_repeat = False
         while self._at < len(self._pattern):
             if may_repeat and (found := _REPETITION.match(self._pattern, self._at)):
                 self._at = found.end() + self._pattern.startswith("?", found.end())  # which says how to search only
-                made.append(found[0])
+                groups[-1].append(self._repeated(groups[-1].pop(), found))
                 may_repeat = False
                 continue
             character = self._next()
             may_repeat = character not in "(|"
-            made.append(self._unit(character))
-        return "".join(made)
+            if character == "(":
+                self._skip_sign()
+                groups.append([])
+            elif character == ")" and len(groups) > 1:
+                group = " ".join(groups.pop())
+                groups[-1].append(f"({group})")
+            else:
+                groups[-1].append(self._unit(character))
+        if len(groups) > 1:
+            raise self._refused("end")
+        return " ".join(groups[0])
+
+    def _skip_sign(self) -> None:
+        """Pass the sign of a group that is not to be found again."""
+        if self._pattern.startswith("?:", self._at):
+            self._at += 2
+        elif self._pattern.startswith("?", self._at):
+            raise self._refused("(?")
+
+    def _repeated(self, unit: str, found: re.Match[str]) -> str:
+        if found["least"] is None:
+            return f"{unit}{found[0]}"
+        least = int(found["least"] or 0)
+        most = int(found["most"]) if found["most"] else None if found["ends"] else least
+        # llama.cpp multiplies repetitions within a group, not those of another rule
+        return repeated(self._add_rule(unit[1:-1]) if unit.startswith("(") else unit, least, most)
 
     def _unit(self, character: str) -> str:
-        if character == "(":
-            if self._pattern.startswith("?:", self._at):
-                self._at += 2
-            elif self._pattern.startswith("?", self._at):
-                raise self._refused("(?")
-            return character
-        if character in ")|":
+        if character == "|":
             return character
         if character == "[":
             return _written(self._brackets())
         if character == ".":
             return _written(_others([(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)]))
-        if character in "^$*+?":
+        if character in "^$*+?)":
             raise self._refused(character)
         return _written(self._escape() if character == "\\" else _one(character))
 
@@ -130,15 +148,11 @@ def _others(ranges: Ranges) -> Ranges:
 
 
 def _written(ranges: Ranges) -> str:
-    """Return an expression for how JSON writes any one of these characters."""
-    escaped = [text for code, text in _ESCAPED.items() if any(first <= code <= last for first, last in ranges)]
+    """Return the GBNF of how JSON writes any one of these characters."""
+    escaped = [text for one, text in _ESCAPED.items() if any(first <= one <= last for first, last in ranges)]
     plain = _others([*_others(ranges), *_NOT_PLAIN])
-    ways = ["[" + "".join(f"{_code(first)}-{_code(last)}" for first, last in plain) + "]"] if plain else []
-    ways += [f"\\\\{text}" for text in escaped]
+    ways = ["[" + "".join(f"{code(first)}-{code(last)}" for first, last in plain) + "]"] if plain else []
+    ways += [quoted(f"\\{text}") for text in escaped]
     if not ways:
         raise ConfigError("JSON schema: pattern: has a class of characters that none fits; change it")
-    return ways[0] if plain and not escaped else f"({'|'.join(ways)})"
-
-
-def _code(code: int) -> str:
-    return f"\\x{code:02X}" if code < 0x80 else f"\\U{code:08X}"
+    return ways[0] if plain and not escaped else f"({' | '.join(ways)})"

@@ -150,7 +150,9 @@ class RoomedGrammar:
 
     def close(self) -> None:
         """Free it, if its process still runs. Idempotent."""
-        if self._is_there:
+        if self._cell.is_asked_here:  # the garbage collector came in the middle of a job
+            threading.Thread(target=self.close, name="edge-run-grammar", daemon=True).start()
+        elif self._is_there:
             with contextlib.suppress(EdgeRunError):
                 self._cell.ask("close_grammar", is_first=False, number=self._number)
 
@@ -176,5 +178,6 @@ class RoomedGrammar:
         while True:
             if not self._is_there:
                 self.load()
-            with contextlib.suppress(LostProcess):  # to another grammar, while this one waited for its turn
+            # lost to another grammar; or Ctrl-C ended the job, which is for whoever hears it, not for this answer
+            with contextlib.suppress(LostProcess, Cancelled):
                 return self._cell.timed(job, is_first=False, number=self._number, **fields)

@@ -1,79 +1,160 @@
-"""JSON schemas as GBNF, by llama-cpp-python's converter. What that writes wrongly, or leaves out, is mended here."""
+"""JSON schemas as GBNF: what llama.cpp's converter makes of them, which its library does not have."""
 
 from __future__ import annotations
 
-import itertools
-import json
+import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from llama_cpp import llama_grammar
-
 from edge_run.base.errors import ConfigError
+from edge_run.runtime.grammars.gbnf import FORMATS, PRIMITIVES, SPACE, literal, other_names, repeated, whole_numbers
 from edge_run.runtime.grammars.json_pattern import json_pattern
 
 Schema = Mapping[str, Any]
 MOST_SCHEMAS = 20_000  # that one consists of, which takes less than half a second
 _ROOT = "#"
-_HAVE_PRECEDENCE = frozenset(("$ref", "anyOf", "oneOf"))  # the converter looks at nothing beside them
+_COMMA = '"," space'
+_INVALID = re.compile(r"[^a-zA-Z0-9-]+")  # in the names of rules
+_HAVE_PRECEDENCE = frozenset(("$ref", "anyOf", "oneOf"))  # nothing beside them counts
 _OF_VALUES = frozenset(("const", "enum"))
 _OF_OBJECTS = frozenset(("properties", "required", "additionalProperties"))
-_OF_TEXTS_AND_LISTS = frozenset(
-    ("items", "prefixItems", "minItems", "maxItems", "pattern", "format", "minLength", "maxLength")
-)
-_BEYOND_OBJECTS = _OF_VALUES | _OF_TEXTS_AND_LISTS | {"allOf"}
+_OF_TEXTS = frozenset(("pattern", "minLength", "maxLength"))
+_OF_LISTS = frozenset(("items", "prefixItems", "minItems", "maxItems"))
+_BEYOND_OBJECTS = _OF_VALUES | _OF_TEXTS | _OF_LISTS | {"format", "allOf"}
 _WORDS = _HAVE_PRECEDENCE | _OF_OBJECTS | _BEYOND_OBJECTS
 
 
-class SchemaConverter(llama_grammar.SchemaConverter):
-    """Converts one schema. Raises ConfigError, and anything: llama-cpp-python's converter asserts and indexes."""
+class SchemaConverter:
+    """Converts one schema. A class, because a schema is read where the rules are that it needs, and refers to itself.
+
+    Raises ConfigError, and anything: it indexes and calls its way through any JSON.
+    """
 
     def __init__(self, schema: Any) -> None:
-        super().__init__(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
         self._schema = schema
+        self._bodies = {"root": "", "space": SPACE}  # of rules, by their names
+        self._names: dict[str, str] = {}  # of rules, by their bodies
+        self._wanted: Counter[str] = Counter()  # how often each name was
         self._rule_of_ref = {_ROOT: "root"}
         self._n_read = 0
 
     def grammar(self) -> str:
         """Return the grammar."""
-        super().visit(self._in_plain_words(self._schema), "")
-        return self.format_grammar()
+        self._bodies["root"] = self._body(self._schema, "")
+        return "\n".join(f"{name} ::= {body}" for name, body in self._bodies.items())
 
-    def visit(self, schema: Any, name: str) -> str:
-        """Return the name of a rule for `schema`, which is added as `name` where no other has that name."""
-        return super().visit(self._in_plain_words(schema), name or "-")  # the root alone has no name
+    def _rule(self, schema: Any, name: str) -> str:
+        """Return the name of the rule of `schema`: of a new one, which is to be called `name`, where there is none."""
+        body = self._body(schema, name)
+        return body if body in self._bodies else self._added(name, body)
 
-    def _format_literal(self, literal: str) -> str:
-        """Return the GBNF of JSON text. What JSON escapes stays escaped, and all else is as it is."""
-        text = json.dumps(json.loads(literal), ensure_ascii=False)
-        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-    def _visit_pattern(self, pattern: str, name: str) -> str:
-        """Return the rule of JSON texts that fit a regular expression."""
-        if not (pattern.startswith("^") and pattern.endswith("$")):
-            raise ConfigError(f"JSON schema: pattern {pattern[:80]!r}: must begin with ^ and end with $")
-        return super()._visit_pattern(f"^{json_pattern(pattern[1:-1])}$", name)
-
-    def _resolve_ref(self, ref: str) -> str:
-        """Return the rule of what a reference leads to: one of its own, whatever else is called so."""
-        if ref in self._rule_of_ref:
-            return self._rule_of_ref[ref]
-        name = self._rule_of_ref[ref] = self._free_name(ref.rpartition("/")[2])  # known to references from within
-        made = self.visit(self._target(ref), name)
-        if made != name and name in self._rules:  # something within was called so
-            raise ConfigError(f"JSON schema: $ref {ref[:80]!r}: a property has the name of the definition; rename it")
-        self._rule_of_ref[ref] = made
-        return made
+    def _added(self, name: str, body: str) -> str:
+        if body not in self._names:
+            name = self._free_name(name)
+            self._names[body], self._bodies[name] = name, body
+        return self._names[body]
 
     def _free_name(self, wanted: str) -> str:
-        plain = llama_grammar.INVALID_RULE_CHARS_RE.sub("-", wanted) or "-"
-        names = itertools.chain([plain], (f"{plain}{number}" for number in itertools.count()))
-        return next(name for name in names if not self._is_taken(name))
+        plain = _INVALID.sub("-", wanted)
+        plain = plain if plain[:1].isalpha() else f"r{plain}"
+        name = plain
+        while name in self._bodies or name in PRIMITIVES:
+            name = f"{plain}{self._wanted[plain]}"
+            self._wanted[plain] += 1
+        return name
 
-    def _is_taken(self, name: str) -> bool:
-        is_built_in = name in llama_grammar.RESERVED_NAMES
-        return is_built_in or name in self._rules or name in self._rule_of_ref.values()
+    def _primitive(self, name: str) -> str:
+        if name not in self._bodies:
+            self._bodies[name], needed = PRIMITIVES[name]
+            for one in needed:
+                self._primitive(one)
+        return name
+
+    def _body(self, schema: Any, name: str) -> str:
+        """Return what the rule of `schema` consists of. As with llama.cpp, what comes first here counts."""
+        schema = self._in_plain_words(schema)
+        if "$ref" in schema:
+            return self._referred(schema["$ref"])
+        for word in ("oneOf", "anyOf"):
+            if word in schema:
+                ways = [self._rule(one, f"{name}-{number}") for number, one in enumerate(schema[word])]
+                return _alternatives(ways, word)
+        if "const" in schema:
+            return literal(schema["const"])
+        if "enum" in schema:
+            return _alternatives(list(map(literal, schema["enum"])), "enum")
+        return self._of_type(schema, name)
+
+    def _of_type(self, schema: Schema, name: str) -> str:
+        kind = _kind(schema)
+        if kind == "object":
+            return self._object(schema, name)
+        if kind == "array":
+            return self._array(schema, name)
+        if kind == "string":
+            return self._string(schema, name)
+        if kind == "integer" and (bounds := _whole_bounds(schema)) != (None, None):
+            return whole_numbers(*bounds)
+        if kind not in ("integer", "number", "boolean", "null", "value"):
+            raise ConfigError(f"JSON schema: type {str(kind)[:80]!r}: there is no such type")
+        return self._primitive(kind)
+
+    def _object(self, schema: Schema, name: str) -> str:
+        properties = _checked(schema.get("properties", {}))
+        more = schema.get("additionalProperties", "properties" not in schema)
+        if more is True and not properties:
+            return self._primitive("object")
+        pairs = {}
+        for key, value in properties.items():
+            rule = self._rule(value, f"{name}-{key}")
+            pairs[key] = self._added(f"{name}-{key}-kv", f'{literal(key)} space ":" space {rule}')
+        required = set(schema.get("required", ()))
+        ways, rest = [], ""  # how it may begin where nothing must be there, and what may follow
+        if more is not False:
+            value = self._primitive("value") if more is True else self._rule(more, f"{name}-additional-value")
+            key = self._primitive("string")
+            key = self._added(f"{name}-additional-k", other_names(properties)) if properties else key
+            pair = self._added(f"{name}-additional-kv", f'{key} ":" space {value}')
+            rest = self._added(f"{name}-rest", f"( {_COMMA} {pair} )*")
+            ways.append(f"{pair} {rest}")
+        for key in reversed([key for key in properties if key not in required]):
+            ways.append(f"{pairs[key]} {rest}")
+            rest = self._added(f"{name}-{key}-rest", f"( {_COMMA} {pairs[key]} )? {rest}")
+        first = f" {_COMMA} ".join(pairs[key] for key in properties if key in required)
+        inner = f"{first} {rest}" if first else f"( {' | '.join(reversed(ways))} )?" if ways else ""
+        return f'"{{" space {inner} space "}}"' if inner else '"{" space "}"'
+
+    def _array(self, schema: Schema, name: str) -> str:
+        items = schema.get("items", schema.get("prefixItems", {}))
+        if isinstance(items, list):
+            inner = f" {_COMMA} ".join(self._rule(one, f"{name}-tuple-{number}") for number, one in enumerate(items))
+        else:
+            inner = repeated(self._rule(items, f"{name}-item"), *_counts(schema, "Items"), separator=_COMMA)
+        return f'"[" space {inner} space "]"' if inner else '"[" space "]"'
+
+    def _string(self, schema: Schema, name: str) -> str:
+        form = schema.get("format")
+        if "pattern" in schema:
+            pattern = schema["pattern"]
+            if not (pattern.startswith("^") and pattern.endswith("$")):
+                raise ConfigError(f"JSON schema: pattern {pattern[:80]!r}: must begin with ^ and end with $")
+            return rf'"\"" {json_pattern(pattern[1:-1], lambda body: self._added(name, body))} "\""'
+        if isinstance(form, str) and form in FORMATS:
+            return self._primitive(FORMATS[form])
+        if (counts := _counts(schema, "Length")) != (0, None):
+            return rf'"\"" {repeated(self._primitive("char"), *counts)} "\""'
+        return self._primitive("string")
+
+    def _referred(self, ref: str) -> str:
+        """Return the rule of what a reference leads to: one of its own, whatever else is called so."""
+        if ref not in self._rule_of_ref:
+            name = self._rule_of_ref[ref] = self._free_name(ref.rpartition("/")[2])
+            self._bodies[name] = ""  # known to references from within
+            self._bodies[name] = self._body(self._target(ref), name)
+        return self._rule_of_ref[ref]
 
     def _target(self, ref: str) -> Any:
         """Return what a reference leads to. Raises ConfigError for what is not in this schema."""
@@ -90,7 +171,7 @@ class SchemaConverter(llama_grammar.SchemaConverter):
         return found
 
     def _in_plain_words(self, schema: Any) -> Schema:
-        """Return a schema that says the same without what the converter leaves out: a list of types, and `allOf`."""
+        """Return a schema that says the same without a list of types, and without `allOf`."""
         self._n_read += 1
         if self._n_read > MOST_SCHEMAS:
             raise ConfigError(
@@ -114,7 +195,7 @@ class SchemaConverter(llama_grammar.SchemaConverter):
         if not is_object or not parts or (len(parts) == 1 and own.keys().isdisjoint(("properties", "required"))):
             for part in parts:
                 own |= part
-            return self._in_plain_words(own)
+            return self._in_plain_words(own or {"type": "object"})
         properties: dict[str, Any] = {}
         required = list(own.get("required", ()))
         for part in parts:
@@ -122,7 +203,7 @@ class SchemaConverter(llama_grammar.SchemaConverter):
             properties |= of_part
             required += required_of_part
         properties |= own.get("properties", {})
-        return {**own, "required": required, **({"properties": properties} if properties else {})}
+        return {**own, "type": "object", "required": required, **({"properties": properties} if properties else {})}
 
     def _properties(self, part: Any) -> tuple[Schema, Sequence[str]]:
         """Return the properties of a part of an `allOf`, and which must be there.
@@ -150,3 +231,42 @@ def _checked(schema: Any) -> dict[str, Any]:
 def _says_something(part: Schema) -> bool:
     """Return whether a grammar can say anything of what a part of an `allOf` says."""
     return part.get("type", "object") != "object" or not _WORDS.isdisjoint(part)
+
+
+def _kind(schema: Schema) -> Any:
+    """Return the type of a schema, or the one that its words are of; `value` where it may be any."""
+    if schema.get("type") is not None:
+        return schema["type"]
+    if "properties" in schema or schema.get("additionalProperties", True) is not True:
+        return "object"
+    if "items" in schema or "prefixItems" in schema:
+        return "array"
+    is_text = not _OF_TEXTS.isdisjoint(schema) or schema.get("format") in [*FORMATS]
+    return "string" if is_text else "value"
+
+
+def _alternatives(ways: list[str], word: str) -> str:
+    if not ways:
+        raise ConfigError(f"JSON schema: {word}: is empty, so that there is nothing to say")
+    return " | ".join(ways)
+
+
+def _counts(schema: Schema, of: str) -> tuple[int, int | None]:
+    """Return how many there are of something, at least and at most. Raises ConfigError."""
+    counts = schema.get(f"min{of}", 0), schema.get(f"max{of}")
+    if not all(isinstance(one, int) and one >= 0 for one in counts if one is not None) or counts[0] is None:
+        raise ConfigError(f"JSON schema: min{of} and max{of}: must be whole numbers, 0 or more")
+    return counts
+
+
+def _whole_bounds(schema: Schema) -> tuple[float | None, float | None]:
+    """Return between which numbers an integer is, both included; None where there is no bound."""
+    bounds: list[float | None] = []
+    for word, step, whole, tighter in (("Minimum", 1, math.floor, max), ("Maximum", -1, math.ceil, min)):
+        plain, beyond = schema.get(word.lower()), schema.get(f"exclusive{word}")
+        if isinstance(beyond, bool):  # as it once was: whether the other one is meant so
+            plain, beyond = (None, plain) if beyond else (plain, None)
+        given = [plain] if plain is not None else []
+        given += [whole(beyond) + step] if beyond is not None else []
+        bounds.append(tighter(given) if given else None)
+    return bounds[0], bounds[1]

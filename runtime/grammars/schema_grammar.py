@@ -6,21 +6,16 @@ That process has no vocabulary, and no answer waits for it.
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.units import MIB
-from edge_run.runtime.processes.cell_child import allow_memory, is_cell
-from edge_run.runtime.processes.child_process import skip_package_code
-
-if is_cell():
-    skip_package_code("llama_cpp")
+from edge_run.runtime.grammars.gbnf import NAME
+from edge_run.runtime.processes.cell_child import allow_memory
 
 JSON_SCHEMA = "JSON schema"
 ALTERNATIVES = "edge-run:alternatives"
 CONVERTING_BYTES = 64 * MIB
-_NAMES = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|([a-zA-Z][a-zA-Z0-9-]*)')
 
 
 def load() -> bytes:
@@ -40,7 +35,7 @@ def schema_grammar(schema: str) -> str:
     """Return the GBNF grammar of a JSON schema.
 
     References to other documents are refused, never fetched. What a grammar cannot say is ignored, as llama.cpp
-    ignores it: minimum and maximum, among others. What a schema cannot say is this: one of several texts, each with a
+    ignores it: bounds of fractions, among others. What a schema cannot say is this: one of several texts, each with a
     schema of its own for the JSON behind it, `{ALTERNATIVES: [{"text": ..., "schema": {...}}]}`.
     """
     from edge_run.runtime.grammars.schema_converter import SchemaConverter
@@ -49,14 +44,12 @@ def schema_grammar(schema: str) -> str:
         value = json.loads(schema)
         if isinstance(value, dict) and ALTERNATIVES in value:
             return _alternatives(value[ALTERNATIVES])
-        grammar = SchemaConverter(value).grammar()
+        return SchemaConverter(value).grammar()
     except (ConfigError, MemoryError):
         raise
-    except Exception as error:  # the converter asserts, indexes and calls its way through any JSON
+    except Exception as error:  # the converter indexes and calls its way through any JSON
         reason = " ".join(str(error)[:1000].split())[:200]
         raise ConfigError(f"JSON schema: {type(error).__name__}: {reason}") from error
-    # JSON has no control characters in strings; this converter, unlike llama.cpp's newer one in C++, lets them in.
-    return grammar.replace(r'char ::= [^"\\] |', r'char ::= [^"\\\x7F\x00-\x1F] |')
 
 
 def _alternatives(ways: list[dict[str, Any]]) -> str:
@@ -68,4 +61,4 @@ def _alternatives(ways: list[dict[str, Any]]) -> str:
 
 
 def _renamed(grammar: str, prefix: str) -> str:
-    return _NAMES.sub(lambda found: prefix + found[1] if found[1] else found[0], grammar)
+    return NAME.sub(lambda found: prefix + found[1] if found[1] else found[0], grammar)

@@ -36,6 +36,7 @@ def main(module_name: str, lifeline: int) -> None:
     _end_with_parent(lifeline)
     hears_interrupts = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which a service's manager sends to all: we end with our parent
     limit(CORE=0, FSIZE=MOST_FILE_BYTES, STACK=MOST_STACK_BYTES)
     with contextlib.suppress(AttributeError):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -217,10 +217,92 @@ def test_references_lead_to_what_they_name(takes: Takes, schema: Any, right: Any
     assert not takes(schema, written(wrong))
 
 
-def test_a_name_that_a_reference_from_within_cannot_have_is_refused() -> None:
-    a, a_x = object_of(x={"enum": [1]}), object_of(first={"$ref": "#/$defs/a"}, again={"$ref": "#/$defs/a_x"})
-    with pytest.raises(ConfigError, match=r"#/\$defs/a_x': a property has the name of the definition; rename it"):
-        schema_grammar(json.dumps(object_of({"a": a, "a_x": a_x}, one={"$ref": "#/$defs/a_x"})))
+def test_a_definition_may_have_the_name_of_a_property_within(takes: Takes) -> None:
+    a, a_x = object_of(x={"enum": [1]}), object_of(first={"$ref": "#/$defs/a"}, again={"const": 2})
+    schema = object_of({"a": a, "a_x": a_x}, one={"$ref": "#/$defs/a_x"}, two={"$ref": "#/$defs/a"})
+    assert takes(schema, written({"one": {"first": {"x": 1}, "again": 2}, "two": {"x": 1}}))
+    assert not takes(schema, written({"one": {"x": 1}, "two": {"x": 1}}))
+
+
+INTS = {"type": "integer"}
+OPEN = {"type": "object", "properties": {"age": INTS, "a": INTS}, "additionalProperties": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        # any value at all: pydantic's Any and list, zod's any(), OpenAPI's free forms
+        ({}, [1, "x", None, [{"a": []}]], []),
+        (object_of(a={"title": "A"}), [{"a": 1}, {"a": {"b": [True]}}], [{}]),
+        ({"type": "array", "items": {}}, [[], [1, "x", None]], [{}]),
+        ({"type": "array", "items": {}, "minItems": 2}, [[1, {}]], [[1]]),
+        (
+            {"properties": {"a": {"enum": [1]}}, "additionalProperties": True},
+            [{"a": 1, "z": [3]}, {"z": 3}],
+            [{"a": 2}],
+        ),
+        ({"type": "object", "additionalProperties": True}, [{}, {"a": {"b": 1}}], [1]),
+        ({"type": "object", "additionalProperties": False}, [{}], [{"a": 1}]),
+        # further properties beside those that are named, which may not come by another type
+        (OPEN, [{}, {"age": 1}, {"age": 1, "a": 2, "b": "x", "c": "y"}, {"ag": "x"}, {"ages": "x"}, {"": "x"}], []),
+        (OPEN, [{"b": "x"}, {"a": 2, "é": "x"}], [{"age": "x"}, {"a": "x"}, {"b": 1}, {"age": 1, "b": 2}]),
+        ({**OPEN, "required": ["a"]}, [{"a": 2}, {"a": 2, "age": 1}, {"a": 2, "b": "x"}], [{}, {"a": 1, "a ": 1}]),
+        ({**OPEN, "properties": {'x"y': INTS}}, [{"x": "s"}, {"xy": "s"}, {'x"y': 2}], [{'x"y': "s"}]),
+        ({"properties": {"n" * 80: INTS}, "additionalProperties": True}, [{"n": 2}, {"n" * 80: 1}], [{"n" * 80: ""}]),
+        # lengths
+        ({"maxLength": 2}, ["", "ab"], ["abc", 1]),
+        ({"type": "string", "minLength": 2}, ["ab", "abc"], ["a"]),
+        ({"type": "string", "maxLength": 1500}, ["", "ab"], [1]),
+        ({"type": "string", "maxLength": 5000}, ["", "ab"], [1]),
+        ({"type": "array", "items": INTS, "maxItems": 1500}, [[], [1, 2]], [["a"]]),
+        ({"type": "array", "items": INTS, "minItems": 1, "maxItems": 2}, [[1], [1, 2]], [[], [1, 2, 3]]),
+        ({"type": "array", "maxItems": 0}, [[]], [[1]]),
+        ({"prefixItems": [INTS, {"type": "string"}]}, [[1, "a"]], [[1], ["a", 1]]),
+        ({"type": "string", "pattern": "^[a-z]{0,1500}$"}, ["", "abc"], ["A"]),
+        ({"type": "string", "pattern": "^(ab|c{,2}){2}$"}, ["abab", "cccc", "abc", ""], ["ababab", "ccccc"]),
+        ({"type": "string", "pattern": "^([a-z]{1,50}-){1,50}$"}, ["a-", "a-b-"], ["a", "-"]),
+        # formats
+        ({"type": "string", "format": "date"}, ["2026-11-29"], ["2026-13-29", "29 Nov"]),
+        ({"format": "date-time"}, ["2026-11-29T02:10:00Z"], ["2026-11-29", 1]),
+        ({"format": "uuid4"}, ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567"]),
+        ({"type": "string", "format": "email"}, ["a@b", "x"], [1]),
+    ],
+)
+def test_what_schemas_say(takes: Takes, schema: Any, right: list[Any], wrong: list[Any]) -> None:
+    assert [value for value in right if not takes(schema, written(value))] == []
+    assert [value for value in wrong if takes(schema, written(value))] == []
+
+
+BOUND = st.none() | st.integers(-1200, 1200)
+
+
+@given(BOUND, BOUND, st.booleans(), st.lists(st.integers(-1300, 1300), min_size=1, max_size=6))
+@settings(max_examples=150)
+def test_whole_numbers_stay_within_their_bounds(
+    takes: Takes, low: int | None, high: int | None, is_beyond: bool, numbers: list[int]
+) -> None:
+    first, last = ("exclusiveMinimum", "exclusiveMaximum") if is_beyond else ("minimum", "maximum")
+    schema = {"type": "integer", **({} if low is None else {first: low}), **({} if high is None else {last: high})}
+    least, most = -(10**16) if low is None else low + is_beyond, 10**16 if high is None else high - is_beyond
+    if least > most:
+        with pytest.raises(ConfigError, match="there are none"):
+            schema_grammar(json.dumps(schema))
+        return
+    for number in [*numbers, least, most, least - 1, most + 1]:
+        if abs(number) < 10**16:
+            assert takes(schema, str(number)) == (least <= number <= most), (schema, number)
+
+
+def test_bounds_may_be_fractions_and_truth_values(takes: Takes) -> None:
+    assert [n for n in range(6) if takes({"type": "integer", "minimum": 1.2, "maximum": 3.9}, str(n))] == [2, 3]
+    once = {"type": "integer", "minimum": 1, "exclusiveMinimum": True, "maximum": 3, "exclusiveMaximum": False}
+    assert [n for n in range(6) if takes(once, str(n))] == [2, 3]
+    assert takes({"type": ["integer", "null"], "minimum": 1}, "null")
+
+
+def test_json_may_have_line_breaks_and_ends_with_its_last_bracket(takes: Takes) -> None:
+    assert takes(object_of(a=INTS, b=INTS), json.dumps({"a": 1, "b": 2}, indent=2))
+    assert not takes(object_of(a=INTS), '{"a": 1} ')
 
 
 def tool(name: str, items: list[str]) -> FunctionTool:
@@ -274,6 +356,13 @@ def test_an_answer_to_a_schema_may_be_a_call_instead(form: ToolFormat, takes: Ta
         ({"properties": {"a": True}}, "'True' is none"),
         ({"allOf": ["a"]}, "'a' is none"),
         (["a"], "must be an object"),
+        ({"type": "text"}, "there is no such type"),
+        ({"enum": []}, "enum: is empty"),
+        ({"anyOf": []}, "anyOf: is empty"),
+        ({"type": "string", "minLength": -1}, "minLength and maxLength: must be whole numbers"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "at least 3 and at most 2"),
+        ({"type": "array", "minItems": 2001}, "at most 2,000 can be asked for"),
+        ({"type": "integer", "minimum": 10**17}, "leave it out"),
     ],
 )
 def test_what_a_schema_cannot_say_is_one_clear_line(schema: Any, reason: str) -> None:
@@ -344,7 +433,22 @@ def test_each_pattern_fits_something(takes: Takes) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["a", "^a", r"^\bx$", "^(?=a)b$", r"^(a)\1$", "^[b-a]$", "^[$", "^a\\$", "^*a$", "^[^\\s\\S]$"]
+    "pattern",
+    [
+        "a",
+        "^a",
+        r"^\bx$",
+        "^(?=a)b$",
+        r"^(a)\1$",
+        "^[b-a]$",
+        "^[$",
+        "^a\\$",
+        "^*a$",
+        "^[^\\s\\S]$",
+        "^(a$",
+        "^a)$",
+        "^a{3,2}$",
+    ],
 )
 def test_patterns_that_no_grammar_can_say_are_refused(pattern: str) -> None:
     with pytest.raises(ConfigError, match="JSON schema"):
