@@ -197,6 +197,8 @@ class ClusterPlaces:
                     await self._lose(worker)
                 if not present and wanted is None:
                     self._say("the cluster has no worker; waiting for one")
+                for address in self._failures.keys() - present:  # who comes to it again is another one
+                    del self._failures[address]
                 with _telling_of_the_scheduler():
                     if gone := [self._joining[one] for one in self._joining.keys() - present]:
                         await self._client.cancel(gone, force=True)

@@ -30,6 +30,7 @@ class Limits:
     can_branch: whether a token may belong to several sequences.
     has_padding: whether a pass of a single token gets a padding token (`LocalDecoder`).
     is_short: whether the memory budget has no room for a context as long as was asked for.
+    has_window: whether later tokens may have the cells of those that a cut brings back.
     """
 
     context_tokens: int
@@ -40,6 +41,7 @@ class Limits:
     can_branch: bool
     has_padding: bool = False
     is_short: bool = False
+    has_window: bool = False
 
     def check_batch(self, batch: Sequence[BatchToken]) -> None:
         """Check every token of a batch, and the logits of each pass. Raises ContextFull beyond the context's end."""

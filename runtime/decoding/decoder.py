@@ -12,6 +12,7 @@ from edge_run.runtime.decoding.batch_limits import Limits
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
 from edge_run.runtime.decoding.padding import LEAST_TOKENS, padded, padded_passes
 from edge_run.runtime.decoding.progress import Timeline
+from edge_run.runtime.decoding.rollback import Rollback
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
@@ -78,17 +79,16 @@ class LocalDecoder:
         self._width = shape.micro_batch_tokens
         self._batch = PassBatch(self._width, shape.sequences)
         self._logits: Logits | None = None
-        self.watcher = RowWatcher()
+        self.watcher, self._rollback = RowWatcher(), Rollback(context.rollback_tokens)
         has_padding = shape.is_exact and not (model.is_recurrent or shape.pooling)
         self._has_streams, self._has_logits = shape.has_streams, not shape.pooling
         self._least_tokens = LEAST_TOKENS if shape.is_exact else 1  # of a sequence in a pass that several share
         self._sequence_cells = (
             context.context_tokens // shape.sequences if shape.has_streams else context.context_tokens
         )
-        if shape.pooling:  # llama.cpp rounds up
-            self._sequence_cells = min(self._sequence_cells, shape.context_tokens)
-        if shape.most_positions:  # beyond which llama.cpp ends the process
-            self._sequence_cells = min(self._sequence_cells, shape.most_positions)
+        rounded_up = shape.context_tokens if shape.pooling else 0
+        for most in filter(None, (rounded_up, shape.most_positions)):  # beyond positions llama.cpp ends the process
+            self._sequence_cells = min(self._sequence_cells, most)
         self.limits = Limits(
             context_tokens=min(self._sequence_cells, self._count.sequence_tokens) - has_padding,
             vocabulary=model.vocabulary,
@@ -99,6 +99,7 @@ class LocalDecoder:
             and not (shape.has_streams or model.is_recurrent or model.sliding_window_tokens),
             has_padding=has_padding,
             is_short=self._count.most_tokens < context.context_tokens,
+            has_window=bool(model.sliding_window_tokens),
         )
         self.capabilities = Capabilities(
             context_tokens=self.limits.context_tokens,
@@ -145,9 +146,9 @@ class LocalDecoder:
         window = self._model.sliding_window_tokens
         # A sliding-window cache has dropped what the tokens before `position` would look at: such a cut starts anew.
         is_lost = window and position and L.llama_memory_seq_pos_min(memory, sequence) > max(0, position - window)
-        if is_lost or not L.llama_memory_seq_rm(memory, sequence, position, -1):
-            self.watcher.cut(sequence, 0)
-            L.llama_memory_seq_rm(memory, sequence, -1, -1)
+        has_state = self._rollback.cut(sequence, max(0, L.llama_memory_seq_pos_max(memory, sequence) + 1 - position))
+        if is_lost or not has_state or not L.llama_memory_seq_rm(memory, sequence, position, -1):
+            self._empty(sequence)
             position = 0
         self._recount()
         return min(position, L.llama_memory_seq_pos_max(memory, sequence) + 1)
@@ -260,14 +261,18 @@ class LocalDecoder:
 
     def _empty(self, sequence: int) -> None:
         self.watcher.cut(sequence, 0)
+        self._rollback.empty(sequence)
         L.llama_memory_seq_rm(self._context.memory, sequence, -1, -1)
 
+    def recount(self, lengths: Sequence[int], n_cells: int) -> None:
+        """If sequences have these lengths, they take `n_cells` cells: what several share counts once."""
+        if list(lengths) == self._lengths():
+            self._count.lower(n_cells)
+
     def _recount(self) -> None:
-        """Count the cells in use anew."""
         self._count.note(self._lengths())
 
     def _lengths(self) -> list[int]:
-        """Return the tokens of each sequence."""
         return [L.llama_memory_seq_pos_max(self._context.memory, one) + 1 for one in range(self.limits.sequences)]
 
     def _note_forks(self, batch: Sequence[BatchToken]) -> None:
@@ -333,8 +338,8 @@ class LocalDecoder:
         return np.frombuffer(memory, np.float32).reshape(n_rows, -1)
 
     def _pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
-        has_several = self._has_streams and tokens[0].sequence != tokens[-1].sequence
-        is_padded = has_several or (self.limits.has_padding and len(tokens) == 1)
+        is_padded = self._has_streams and tokens[0].sequence != tokens[-1].sequence
+        is_padded |= self.limits.has_padding and len(tokens) == 1
         return (self._padded_pass if is_padded else self._plain_pass)(tokens, logits, filled)
 
     def _plain_pass(
@@ -347,10 +352,12 @@ class LocalDecoder:
         self._fill(tokens)
         outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
         with self._driver.interrupt.hearing_ctrl_c(), self._driver.running(PassShape(len(tokens), len(outputs))):
+            self._rollback.begin(tokens)
             code = self._context.decode(self._batch.handle)
             if code == _STOPPED:
                 raise Cancelled("the pass was cancelled")
         self._check_code(code, len(tokens))
+        self._rollback.ran(tokens)
         self.watcher.ran(tokens)
         if logits is None:
             return filled

@@ -15,11 +15,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from edge_run.base.closing import Closing
 from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, TierReadError, lacks_room
 from edge_run.base.protocols import Clock
 from edge_run.base.results import Piece, Speculation
+from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.session import Keeper
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.continuation import Continuation
@@ -112,7 +114,8 @@ class BatchedAnswers(Closing):
         self._widths = PassWidths(costs, able.micro_batch_tokens)
         self._guesses, self._why_plain = open_shared_guesses(engine, costs)
         self._scheduler = Scheduler(pool, self._widths, clock, rules)
-        self._passes = ScheduledPasses(self._scheduler, self._decoder, keeper)
+        recount = partial(_recount, pool, most_parallel, engine.decoder)
+        self._passes = ScheduledPasses(self._scheduler, self._decoder, keeper, recount)
         self._open: dict[int, _Open] = {}
         self._cancelling = threading.Lock()
         self._cancelled: set[int] = set()
@@ -292,8 +295,9 @@ class BatchedAnswers(Closing):
             may_have_drafted = self._guesses and self._passes.most_in_flight == 1  # also where no guess is verified
             drafting = self._meter.lap() if may_have_drafted else Interval()
             with self._guesses.going_on() if self._guesses else nullcontext():
-                if not self._passes.begin(BegunPass(planned, trees, drafting, began_s)):
-                    break
+                has_begun = self._passes.begin(BegunPass(planned, trees, drafting, began_s))
+            if not has_begun and self._passes.n_in_flight:
+                break  # else somebody gave way, who is not to be admitted again before the others went on
 
     def _guess(self, planned: PlannedPass) -> Mapping[int, SharedTree]:
         """Return guesses of what follows the tokens of a pass; none while prompts are read, or passes in flight."""
@@ -377,3 +381,9 @@ class BatchedAnswers(Closing):
             self._guesses.end(number)
         request.answer.close()
         return request
+
+
+def _recount(pool: SequencePool, n_sequences: int, decoder: LocalDecoder) -> None:
+    """Have `decoder` count cells as `pool` does, whose sequences are the first ones; the others are for guesses."""
+    lengths = [pool.n_held(one) if one < n_sequences else 0 for one in range(decoder.capabilities.sequences)]
+    decoder.recount(lengths, pool.used_cells)

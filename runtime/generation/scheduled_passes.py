@@ -7,7 +7,7 @@ when they are begun, as all that follows happens after them; where one fails, al
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.errors import ContextFull
@@ -56,10 +56,18 @@ class ScheduledPasses:
     """Computes what a scheduler plans. Not thread-safe.
 
     keeper: the prompt cache, which has the rows of sequence 0 where no other sequence has any.
+    recount: is called before a pass: the decoder counts cells that sequences share for each of them.
     """
 
-    def __init__(self, scheduler: Scheduler, decoder: Decoder, keeper: Keeper | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        decoder: Decoder,
+        keeper: Keeper | None = None,
+        recount: Callable[[], None] = lambda: None,
+    ) -> None:
         self._scheduler, self._decoder, self._queue, self._keeper = scheduler, decoder, pass_queue(decoder), keeper
+        self._recount = recount
         self._in_flight: deque[BegunPass] = deque()
 
     @property
@@ -89,7 +97,7 @@ class ScheduledPasses:
         planned = self._scheduler.next_pass(n_guesses, self.most_in_flight)
         if planned is not None:
             self._empty(planned.emptied)
-        return planned
+        return planned if planned and planned.parts else None
 
     def begin(self, begun: BegunPass) -> bool:
         """Begin a pass; return whether it is in flight.
@@ -100,6 +108,7 @@ class ScheduledPasses:
         `plan` may go on.
         """
         planned, trees = begun.planned, begun.trees
+        self._recount()
         try:
             self._queue.begin([token for part in planned.parts for token in self._batch(part, trees)])
         except ContextFull:

@@ -149,8 +149,11 @@ class MeshDecoder:
 
     def _stop(self, command: Decode) -> None:
         """The batch was taken back here: have the others take it back too."""
-        for sequence, first in _beginnings(command.batch).items():  # state that cannot be cut may be gone elsewhere
-            end = self._local.rewind(sequence, first if self.capabilities.can_rewind else 0)
+        able, is_long = self.capabilities, len(command.batch) > self.capabilities.micro_batch_tokens
+        # Others may be a pass ahead, and state that cannot be cut, or cells that a window has left, may be gone there.
+        can_cut = able.can_rewind and not (is_long and self._local.limits.has_window)
+        for sequence, first in _beginnings(command.batch).items():
+            end = self._local.rewind(sequence, first if can_cut else 0)
             self._run.log.rewind(sequence, end)
         self._run.stop(command)
 

@@ -5,12 +5,11 @@ token with each pass, and ends. A pass of answers alone may have guesses of what
 free: those that come true are appended as tokens that are computed already, and of the others nothing is left. Where
 the cells of a context run out, the request that was admitted last waits again, and is computed again later, so that
 those before it can end. Requests that ended earlier are not told of here: what they left in the context is the pool's.
+Whose turn it is says `shares.py`.
 
 Several passes may be in flight, where different devices compute at the same time. What a pass computes counts as held
 once it is begun, since all that follows happens after it; a request of which nothing is left to begin waits for its
 token. A pass then has a group of the requests only, so that there are as many groups as passes in flight.
-
-Whose turn it is says `shares.py`.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class _Request:
 class Scheduler:
     """The requests of one context. Not thread-safe.
 
-    It is over 200 lines because whatever happens to one request changes what the others may have.
+    It is over 200 lines because what happens to one request changes what all others may have.
 
     pool: the context's sequences.
     widths: how wide passes are.
@@ -206,7 +205,7 @@ class Scheduler:
         return placed
 
     def is_first(self, place: Beginning) -> bool:
-        """Return whether the request that was admitted to `place` is alone, in a context that holds nothing yet."""
+        """Return whether the request at `place` is alone, in a context that holds nothing yet."""
         return place.sequence == 0 and self.n_running == 1 and not self._pool.used_cells
 
     def read_back(self, number: int, n_tokens: int) -> None:
@@ -225,7 +224,7 @@ class Scheduler:
                 request.n_held = min(request.n_held, n_tokens)
 
     def next_pass(self, n_guesses: int = 0, n_groups: int = 1) -> PlannedPass | None:
-        """Return what to compute next; None where no request has anything to compute.
+        """Return what to compute next; None, or a pass of no parts, where no request has anything to compute.
 
         n_guesses: that may be verified with it. What ended requests left gives way to them, nobody else does.
         n_groups: into which the requests that run are divided, each of which has a pass in flight.
@@ -243,7 +242,7 @@ class Scheduler:
                 return PlannedPass(tuple(emptied), tuple(fitting), max(0, free - width))
             assert self.n_running > 1, "a request that is alone has room, or is full"
             self._preempt()
-        return None
+        return PlannedPass(tuple(emptied), ()) if emptied else None
 
     def give_way(self) -> list[int] | None:
         """Make room where a pass had none although it was expected to; return the sequences to empty.
@@ -299,7 +298,8 @@ class Scheduler:
     def _ready(self, n_groups: int) -> list[_Request]:
         """Return the requests that the next pass is for: of those that have something to compute, a group."""
         ready = [request for request in self._running if request.n_left]
-        group = sorted(ready, key=lambda request: request.last_pass)[: -(-self.n_running // n_groups)]
+        room = len(ready) if n_groups == 1 else max(1, 3 * self._widths.most_tokens // 4)  # of one pass, with prompts
+        group = sorted(ready, key=lambda request: request.last_pass)[: min(room, -(-self.n_running // n_groups))]
         return sorted(group, key=lambda request: request.turn)
 
     def _next_ones(self) -> list[_Request]:

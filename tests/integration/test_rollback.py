@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eager import Eager
-from edge_run import Model
+from edge_run import Cancelled, Model
 from edge_run.base.protocols import BatchToken
 from edge_run.base.results import Generation
 from edge_run.runtime.engine.engine import Engine
@@ -94,3 +94,45 @@ def test_state_is_cut_back_streamed_as_in_memory(folder: Path, kind: str) -> Non
 
     streamed, whole = (rows(open_at(path, share, options)) for share in (0.05, 1.5))
     assert np.array_equal(streamed, whole)
+
+
+@in_child
+@pytest.mark.parametrize("kind", ["lfm2", "qwen35"])
+def test_state_that_the_last_pass_did_not_keep_is_not_gone_back_to(folder: Path, kind: str) -> None:
+    """llama.cpp would: to the state before other tokens, which passes of more tokens left."""
+    options = {**OPTIONS, "rollback_tokens": ROLLBACK_TOKENS, "outputs_per_pass": ROLLBACK_TOKENS + 1}
+    engine = open_at(make_model(kind, folder), 1.5, options)
+    decoder, end = engine.decoder, 0
+
+    def decode(n_tokens: int) -> np.ndarray:
+        nonlocal end
+        tokens = [BatchToken(7 + 5 * i % 97, i, 0, i == end + n_tokens - 1) for i in range(end, end + n_tokens)]
+        rows, end = decoder.decode(tokens).copy(), end + n_tokens
+        return rows
+
+    for widths, cut, kept in (((20, 1, 1, 1), 19, 0), ((20, 1, 1, 1), 22, 0), ((20, 4), 21, 21), ((20, 4), 20, 0)):
+        decoder.clear()
+        end = 0
+        for width in widths:
+            decode(width)
+        assert decoder.rewind(0, cut) == kept, (widths, cut)
+        if kept:
+            assert decoder.rewind(0, cut - 1) == 0, "once"
+    decoder.clear()
+    end = 0
+    decode(20)
+    engine.interrupt.cancel()
+    with pytest.raises(Cancelled):
+        decode(3)
+    assert decoder.rewind(0, 20) in (0, 20)
+    found, end = decoder.rewind(0, 20), 0
+    if found == 0:
+        decode(20)
+    else:
+        end = 20
+    after = decode(3)
+    decoder.clear()
+    end = 0
+    decode(20)
+    assert np.array_equal(after, decode(3))
+    engine.close()

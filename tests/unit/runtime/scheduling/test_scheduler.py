@@ -311,3 +311,43 @@ def test_a_prompt_goes_on_while_its_beginning_is_in_flight_and_its_answer_waits(
         assert planned.width == width
         bench.scheduler.begun(planned)
     assert bench.scheduler.next_pass(n_groups=4) is None
+
+
+def test_what_gives_way_is_emptied_though_nothing_can_be_computed() -> None:
+    """One group is in flight, and the other one has no room, not even in what an ended request left: it shares that."""
+    bench = Bench(n_sequences=3, n_cells=70)
+    scheduler = bench.scheduler
+    ended = scheduler.submit([*range(12)])
+    (kept,) = (part.sequence for part in bench.step().parts)
+    scheduler.submit([*range(100, 112)])
+    scheduler.submit([*range(12), 50])
+    while scheduler.admit():
+        pass
+    scheduler.end(ended)
+    in_flight, planned = list[PlannedPass](), scheduler.next_pass(n_groups=2)
+    while planned and kept not in planned.emptied:
+        scheduler.begun(planned)
+        in_flight.append(planned)
+        if len(in_flight) > 1:
+            for part in in_flight.pop(0).parts:
+                if part.is_last:
+                    scheduler.append(part.request, 7)
+        planned = scheduler.next_pass(n_groups=2)
+    assert planned
+    assert (planned.emptied, planned.parts) == ((kept,), ())
+
+
+def test_a_group_of_a_pipeline_has_room_in_one_pass() -> None:
+    bench = Bench(n_sequences=16, width=8)
+    for number in range(16):
+        bench.scheduler.submit([1000 * number, 1000 * number + 1, 1000 * number + 2])
+    while bench.scheduler.admit():
+        pass
+    for _ in range(30):
+        planned = bench.scheduler.next_pass(n_groups=2)
+        assert planned
+        assert 0 < planned.width <= 8
+        bench.scheduler.begun(planned)
+        for part in planned.parts:
+            if part.is_last:
+                bench.scheduler.append(part.request, part.tokens[-1] + 1)
