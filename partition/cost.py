@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from edge_run.base.profile import DeviceProfile, GpuProfile, weight_kind
 
+TILE_TOKENS = 64  # from which on llama.cpp's attention on a processor takes many tokens at once
 OP_OFFLOAD_TOKENS = 32  # from which on llama.cpp copies weights to a GPU rather than compute with them where they are
 
 
@@ -91,17 +92,20 @@ class PassWork:
 
 
 class CostModel:
-    """Predicts seconds on the device of `profile`, computing with `threads` threads."""
+    """Predicts seconds on the device of `profile`, computing with `threads` threads.
 
-    def __init__(self, profile: DeviceProfile, threads: int) -> None:
-        self._profile = profile
+    tile_tokens: from how many tokens on attention is as fast as over a wide pass.
+    """
+
+    def __init__(self, profile: DeviceProfile, threads: int, tile_tokens: int = TILE_TOKENS) -> None:
+        self._profile, self._tile_tokens = profile, tile_tokens
         self._kernels = [kernel for kernel in profile.kernels if kernel.threads == threads] or list(profile.kernels)
 
     def compute_s(self, work: PassWork, tokens: int, position: int, n_outputs: int = 1) -> float:
         """Return the seconds of a pass of `tokens` tokens after `position` others, with all weights in memory."""
         matmuls = sum(self._matmul_s(matmul, n_outputs if matmul.is_head else tokens) for matmul in work.matmuls)
         narrow, wide = self._profile.attention_flops_per_s
-        attention = work.attention_of(tokens, position) / (narrow if tokens == 1 else wide)
+        attention = work.attention_of(tokens, position) / (narrow if tokens < self._tile_tokens else wide)
         return matmuls + attention + work.n_nodes * self._profile.node_s + work.n_stops * self._profile.stop_s
 
     def _matmul_s(self, work: MatmulWork, tokens: float) -> float:
@@ -155,7 +159,7 @@ class SharedCost:
     def __init__(self, profile: DeviceProfile, threads: int, gpu: GpuProfile, part: GpuWork) -> None:
         self._processor = CostModel(profile, threads)
         speeds = replace(profile, kernels=gpu.kernels, attention_flops_per_s=gpu.attention_flops_per_s)
-        self._gpu = CostModel(replace(speeds, node_s=gpu.node_s, stop_s=profile.stop_s), 0)
+        self._gpu = CostModel(replace(speeds, node_s=gpu.node_s, stop_s=profile.stop_s), 0, tile_tokens=2)
         self._profile, self._part = gpu, part
 
     def compute_s(self, work: PassWork, tokens: int, position: int, n_outputs: int = 1) -> float:

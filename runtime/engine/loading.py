@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edge_run.base.files import FileIdentity
 from edge_run.base.results import Backend, Numerics, Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.machine import compute_threads
@@ -175,7 +176,9 @@ class _Loading:
 
     def _open_draft(self, file: DraftFile) -> DraftModel:
         offload = self._prepared.draft_offload
-        config = replace(file.config, repack="off" if offload else self._prepared.config.repack)
+        # it guesses for few texts at a time; the sequences that it may have are many more, for the beams of its guesses
+        texts, repack = max(1, file.most_texts), "off" if offload else self._prepared.config.repack
+        config = replace(file.config, sequences=texts, repack=repack)
         return DraftModel(file, offload, choose_kinds(file.gguf, config), self._driver.interrupt)
 
     def plain(self) -> Loaded:
@@ -243,11 +246,11 @@ class _Loading:
     def _sources(self, partial: PartialModel | None) -> tuple[list[SourceFile], Drives | None]:
         """Open the shards, and their copies where there are any, which are checked first."""
         gguf, config = self._prepared.gguf, self._prepared.config
-        drives, copies = None, list[Path]()
+        drives, copies, checked = None, list[Path](), list[FileIdentity]()
         if config.also and not partial:
             copies = find_copies(gguf, Path(config.also))
             for shard, copy in zip(gguf.shards, copies, strict=True):
-                check_copy(shard, copy)
+                checked.append(check_copy(shard, copy))
             drives = Drives(config.readers)
             self._stack.callback(drives.close)
             if copies[0].stat().st_dev == gguf.shards[0].path.stat().st_dev:
@@ -258,7 +261,7 @@ class _Loading:
                 sources.append(PartialSource(partial, number))
             else:
                 sources.append(
-                    CopiedSource(shard.path, copies[number], drives, shard.identity)
+                    CopiedSource(shard.path, copies[number], drives, shard.identity, checked[number])
                     if drives
                     else SourceFile(shard.path, shard.identity)
                 )

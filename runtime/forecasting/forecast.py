@@ -29,7 +29,7 @@ from edge_run.runtime.forecasting.routing import Point
 from edge_run.runtime.graph.nodes import GraphMap, Node, choice_of_outputs
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_format import TENSOR_TYPES
-from edge_run.tiers.gguf_header import TensorInfo
+from edge_run.tiers.gguf_header import ArrayValue, TensorInfo
 
 WITH_MOVES = 4.0  # of the CPU time of reading alone: frames are moved, and books kept
 _MATMULS = ("MUL_MAT", "MUL_MAT_ID")
@@ -114,6 +114,7 @@ def _together(matmuls: Sequence[MatmulWork]) -> tuple[MatmulWork, ...]:
 def _attention_flops(gguf: GgufModel, graph: Sequence[Node]) -> float:
     """Return the work of attention in all layers, per token and position that the token attends to."""
     heads, width = gguf.value("attention.head_count"), gguf.value("embedding_length")
+    heads = heads.largest if isinstance(heads, ArrayValue) else heads  # by layer, as of those that have attention
     if not isinstance(heads, int) or not isinstance(width, int) or not heads:
         return 0.0
     key, value = gguf.value("attention.key_length"), gguf.value("attention.value_length")

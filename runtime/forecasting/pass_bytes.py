@@ -42,8 +42,11 @@ class PassBytes:
         """Return what the first pass reads."""
         plan = self._plan
         if not plan.expert_bytes:
-            fresh = min(plan.model_bytes, plan.pinned_bytes + plan.window_bytes)
-            return fresh, plan.model_bytes - fresh
+            on_gpu = plan.gpu.weights_bytes if plan.gpu else 0
+            used = plan.pinned_bytes + plan.lent_bytes + plan.streamed_bytes_per_pass + on_gpu  # not tables: their rows
+            whole = min(plan.model_bytes, used) if plan.mode == "streamed" else plan.model_bytes
+            fresh = min(whole, plan.pinned_bytes + plan.window_bytes)
+            return fresh, whole - fresh
         touched, dense = self._touched(tokens, n_outputs), plan.streamed_bytes_per_batch
         new = plan.pinned_bytes + min(dense, plan.window_bytes) + min(touched, plan.expert_bytes)
         return new, plan.pinned_bytes + dense + touched - new

@@ -17,7 +17,7 @@ from edge_run.runtime.inspection.learned_positions import learned_positions
 from edge_run.runtime.inspection.model_kind import check_generates, check_kind
 from edge_run.runtime.llama.context_shape import CELLS_STEP, context_shape
 from edge_run.runtime.llama.holdings import LOGIT_BYTES
-from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.llama.library import library_build
 from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel, read_gguf
@@ -82,7 +82,7 @@ class DraftFile:
             sequences=n_texts if gguf.value("attention.sliding_window") else max(SEQUENCES, n_texts + BEAM),
             cache_folder=config.cache_folder,
         )
-        known = inspect(gguf, own, library_version(), is_tried=is_tried)
+        known = inspect(gguf, own, library_build(), is_tried=is_tried)
         return cls(gguf, own, known, n_texts, has_same_tokens(gguf, target))
 
     @property

@@ -171,7 +171,10 @@ def _short_context(
     gguf: GgufModel, model: LlamaModel, shape: ContextShape, driver: Driver, callback: Callable[[int, bool, int], bool]
 ) -> Iterator[tuple[LocalDecoder, LlamaContext]]:
     """A context that takes little memory, with as much of `shape` as decides what a pass of one token computes."""
-    short = small = shape.shortened(SHORT_CONTEXT_TOKENS)
+    short = shape.shortened(SHORT_CONTEXT_TOKENS)
+    if model.is_recurrent:  # the state of each text takes its memory at once; of one or of several texts it may differ
+        short = replace(short, sequences=min(short.sequences, 2))
+    small = short
     with contextlib.suppress(ConfigError):  # raised where the model cannot have the smallest cache
         check_kv_types(gguf, ModelConfig(kv_type=SMALL_KV_TYPE, flash_attention=shape.flash_attention))
         os.environ["LLAMA_ATTN_ROT_DISABLE"] = "1"  # of quantised caches only: it adds nodes

@@ -11,13 +11,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile, GpuProfile
 from edge_run.base.results import ContextPoint, Plan
 from edge_run.base.units import MIB, round_up
 from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.profile import disk_of
-from edge_run.partition.cost import AttentionWindow
+from edge_run.partition.cost import TILE_TOKENS, AttentionWindow
 from edge_run.partition.parallel import NUMBERS
 from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.forecasting import routing
@@ -244,6 +245,7 @@ class Planner:
         """
         if profile is None or not self.can_time(profile):
             return plan
+        profile = with_attention_on(profile, self.config)
         fresh_bytes = max(0, plan.kv_bytes - (self.known.cell_bytes if self._terms.cells else 0))
         load_s = self.known.load_s + len(self.known.graph) * OPENING_S_PER_NODE + fresh_bytes / CLEARED_BYTES_PER_S
         times, answering = self.times(plan, profile), self._times_at(plan, prompt_tokens, profile)
@@ -265,14 +267,31 @@ def abreast(planner: Planner, plan: Plan, profile: DeviceProfile | None) -> Abre
     earlier = routing.recall(planner.gguf, planner.config.cache).points
     hoped_bytes = 0 if earlier else PassBytes(plan, work).hoped_bytes
 
+    speeds = profile and with_attention_on(profile, planner.config)
+
     def pass_s(one: Plan, number: int, position: int) -> float:
-        if profile:
-            return planner.times(one, profile).pass_s(number, position, number, is_first=False)
+        if speeds:
+            if number >= TILE_TOKENS and not planner.offload:  # a tile looks at what any of its texts has
+                position *= number
+            return planner.times(one, speeds).pass_s(number, position, number, is_first=False)
         return PassBytes(one, work).usual_s(number, number)
 
-    most = NUMBERS[-1] if profile else MOST_UNMEASURED
-    config = planner.config
-    return Abreast(plan, pass_s, planner.known.vocabulary, config.sequences, most, hoped_bytes, config.request_tokens)
+    most, known, config = NUMBERS[-1] if profile else MOST_UNMEASURED, planner.known, planner.config
+    state_bytes = max(0, known.kv_bytes - known.cell_bytes) // config.sequences
+    answer_bytes = known.vocabulary * LOGIT_BYTES + state_bytes
+    return Abreast(plan, pass_s, answer_bytes, config.sequences, most, hoped_bytes, config.request_tokens)
+
+
+def with_attention_on(profile: DeviceProfile, config: ModelConfig) -> DeviceProfile:
+    """Return `profile` with the speed of attention on keys and values of the types that `config` has.
+
+    On quantised ones llama.cpp has no kernel for many tokens at once on a processor.
+    """
+    k, v = config.kv_types
+    if k == v and k in ("f16", "f32"):
+        return profile
+    narrow, _ = profile.attention_flops_per_s
+    return replace(profile, attention_flops_per_s=(narrow, narrow))
 
 
 def packed(planner: Planner, plan: Plan) -> tuple[Planner, Plan] | None:

@@ -6,6 +6,7 @@ llama.cpp, which takes long to load, unless a GPU is asked for.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,7 @@ from edge_run.runtime.inspection.learned_positions import check_positions
 from edge_run.runtime.inspection.model_kind import check_kind
 from edge_run.runtime.llama.backend_choice import check_backend, is_library_known, why_not_ours
 from edge_run.runtime.llama.context_shape import wants_streams
-from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.llama.library import library_build
 from edge_run.runtime.planning.kv_type_choice import choose_kv_type
 from edge_run.runtime.planning.micro_batch import choose
 from edge_run.runtime.planning.packed_choice import choose_packed, choose_repacked_file
@@ -116,9 +117,14 @@ def _shaped(opening: _Opening, config: ModelConfig) -> Prepared:
         number = asked.sequences
         if is_forecast and not (config.spills_kv or config.embeddings):
             try:
-                number = _most_productive(_shaped(opening, asked))
+                usual = _shaped(opening, asked)
             except BudgetError:  # which may suffice for one
                 number = 1
+            else:
+                number = _most_productive(usual)
+                with contextlib.suppress(BudgetError):  # which suffices for the usual number
+                    return usual if number == asked.sequences else _shaped(opening, replace(config, sequences=number))
+                return usual
         config = replace(config, sequences=number)
     if config.micro_batch_tokens:
         return opening.prepare(config)
@@ -235,7 +241,7 @@ def _tried(gguf: GgufModel, config: ModelConfig) -> Inspection | None:
     if not config.check_file or why_unavailable():
         return None
     try:
-        return inspect(gguf, config, library_version())
+        return inspect(gguf, config, library_build())
     except NoInspector as error:
         logger.warning("%s; it is opened all the same", error)
         return None
@@ -248,7 +254,7 @@ def _outlined(gguf: GgufModel, config: ModelConfig) -> Inspection:
             f"{gguf.shards[0].path}: no plan, as only llama.cpp's own loader, which keeps no budget, runs here: "
             f"{reason}"
         )
-    return inspect(gguf, config, library_version(), is_tried=False)
+    return inspect(gguf, config, library_build(), is_tried=False)
 
 
 def _with_offload(prepared: Prepared) -> Prepared:

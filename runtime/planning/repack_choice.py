@@ -33,19 +33,23 @@ def choose_kinds(
     """
     from edge_run.runtime.probing.probe import recall_drive, recall_kernels
 
-    matrices = (tensor for tensor in gguf.tensors if len(tensor.shape) in (2, 3))
+    matrices = [tensor for tensor in gguf.tensors if len(tensor.shape) in (2, 3)]
     kinds = {kind_of(tensor, by_expert=len(tensor.shape) == 3) for tensor in matrices}
+    n_experts = max((tensor.shape[2] for tensor in matrices if len(tensor.shape) == 3), default=1)
+    used_share = min(1.0, gguf.used_experts / n_experts)
     if config.repack != "auto":
         return frozenset(kinds) if config.repack == "on" else frozenset()
     plain, repacked = recall_kernels(config)
     findings = KeptFindings.of_setup(config.cache / "repacked")
-    kept, widths, streaming = findings.read(_decisions) or {}, _widths(config), None
+    kept, parallel, streaming = findings.read(_decisions) or {}, max(1, config.sequences), None
     if not repacked and not kept and not packed:
         return frozenset()
     if streamed_in is not None:
         streaming = Streaming.under(streamed_in, gguf.data_bytes, recall_drive(gguf, config))
     how = f" streamed {streaming.share:.0%}" if streaming else ""
-    names = {kind: f"{kind} {widths}{how}{' packed' * (kind in packed)}" for kind in kinds}
+    shares = {kind: used_share if is_by_expert(kind) else 1.0 for kind in kinds}
+    widths = {kind: sorted({_of_one(width, share) for width in _widths(config)}) for kind, share in shares.items()}
+    names = {kind: f"{kind} {widths[kind]}{how}{' packed' * (kind in packed)}" for kind in kinds}
     decided: dict[str, bool] = {}
     for kind, name in names.items():
         before, ready = _like(kind, plain), _like(kind, repacked)
@@ -54,7 +58,8 @@ def choose_kinds(
         after: Sequence[KernelSpeed] = ready
         if streaming:
             before, after = ([streaming.speed(kernel) for kernel in some] for some in (before, ready))
-        decision = is_repacking_worth_it(before, after, widths, kept.get(name), parallel=max(1, config.sequences))
+        abreast = _of_one(parallel, shares[kind])
+        decision = is_repacking_worth_it(before, after, widths[kind], kept.get(name), parallel=abreast)
         if decision is not None:
             decided[name] = decision
     if any(kept.get(name) != decision for name, decision in decided.items()):
@@ -77,6 +82,11 @@ def kinds_to_pack(gguf: GgufModel, config: ModelConfig) -> frozenset[str]:
 def _widths(config: ModelConfig) -> list[int]:
     """Return the widths of passes that a run needs to be fast: tokens, answers, guesses to verify, and prompts."""
     return sorted({1, max(1, config.sequences), max(1, config.outputs_per_pass), config.micro_batch_tokens or 1})
+
+
+def _of_one(width: int, share: float) -> int:
+    """Return how many of a pass's tokens each weight meets that any of them uses, if each uses this share of all."""
+    return max(1, round(width * share / (1 - (1 - share) ** width)))
 
 
 def _like(kind: str, kernels: Sequence[Speed]) -> list[Speed]:

@@ -82,7 +82,7 @@ def _costs_nothing(plan: Plan, least: Plan, tokens: int, draft_bytes: int) -> bo
         return False
     if plan.mode == "resident":
         return _size(plan) - _size(least) <= KV_SHARE * (least.budget_bytes - _size(least))
-    more_bytes = _size(plan, "buffers") - _size(least, "buffers") + draft_bytes
+    more_bytes = sum(_size(plan, what) - _size(least, what) for what in ("buffers", "reserve")) + draft_bytes
     return more_bytes <= BUFFER_SHARE * least.budget_bytes
 
 

@@ -72,7 +72,14 @@ def test_experts_have_kernels_of_their_own() -> None:
 def test_attention_grows_with_what_came_before() -> None:
     near, far = (COSTS.compute_s(work(flops=1e6), 1, position) for position in (0, 999))
     assert (near, far) == (pytest.approx(1e6 / 1e9), pytest.approx(1e9 / 1e9))
-    assert COSTS.compute_s(work(flops=1e6), 3, 0) == pytest.approx(6e6 / 1e10), "1 + 2 + 3 positions, at the wide speed"
+    assert COSTS.compute_s(work(flops=1e6), 3, 0) == pytest.approx(6e6 / 1e9), "1 + 2 + 3 positions"
+
+
+def test_attention_of_many_tokens_goes_by_tiles() -> None:
+    speeds = {
+        tokens: 1e6 * tokens * (tokens + 1) / 2 / COSTS.compute_s(work(flops=1e6), tokens, 0) for tokens in (63, 64)
+    }
+    assert speeds == {63: pytest.approx(1e9), 64: pytest.approx(1e10)}
 
 
 def test_nodes_and_stops_cost_a_little() -> None:
@@ -126,5 +133,5 @@ def test_attention_with_a_window_ends_at_it() -> None:
     assert COSTS.compute_s(windowed, 1, 99) == COSTS.compute_s(whole, 1, 99)
     assert COSTS.compute_s(windowed, 1, 999) == pytest.approx((0.25 * 1000 + 0.75 * 100) * 1e6 / 1e9)
     pairs = 0.25 * (98 + 99 + 100 + 101 + 102) + 0.75 * (98 + 99 + 100 + 100 + 100)
-    assert COSTS.compute_s(windowed, 5, 97) == pytest.approx(pairs * 1e6 / 1e10)
-    assert COSTS.compute_s(windowed, 5, 500) == pytest.approx((0.25 * 5 * 503 + 0.75 * 500) * 1e6 / 1e10)
+    assert COSTS.compute_s(windowed, 5, 97) == pytest.approx(pairs * 1e6 / 1e9)
+    assert COSTS.compute_s(windowed, 5, 500) == pytest.approx((0.25 * 5 * 503 + 0.75 * 500) * 1e6 / 1e9)

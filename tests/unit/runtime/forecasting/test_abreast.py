@@ -22,11 +22,11 @@ STREAMED = replace(
 )  # fmt: skip
 
 
-def abreast(plan: Plan, vocabulary: int = 0, **limits: int) -> Abreast:
+def abreast(plan: Plan, answer_bytes: int = 0, **limits: int) -> Abreast:
     def pass_s(one: Plan, number: int, position: int) -> float:
         return PassTimes(one, WORK, PROFILE, DISK, 1).pass_s(number, position, number, is_first=False)
 
-    return Abreast(plan, pass_s, vocabulary, **limits)
+    return Abreast(plan, pass_s, answer_bytes, **limits)
 
 
 def best_of_all(one: Abreast, most: int) -> int:
@@ -65,8 +65,17 @@ def test_what_is_read_besides_counts() -> None:
     points = (ContextPoint(65536, 0, int(2e9 + 65536 * 4e5)),)
     alone, beside = abreast(STREAMED), abreast(replace(STREAMED, by_context=points))
     assert beside.tokens_per_s(16) < alone.tokens_per_s(16)
-    assert abreast(STREAMED, vocabulary=10_000_000).tokens_per_s(16) < alone.tokens_per_s(16)
+    assert abreast(STREAMED, answer_bytes=40_000_000).tokens_per_s(16) < alone.tokens_per_s(16)
     assert beside.tokens_per_s(1) <= alone.tokens_per_s(1)
+
+
+def test_no_more_answers_than_have_room_for_what_each_takes() -> None:
+    """Recurrent state, of which each text has its own, in a budget with 500 MB left."""
+    held = sum(item.size_bytes for item in STREAMED.items)
+    plan = replace(STREAMED, mode="resident", budget_bytes=held + int(5e8))
+    usual, full = (abreast(plan, answer_bytes=answer_bytes, planned=16) for answer_bytes in (0, int(5e7)))
+    assert [one.tokens_per_s(26) > 0 for one in (usual, full)] == [True, True]
+    assert [one.tokens_per_s(27) > 0 for one in (usual, full)] == [True, False]
 
 
 MIXTURE = replace(STREAMED, streamed_bytes_per_batch=0)

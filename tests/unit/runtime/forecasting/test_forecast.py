@@ -11,9 +11,11 @@ from bench_samples import PLAN, PROFILE
 from edge_run.base.profile import RepackedSpeed
 from edge_run.partition.cost import MatmulWork, PassWork, overlapped_s
 from edge_run.runtime.forecasting.forecast import PassTimes, pass_work, shared_work
+from edge_run.runtime.forecasting.pass_bytes import PassBytes
 from edge_run.runtime.forecasting.routing import PassSeen, Point
 from edge_run.runtime.graph.nodes import Node, WeightRead
 from edge_run.tiers.gguf import read_gguf
+from edge_run.tiers.gguf_header import ArrayValue
 from kit_models import KIT
 
 DISK = PROFILE.disks[0]  # 1e9 bytes a second
@@ -171,3 +173,20 @@ def test_readers_that_repack_take_time_from_computing_and_from_reading_where_tha
         pass_s, compute_s = (times(repacked_bytes_per_s).pass_s(1, 0, 1, is_first=False), 0.2)
         busy_s = compute_s + min(reading.cpu_s, reading.wall_s)
         assert pass_s == pytest.approx(overlapped_s(reading.wall_s, busy_s), rel=0.01)
+
+
+def test_the_first_pass_reads_no_table_of_which_it_needs_rows() -> None:
+    """More than half of such a model's file may be one."""
+    plan = replace(PLAN, model_bytes=int(3e9), pinned_bytes=int(5e8), window_bytes=int(1e8), lent_bytes=int(1e8),
+                   streamed_bytes_per_pass=int(5e8))  # fmt: skip
+    assert PassBytes(plan, WORK).at_first(1, 1) == (int(6e8), int(5e8))
+    assert sum(PassBytes(PLAN, WORK).at_first(1, 1)) == PLAN.model_bytes
+
+
+def test_attention_whose_heads_differ_by_layer_is_that_of_the_most() -> None:
+    gguf = read_gguf(KIT)
+    graph = [Node(f"attention-{layer}".encode(), "FLASH_ATTN_EXT", (), True) for layer in range(3)]
+    heads, key = gguf.value("attention.head_count"), f"{gguf.architecture}.attention.head_count"
+    assert isinstance(heads, int)
+    listed = replace(gguf, metadata={**gguf.metadata, key: ArrayValue(5, 4, heads)})
+    assert pass_work(listed, graph, 0).attention_flops == pass_work(gguf, graph, 0).attention_flops > 0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from edge_run.runtime.planning.usual_context import rope_factors, usual_lengths
+from bench_samples import PLAN
+from edge_run.base.results import PlanItem
+from edge_run.base.units import MIB
+from edge_run.runtime.planning.usual_context import _costs_nothing, rope_factors, usual_lengths
 from edge_run.tiers.gguf import GgufModel
 
 
@@ -64,3 +68,11 @@ def test_factors_do_not_change(original: object, lengths: list[int]) -> None:
 def test_other_models_have_no_choice_of_factors() -> None:
     assert rope_factors(header(16_384, 4096, ("rope_freqs.weight",)), 16_384) == ""
     assert usual_lengths(header(16_384, 4096, ("rope_freqs.weight",))) == [16_384, 8192, 4096]
+
+
+def test_a_length_whose_reserve_displaces_weights_costs_something() -> None:
+    """As of models without keys and values, for which any length has room."""
+    least = replace(PLAN, items=(PlanItem("reserve", 10 * MIB, ""),), budget_bytes=1024 * MIB)
+    longer = replace(least, items=(PlanItem("reserve", 266 * MIB, ""),), context_tokens=1 << 20)
+    assert _costs_nothing(replace(least, context_tokens=8192), least, 8192, 0)
+    assert not _costs_nothing(longer, least, 1 << 20, 0)
