@@ -17,7 +17,7 @@ from edge_run.base.errors import EdgeRunError
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import joined
 from edge_run.tiers.readers import Readers, as_read_error
-from edge_run.tiers.source import SourceFile
+from edge_run.tiers.source import SourceFile, read_patiently
 
 _PATIENCE_S = 0.1
 
@@ -122,7 +122,8 @@ class RowTable:
             try:
                 if reading.is_void:
                     return 0
-                return self._source.read_into(address, length, self.range.file_offset + address - self._memory)
+                offset = self.range.file_offset + address - self._memory
+                return read_patiently(lambda: self._source.read_into(address, length, offset), lambda: reading.is_void)
             except Exception as error:  # rows that were not read must not count as read
                 reading.errors.append(as_read_error(error))
                 return 0

@@ -7,7 +7,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -39,6 +39,22 @@ class Source(Protocol):
     def read_into(self, address: int, length: int, offset: int) -> int:
         """Fill memory at `address` from `offset`, both page-aligned; return the bytes read from storage."""
         ...
+
+
+def read_patiently(read: Callable[[], int], is_void: Callable[[], bool] = lambda: False) -> int:
+    """Return what `read` does; what fails as drives do for a moment is tried once more after a pause.
+
+    is_void: whether nobody wants it any more. Raises what `read` raises.
+    """
+    try:
+        return read()
+    except TierReadError as error:
+        if error.errno not in PASSING:
+            raise
+        time.sleep(PAUSE_S)
+        if is_void():
+            raise
+    return read()
 
 
 class SourceFile:
@@ -94,6 +110,11 @@ class SourceFile:
         """Return which file is open, and when its status changed last."""
         status = os.fstat(self._fd)
         return FileIdentity.of(status), status.st_ctime_ns
+
+    @property
+    def identity(self) -> FileIdentity:
+        """Which file is open."""
+        return self._identity
 
     def use_page_cache(self, *, keeps: bool) -> None:
         """Read from the page cache what it holds, from now on.

@@ -15,7 +15,7 @@ from edge_run.base.files import changed
 from edge_run.base.units import MIB, round_down, round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.readers import Readers, as_read_error
-from edge_run.tiers.source import SourceFile
+from edge_run.tiers.source import SourceFile, read_patiently
 
 PIECE_BYTES = 4 * MIB
 STAGED_PIECES = 4
@@ -144,9 +144,10 @@ class Upload:
         start = round_down(piece.file_offset, _libc.PAGE)
         length = round_up(piece.file_offset + piece.length, _libc.PAGE) - start
         try:
-            n_bytes = self._sources[piece.shard].read_into(self._slot(number), length, start)
+            source, slot = self._sources[piece.shard], self._slot(number)
+            n_bytes = read_patiently(lambda: source.read_into(slot, length, start))
             if start + n_bytes < piece.file_offset + piece.length:
-                raise changed(self._sources[piece.shard].path)
+                raise changed(source.path)
         except Exception as failure:  # whatever it is, the consumer must not wait for ever
             error = as_read_error(failure)
         with self._lock:

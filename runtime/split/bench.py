@@ -20,7 +20,14 @@ from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import available_bytes
 from edge_run.partition.latent_codec import MOST_PAYLOAD_BYTES, CodeTooLong
 from edge_run.runtime.split.bundle import HEAD, MODEL, TAIL, Bundle, read_bundle
-from edge_run.runtime.split.images import KEPT_BYTES, ImageFolder, ImageSize, decode_image, encode_image, read_bytes
+from edge_run.runtime.split.images import (
+    KEPT_BYTES,
+    ImageFolder,
+    ImageSize,
+    decode_image,
+    encode_image,
+    read_image_bytes,
+)
 from edge_run.runtime.split.onnx_session import median_s, run_session
 
 JPEG_QUALITIES = (1, 5, 10, 20, 30, 45, 65, 85)
@@ -143,7 +150,7 @@ class _Bench:
     def ways(self, code_bytes: Sequence[float]) -> Iterator[WayTime]:
         """Yield what a frame takes each way, one at a time; code_bytes: mean bytes of a code, by rate."""
         self._show("the time of a frame")
-        codec, file = self._bundle.codec, read_bytes(self._images.paths[0])
+        codec, file = self._bundle.codec, read_image_bytes(self._images.paths[0])
         pixels = decode_image(file, self._bundle.size)[None]
         yield WayTime("local", median_s(lambda: run_session(self._model, pixels)), 0.0, 0.0)
         whole_s = median_s(lambda: run_session(self._model, decode_image(file, self._bundle.size)[None]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # Pillow reads some forty, most of them seldom looked at
 MOST_PIXELS = 64 << 20
 SMALL_PIXELS, PIXELS_OF_A_BYTE = 4 << 20, 256  # ten times what a JPEG of the lowest quality has
+MOST_FILE_BYTES = 512 << 20  # of an image: 64 million pixels of eight bytes, as they are
 KEPT_BYTES = 1 << 30  # of decoded images are kept at most, where there is room
 MOST_SCANS = 500  # of a JPEG, whose encoders make ten: each goes through all blocks, and may take a few bytes
 _JPEG_START, _SCAN = b"\xff\xd8", b"\xff\xda"  # the latter by chance some 250 times in 16 MiB of other bytes
@@ -84,7 +86,7 @@ def encode_image(pixels: NDArray[np.uint8], kind: str = "JPEG", quality: int = 9
 
 def read_image(path: Path, size: ImageSize) -> NDArray[np.uint8]:
     """Return the image file `path` as pixels. Raises as `read_bytes`, and ModelFileError where it is no image."""
-    return pixels_of(path, read_bytes(path), size)
+    return pixels_of(path, read_image_bytes(path), size)
 
 
 def pixels_of(path: Path, data: bytes, size: ImageSize) -> NDArray[np.uint8]:
@@ -97,6 +99,20 @@ def pixels_of(path: Path, data: bytes, size: ImageSize) -> NDArray[np.uint8]:
 
 def read_bytes(path: Path) -> bytes:
     """Return what the file `path` holds. Raises ModelFileError where it cannot be read, TierReadError by the drive."""
+    return _read(path, None)
+
+
+def read_image_bytes(path: Path) -> bytes:
+    """Return the bytes of the image file `path`. Raises as `read_bytes`, and ModelFileError where they are too many."""
+    return _read(path, MOST_FILE_BYTES)
+
+
+def _read(path: Path, most_bytes: int | None) -> bytes:
+    size_bytes = 0
+    with contextlib.suppress(OSError):  # which reading it says
+        size_bytes = path.stat().st_size
+    if most_bytes is not None and size_bytes > most_bytes:
+        raise ModelFileError(f"{path}: has {size_bytes:,} bytes; an image has {most_bytes:,} at most: take it away")
     try:
         return path.read_bytes()
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:

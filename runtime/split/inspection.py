@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge_run.base.split import Cut, CutReport
 from edge_run.devices.host.machine import compute_threads
-from edge_run.partition.cuts import find_cuts, multiply_adds, operations_between
+from edge_run.partition.cuts import multiply_adds, operations_between
 from edge_run.runtime.split.onnx_file import OnnxModel, extract, read_onnx
 from edge_run.runtime.split.onnx_session import is_identical, largest_difference, median_s, open_session, run_session
 
@@ -18,7 +18,7 @@ def inspect_cuts(path: Path, threads: int | None = None, show: Callable[[str], N
     show: told what is being done. Takes a second or so for each cut. Raises ModelFileError, NotSupported.
     """
     model = read_onnx(path)
-    names = find_cuts(model.network)
+    names = model.cuts
     sample = model.sample()
     whole = open_session(model.proto.SerializeToString(), str(path), threads)
     inspector = _Inspector(model, threads)

@@ -23,7 +23,7 @@ from edge_run.runtime.processes.forks import OwnerProcess
 from edge_run.runtime.split import protocol
 from edge_run.runtime.split.bundle import HEAD, MODEL, read_bundle
 from edge_run.runtime.split.connection import ServerConnection
-from edge_run.runtime.split.images import ImageSize, decode_image, encode_image, pixels_of, read_bytes
+from edge_run.runtime.split.images import ImageSize, decode_image, encode_image, pixels_of, read_image_bytes
 from edge_run.runtime.split.onnx_session import median_s, run_session
 from edge_run.runtime.split.protocol import DEFAULT_PORT, FrameRefused, LinkLost, unpack_arrays
 
@@ -257,7 +257,7 @@ def _open_image(
         if image.shape != size.shape or image.dtype != np.uint8:
             raise ConfigError(f"image: {image.dtype} of shape {image.shape}; needed are bytes of shape {size.shape}")
         return None, image
-    data = image if isinstance(image, bytes) else read_bytes(Path(image))
+    data = image if isinstance(image, bytes) else read_image_bytes(Path(image))
     pixels = decode_image(data, size) if isinstance(image, bytes) else pixels_of(Path(image), data, size)
     fits = data.startswith(_JPEG_START) and len(data) < protocol.MOST_BODY_BYTES[protocol.IMAGE] - 16
     return (data if fits else None), pixels

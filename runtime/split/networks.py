@@ -13,7 +13,6 @@ import numpy as np
 
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.extras import TRAIN, need
-from edge_run.partition.cuts import find_cuts
 from edge_run.runtime.split.images import ImageSize
 from edge_run.runtime.split.onnx_file import OnnxModel, describe, extract, find_tensor, finish, read_onnx
 
@@ -95,7 +94,7 @@ class Parts:
 
     def __init__(self, model: OnnxModel, cut: str) -> None:
         """Cut the network. Raises ConfigError where the name is no cut."""
-        self.model, self.cut = model, find_tensor(model, cut, find_cuts(model.network))
+        self.model, self.cut = model, find_tensor(model, cut)
         self.front = extract(model, None, self.cut).graph if self.cut != model.input_name else None
         self.rest = extract(model, self.cut, None).graph
 

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, reason_of
 from edge_run.base.extras import TRAIN, need
-from edge_run.partition.cuts import Network, Operation, multiply_adds, operations_between, peak_bytes
+from edge_run.partition.cuts import Network, Operation, find_cuts, multiply_adds, operations_between, peak_bytes
 from edge_run.runtime.split.onnx_session import arbitrary, first_line, traced
 
 MOST_INPUT_VALUES = 1 << 24  # as of an image of a bundle
 MOST_MODEL_BYTES = 2**31 - 1  # what protobuf can hold in one piece
+_NUMBERS = "biuf"  # kinds of NumPy types: truth values, integers, numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,11 @@ class OnnxModel:
         return {name: int(np.prod(shape)) * self.types[name].itemsize for name, shape in self.shapes.items()}
 
     @property
+    def cuts(self) -> list[str]:
+        """The tensors of numbers at which it can be cut in two, in order, the input first."""
+        return [name for name in find_cuts(self.network) if name in self.types and self.types[name].kind in _NUMBERS]
+
+    @property
     def multiply_adds(self) -> int:
         """Those of all of it."""
         return multiply_adds(self.network, operations_between(self.network, None, None))
@@ -76,19 +82,39 @@ def read_onnx(path: Path) -> OnnxModel:
     """
     onnx = need("onnx", TRAIN)
     try:
-        size_bytes = path.stat().st_size
-        if size_bytes > MOST_MODEL_BYTES:
-            raise NotSupported(f"{path}: has {size_bytes:,} bytes; an ONNX file can be cut up to {MOST_MODEL_BYTES:,}")
-        proto = onnx.load(str(path))
+        _check_size(path, path.stat().st_size)
+        proto = onnx.load(str(path), load_external_data=False)
+        _load_beside(proto, path)
         onnx.checker.check_model(proto)
     except OSError as error:
         why = reason_of(error)
         raise ModelFileError(f"{path}: cannot be read ({why}); check the path and its permissions") from error
-    except NotSupported:
+    except (NotSupported, ModelFileError):
         raise
     except Exception as error:  # protobuf and the checker have no common ancestor
         raise ModelFileError(f"{path}: is no ONNX file that can be read ({first_line(error)})") from error
     return describe(proto, path)
+
+
+def _load_beside(proto: Any, path: Path) -> None:
+    """Read the weights that `proto` has in files beside `path`, in which few bytes may ask for any number of them."""
+    beside = need("onnx.external_data_helper", TRAIN)
+    size_bytes = path.stat().st_size
+    for tensor in filter(beside.uses_external_data, beside._get_all_tensors(proto)):
+        place = beside.ExternalDataInfo(tensor)
+        if place.length is None and not (path.parent / place.location).is_file():
+            raise ModelFileError(f"{path}: its weights in {place.location} are not there; put that file beside it")
+        size_bytes += max(place.length or (path.parent / place.location).stat().st_size, 0)
+        _check_size(path, size_bytes)
+    beside.load_external_data_for_model(proto, str(path.parent))
+
+
+def _check_size(path: Path, size_bytes: int) -> None:
+    if size_bytes > MOST_MODEL_BYTES:
+        raise NotSupported(
+            f"{path}: has {size_bytes:,} bytes or more with the weights beside it; an ONNX file can be cut up to "
+            f"{MOST_MODEL_BYTES:,}"
+        )
 
 
 def describe(proto: Any, path: Path) -> OnnxModel:
@@ -105,6 +131,13 @@ def describe(proto: Any, path: Path) -> OnnxModel:
     bare = [Operation(one.op_type, _reads(one), tuple(one.output)) for one in graph.node]
     network = Network((inputs[0].name,), outputs, tuple(bare))
     values = {**traced(_traced(proto), shape, dtype, str(path)), inputs[0].name: (shape, dtype)}
+    known = weights | {name for name, (_, kind) in values.items() if kind.kind in _NUMBERS}
+    odd = [name for name in outputs if name not in known]
+    if odd:
+        raise NotSupported(
+            f"{path}: answers with {odd[0]}, which is no tensor of numbers; export it without that (scikit-learn's: "
+            "with zipmap=False)"
+        )
     moving = {inputs[0].name} | {name for index in network.moving() for name in bare[index].outputs}
     shapes = {name: size for name, (size, _) in values.items() if name in moving}
     types = {name: kind for name, (_, kind) in values.items() if name in moving}
@@ -211,10 +244,11 @@ def _multiply_adds(operation: Operation, shapes: Mapping[str, tuple[int, ...]]) 
     return int(np.prod(made)) * (first[-1] if operation.kind == "MatMul" and first else int(np.prod(first[1:])))
 
 
-def find_tensor(model: OnnxModel, name: str, cuts: list[str]) -> str:
-    """Return `name` where it is one of `cuts`. Raises ConfigError, with the nearest names, where it is not."""
+def find_tensor(model: OnnxModel, name: str) -> str:
+    """Return `name` where `model` can be cut there. Raises ConfigError, with the nearest names, where it cannot."""
     import difflib
 
+    cuts = model.cuts
     if name in cuts:
         return name
     near = ", ".join(difflib.get_close_matches(name, cuts, 4, 0.3) or cuts[:4])

@@ -128,13 +128,19 @@ def median_s(work: Callable[[], object]) -> float:
 
 
 def largest_difference(first: list[Any], second: list[Any]) -> float:
-    """Return the largest absolute difference between two lists of outputs; infinite where a shape differs."""
+    """Return the largest absolute difference between two lists of outputs.
+
+    Infinite where a shape differs, and where one number is none or infinite and the other is something else.
+    """
     worst = 0.0
     for one, other in zip(first, second, strict=True):
         if one.shape != other.shape:
             return float("inf")
-        if one.size:
-            worst = max(worst, float(np.max(np.abs(one.astype(np.float64) - other.astype(np.float64)))))
+        left, right = one.astype(np.float64), other.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            apart = np.nan_to_num(np.abs(left - right), nan=np.inf, posinf=np.inf)
+        is_same = (left == right) | (np.isnan(left) & np.isnan(right))
+        worst = max(worst, float(np.where(is_same, 0.0, apart).max(initial=0.0)))
     return worst
 
 

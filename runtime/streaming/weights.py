@@ -245,7 +245,8 @@ class WeightStreaming:
 
     def _acquire(self, chunks: Sequence[int]) -> None:
         held = self._held
-        self._wait_s += self.weights.acquire([chunk for chunk in chunks if chunk not in held])
+        if missing := [chunk for chunk in chunks if chunk not in held]:
+            self._wait_s += self.weights.acquire(missing)
         for chunk in dict.fromkeys(chunks):  # Counter's own methods take longer than all else here
             held[chunk] = held.get(chunk, 0) + 1
 
@@ -257,7 +258,8 @@ class WeightStreaming:
                 self._held[chunk] = uses
             else:
                 gone[chunk] = None
-        (self.weights.release_soon if is_visit_end else self.weights.release)(gone)
+        if gone:
+            (self.weights.release_soon if is_visit_end else self.weights.release)(gone)
 
 
 @dataclass(frozen=True, slots=True)

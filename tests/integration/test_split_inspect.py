@@ -146,11 +146,81 @@ def test_open_sizes_are_refused(tmp_path: Path) -> None:
 
 def test_a_tensor_that_is_no_cut_is_refused_with_near_names(tmp_path: Path) -> None:
     model = read_onnx(residual_network(tmp_path))
-    cuts = find_cuts(model.network)
     with pytest.raises(ConfigError, match="inner: is no single-tensor cut"):
-        find_tensor(model, "inner", cuts)
+        find_tensor(model, "inner")
     with pytest.raises(ConfigError, match=r"no such tensor.*stem"):
-        find_tensor(model, "stemm", cuts)
+        find_tensor(model, "stemm")
+
+
+def with_outputs(path: Path, *nodes: Any, outputs: list[Any]) -> Path:
+    """Return the network at `path` with more nodes, and other outputs."""
+    model = onnx.load(str(path))
+    model.graph.node.extend(nodes)
+    del model.graph.output[:]
+    model.graph.output.extend(outputs)
+    onnx.save(model, str(path))
+    return path
+
+
+def test_what_is_no_tensor_of_numbers_is_no_answer_and_no_cut(tmp_path: Path) -> None:
+    listed = helper.make_node("SequenceConstruct", ["logits"], ["listed"])
+    as_list = helper.make_tensor_sequence_value_info("listed", TensorProto.FLOAT, None)
+    with pytest.raises(NotSupported, match=r"answers with listed, which is no tensor of numbers; export it without"):
+        read_onnx(with_outputs(residual_network(tmp_path), listed, outputs=[as_list]))
+    back = helper.make_node("SequenceAt", ["listed", "first"], ["again"])
+    first = helper.make_node("Constant", [], ["first"], value_int=0)
+    numbers = helper.make_tensor_value_info("again", TensorProto.FLOAT, ["N", 4])
+    report = inspect_cuts(with_outputs(residual_network(tmp_path), listed, first, back, outputs=[numbers]), threads=1)
+    assert [cut.tensor for cut in report.cuts] == ["input", "stem", "sum", "out", "mean", "flat", "logits"]
+
+
+def test_weights_beside_the_file_count(tmp_path: Path) -> None:
+    path = residual_network(tmp_path)
+    onnx.save(onnx.load(str(path)), str(path), save_as_external_data=True, location="w.bin", size_threshold=0)
+    assert read_onnx(path).network.outputs == ("logits",)
+    os.truncate(tmp_path / "w.bin", 1 << 40)
+    model = onnx.load(str(path), load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = {"length": str(1 << 39), "offset": "0"}.get(entry.key, entry.value)
+    path.write_bytes(model.SerializeToString())
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(
+        NotSupported, match=r"has 549,755,814,\d+ bytes or more with the weights beside it; an ONNX file"
+    ):
+        read_onnx(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 64 << 10
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(ModelFileError, match=r"its weights in w\.bin are not there; put that file beside it"):
+        read_onnx(save_whole(path))
+
+
+def save_whole(path: Path) -> Path:
+    """Let the weights beside `path` say no lengths, so that they are the whole file."""
+    model = onnx.load(str(path), load_external_data=False)
+    for tensor in model.graph.initializer:
+        kept = [(one.key, one.value) for one in tensor.external_data if one.key == "location"]
+        del tensor.external_data[:]
+        tensor.external_data.extend(onnx.StringStringEntryProto(key=key, value=value) for key, value in kept)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart"),
+    [
+        ([np.nan], [1.0], np.inf),
+        ([1.0], [np.nan], np.inf),
+        ([np.inf], [1.0], np.inf),
+        ([np.inf], [-np.inf], np.inf),
+        ([np.nan, np.inf], [np.nan, np.inf], 0.0),
+        ([1, 5], [1, 2], 3.0),
+        ([], [], 0.0),
+        ([1.0], [[1.0]], np.inf),
+    ],
+)
+def test_numbers_that_are_none_differ_from_all_others(one: list[float], other: list[float], apart: float) -> None:
+    assert onnx_session.largest_difference([np.array(one)], [np.array(other)]) == apart
 
 
 def test_command(tmp_path: Path) -> None:

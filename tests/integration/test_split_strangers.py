@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import socket
 import subprocess
 import time
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from edge_run import ProtocolError, SplitModel
+from edge_run import ModelFileError, ProtocolError, SplitModel
 from edge_run.runtime.split import connection as split_connection
 from edge_run.runtime.split.bundle import read_bundle
+from edge_run.runtime.split.images import ImageSize, read_image
 from edge_run.runtime.split.protocol import IMAGE, PROBE, REQUEST, ServerLink
 from program import Program, begin, ending, next_line
 from vision_models import make_bundle, make_pixels
@@ -190,3 +192,10 @@ def test_a_device_that_has_nothing_to_ask_keeps_its_connections(head: Path, monk
         while time.monotonic() < end_s:
             assert model.run(make_pixels(1)[0]).report.mode == "code 1"
         assert model.stats.server_losses == 0
+
+
+def test_a_file_of_any_size_is_not_read_for_an_image(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").touch()
+    os.truncate(tmp_path / "a.jpg", 1 << 40)
+    with pytest.raises(ModelFileError, match=r"a\.jpg: has 1,099,511,627,776 bytes; an image has 536,870,912 at most"):
+        read_image(tmp_path / "a.jpg", ImageSize(3, 16, 16))

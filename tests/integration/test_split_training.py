@@ -67,10 +67,13 @@ def test_what_pytorch_computes_in_another_way_is_not_trained(tmp_path: Path, ima
         helper.make_node("GlobalAveragePool", ["pool"], ["mean"]),
         helper.make_node("Flatten", ["mean"], ["end"]),
     ]
-    path = save(tmp_path, "apart", nodes, [weight("stem.w", 8, 3, 3, 3)], {"end": ["N", 8]})
-    with pytest.raises(NotSupported, match="does not compute it as onnxruntime does"):
-        train_split(TrainTask(path, images, "stem", tmp_path / "out"), config())
-    assert not (tmp_path / "out").exists()
+    large = helper.make_node("Mul", ["stem", "thousand"], ["large"])  # beside which the other answer is next to nothing
+    weights = [weight("stem.w", 8, 3, 3, 3), onnx.numpy_helper.from_array(np.float32(1000), "thousand")]
+    for name, more, outputs in (("apart", [], {}), ("beside", [large], {"large": ["N", 8, 16, 16]})):
+        path = save(tmp_path, name, [*nodes, *more], weights[: 1 + len(more)], {"end": ["N", 8], **outputs})
+        with pytest.raises(NotSupported, match="does not compute it as onnxruntime does"):
+            train_split(TrainTask(path, images, "stem", tmp_path / "out"), config())
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("count", "epochs", "steps"), [(3, 2, 2), (3, 0.1, 1), (40, 2, 10)])

@@ -196,12 +196,22 @@ def _new_buffer() -> int:
 class CopiedSource(SourceFile):
     """A shard with a copy on another drive, open for reading."""
 
-    def __init__(self, path: Path, copy: Path, drives: Drives, expected: FileIdentity | None = None) -> None:
-        """Read from `path` and `copy`, which hold the same bytes. Raises ModelFileError. expected: see `SourceFile`."""
+    def __init__(
+        self,
+        path: Path,
+        copy: Path,
+        drives: Drives,
+        expected: FileIdentity | None = None,
+        expected_copy: FileIdentity | None = None,
+    ) -> None:
+        """Read from `path` and `copy`, which hold the same bytes.
+
+        expected, expected_copy: which files they are, as in `SourceFile`. Raises ModelFileError.
+        """
         self._drives = drives
         super().__init__(path, expected)
         try:
-            self._copy = SourceFile(copy)
+            self._copy = SourceFile(copy, expected_copy)
         except BaseException:
             super().close()
             raise

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge_run.base.errors import ConfigError, ModelFileError
+from edge_run.base.files import FileIdentity
 from edge_run.base.units import KIB, MIB, round_down
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel, read_gguf
@@ -41,8 +42,8 @@ def find_copies(gguf: GgufModel, also: Path) -> list[Path]:
     return copies
 
 
-def check_copy(shard: Shard, copy: Path, draw: random.Random | None = None) -> None:
-    """Raise ModelFileError unless the file `copy` is found to be one of `shard`; see above.
+def check_copy(shard: Shard, copy: Path, draw: random.Random | None = None) -> FileIdentity:
+    """Return which file `copy` is. Raises ModelFileError unless it is found to be one of `shard`; see above.
 
     draw: where samples are taken; None: anywhere.
     """
@@ -61,6 +62,8 @@ def check_copy(shard: Shard, copy: Path, draw: random.Random | None = None) -> N
                     raise _differs(shard, copy, what)
         finally:
             _libc.unmap(buffers, 2 * _READ_BYTES)
+        other.check_unchanged()
+        return other.identity
 
 
 def _differs(shard: Shard, copy: Path, how: str) -> ModelFileError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import threading
@@ -148,6 +149,28 @@ def test_after_a_failed_read_nothing_is_taken_for_resident(
     monkeypatch.setattr(setting.source, "read_into", good)
     setting.fetch(10, 20, 30)
     assert all(setting.is_right(row) for row in (10, 20, 30))
+
+
+def test_a_drive_may_have_a_bad_moment(
+    path: Path, base: int, readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_run.tiers.source.PAUSE_S", 0.01)
+    setting, failures = Setting(path, base, readers, 8, PAGE), [errno.EIO]
+    good = setting.source.read_into
+
+    def fail_once(address: int, length: int, offset: int) -> int:
+        if failures:
+            raise TierReadError("the drive is reset", errno=failures.pop())
+        return good(address, length, offset)
+
+    monkeypatch.setattr(setting.source, "read_into", fail_once)
+    setting.fetch(10)
+    assert setting.is_right(10)
+    failures += [errno.EIO, errno.EIO]
+    with pytest.raises(TierReadError, match="is reset"):
+        setting.fetch(30)
+    setting.fetch(30)
+    assert setting.is_right(30)
 
 
 def test_what_a_failed_call_did_read_is_given_back(path: Path, base: int, readers: Readers) -> None:

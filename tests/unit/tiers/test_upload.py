@@ -80,6 +80,7 @@ def test_what_fails_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return real(fd, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", fail_sometimes)
+    monkeypatch.setattr("edge_run.tiers.source.PAUSE_S", 0.01)
     upload = Upload([Extent(0, 0, 123, 19_000_000)], [source], readers, device.put)
     for _ in range(4):
         try:

@@ -243,6 +243,20 @@ def test_copies_are_compared(
             check_copy(shard, copy, random.Random(1))
 
 
+def test_the_copy_that_was_compared_is_the_one_that_is_read(model: Path) -> None:
+    """A job that copies may replace it by another one of the same length in between."""
+    copy, shard = Path(shutil.copy(model, model.with_name("copy.gguf"))), read_gguf(model).shards[0]
+    checked = check_copy(shard, copy)
+    drives = Drives(2)
+    CopiedSource(model, copy, drives, shard.identity, checked).close()
+    other = Path(shutil.copy(model, model.with_name("other.gguf")))
+    flip(other, other.stat().st_size - 1)
+    other.replace(copy)
+    with pytest.raises(ModelFileError, match=r"copy\.gguf: .*changed"):
+        CopiedSource(model, copy, drives, shard.identity, checked)
+    drives.close()
+
+
 def test_shards_are_found_by_the_first_one_and_by_their_folder(model: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     shards = split_model(model, 3, tmp_path)
