@@ -90,10 +90,11 @@ class ServerClient:
                 if n_bytes > MOST_ANSWER_BYTES:
                     raise ProtocolError(f"{self.address}: the answer has more than {format_size(MOST_ANSWER_BYTES)}")
                 text = line.decode("utf-8", "replace").strip()
-                if text == "data: [DONE]":
+                said = text.removeprefix("data:").strip()  # the space is not always there
+                if said == "[DONE]":
                     return
-                if text.startswith("data: "):
-                    found = _document(self.address, text[6:])
+                if text.startswith("data:"):
+                    found = _document(self.address, said)
                     if isinstance(found, dict) and found.get("error"):
                         raise ProtocolError(f"{self.address}: {_message(found)}")
                     yield found

@@ -237,7 +237,7 @@ class AnswerResponse:
         if isinstance(item, Refusal):
             raise item
         await send(_start(self._form.media_type))
-        frame = opening + (item or b"")
+        frames = [opening, item or b""]
         pause_s = PROGRESS_S if self._form.wants_progress else SILENCE_S
         while True:
             while item is not None and not isinstance(item, _Last | Refusal):  # what is at hand is written at once
@@ -245,15 +245,15 @@ class AnswerResponse:
                     item = receiver.receive_nowait()
                 except anyio.WouldBlock:
                     break
-                frame += self._form.failed(item) if isinstance(item, Refusal) else item
-            if frame:
+                frames.append(self._form.failed(item) if isinstance(item, Refusal) else item)
+            if frame := b"".join(frames):
                 await send(_body(frame))
             if isinstance(item, _Last | Refusal):
                 break
             item = None
             with anyio.move_on_after(pause_s):
                 item = await receiver.receive()
-            frame = self._form.failed(item) if isinstance(item, Refusal) else item or self._fill_silence()
+            frames = [self._form.failed(item) if isinstance(item, Refusal) else item or self._fill_silence()]
         await send(_body(b"", is_last=True))
 
     def _fill_silence(self) -> bytes:

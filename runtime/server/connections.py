@@ -132,8 +132,32 @@ class BoundedProtocol(H11Protocol):
             self._writing.cancel()
             self._writing = None
 
+    def timeout_keep_alive_handler(self) -> None:
+        """End an idle connection, whose client has a while to read what is left."""
+        super().timeout_keep_alive_handler()
+        self._wait_for(self._due())
+
+    def shutdown(self) -> None:
+        """End it with the server, once its client has read what is left."""
+        super().shutdown()
+        self._wait_for(self._due())
+
+    def eof_received(self) -> None:
+        """Close it, as its client says no more; what is left has to be read in time."""
+        super().eof_received()
+        self._wait_for("close")
+
+    def send_400_response(self, msg: str) -> None:
+        """Say that what came is no request, where the one before it has no answer yet."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
     def _due(self) -> str:
         """Return what the client owes; nothing between requests, where uvicorn's own deadline counts."""
+        if self.transport.is_closing():
+            return "close"
         state = self.conn.their_state
         if state is h11.SEND_BODY:
             return "body"
@@ -147,5 +171,5 @@ class BoundedProtocol(H11Protocol):
             self._reading = None
         self._waits_for = what
         if what:
-            seconds = self.head_s if what == "head" else self.body_s
-            self._reading = self.loop.call_later(seconds, self.transport.abort)
+            seconds = {"head": self.head_s, "body": self.body_s, "close": self.write_s}
+            self._reading = self.loop.call_later(seconds[what], self.transport.abort)

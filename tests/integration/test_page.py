@@ -174,6 +174,37 @@ def test_stop_and_answer_anew(page: Page, double: Served) -> None:
     assert page.js("return document.activeElement.id") == "text"
 
 
+def test_the_focus_stays_on_a_button(page: Page) -> None:
+    """The page asks the server once a second, and draws what changed."""
+    page.say(COUNT)
+    page.sees("article:last-child .text", "0 1")
+    page.js("document.getElementById('stop').focus(); window.was = performance.now()")
+    page.until("performance.now() - window.was > 2200")
+    assert page.js("return document.activeElement.id") == "stop"
+    page.one("#stop").click()
+    page.finished()
+
+
+def test_a_chat_that_is_deleted_while_another_one_is_answered(page: Page) -> None:
+    page.say("hello")
+    page.finished()
+    page.one("#new").click()
+    page.say(COUNT)
+    page.sees("article:last-child .text", "0 1")
+    page.until(f"{CHATS}.length === 2")
+    page.one("#list li:last-child button").click()
+    page.sees("article:last-child .text", "hello")
+    for _ in range(2):
+        page.js("document.querySelector('#list [aria-current] + .remove').click()")
+    page.sees("article:last-child .text", "0 1")
+    assert "Press again" in page.text("#said")
+    assert "Cut off" not in page.text("article:last-child")
+    page.one("#stop").click()
+    page.finished()
+    page.sees("article:last-child .state", "Stopped")
+    page.until(f"{CHATS}.length === 1")
+
+
 def test_what_got_no_answer_is_not_said_again(page: Page, double: Served) -> None:
     page.say(WAIT)
     double.wait_until(running=0, waiting=1)
@@ -263,6 +294,7 @@ def test_a_server_that_fails_in_mid_answer_and_comes_back(driver: Any) -> None:
         server.process.kill()
         page.sees("article:last-child .state", "went away")
         page.sees("#notice", "does not answer")
+        page.js("document.querySelector('.again').click()")
         assert page.text("article:last-child .text").startswith("0 1 2")
     with served(Path("a-model"), "--port", port, program=DOUBLE):
         page.until("document.getElementById('notice').hidden")

@@ -177,6 +177,13 @@ def test_slow_clients_are_dropped(kit: Path) -> None:
             with server.connect() as connection:
                 connection.sendall(data)
                 assert ended(connection), data
+        with server.connect() as connection:  # what comes after an answer to what was not read to its end
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: evil\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n"
+            )
+            with contextlib.suppress(ConnectionError):
+                while connection.recv(65536):
+                    pass
         body = b'{"prompt": "Once", "stream": true, "max_tokens": 2000, "n": 16}'
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -186,6 +193,18 @@ def test_slow_clients_are_dropped(kit: Path) -> None:
             connection.sendall(head + body)
             wait_for(server.aborted)
             server.wait_until(running=0, waiting=0)
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            connection.settimeout(60)
+            connection.connect((server.host, server.port))
+            connection.sendall(b"GET /page/style.css HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            time.sleep(2)
+            n_bytes = 0
+            with contextlib.suppress(ConnectionError):
+                while got := connection.recv(65536):
+                    n_bytes += len(got)
+            assert n_bytes < 11_000, "what was not read in time is not waited for"
+        assert "Traceback" not in server.said
 
 
 FEW = """

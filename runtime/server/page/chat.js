@@ -22,7 +22,7 @@ const WHY = {
  */
 export class Chat {
   constructor(log, said, again) {
-    Object.assign(this, { log, said, again, parts: new Map(), conversation: null, running: null, isFollowed: true });
+    Object.assign(this, { log, said, again, parts: new Map(), isFollowed: true });
     log.addEventListener("scroll", () => (this.isFollowed = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR));
     new ResizeObserver(() => this.#follow()).observe(log);
   }
@@ -73,7 +73,11 @@ export class Chat {
     if (!(whole + why).trim()) return;
     this.read += whole.length;
     this.readNext = performance.now() + READ_OUT_MS;
-    this.said.append(el("p", {}, `${whole} ${why}`));
+    this.tell(`${whole} ${why}`);
+  }
+
+  tell(text) {
+    this.said.append(el("p", {}, text));
     while (this.said.children.length > 5) this.said.firstChild.remove();
   }
 

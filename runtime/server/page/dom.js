@@ -4,13 +4,9 @@ const SVG = "http://www.w3.org/2000/svg";
 
 export const at = (id) => document.getElementById(id);
 
-export function el(tag, given = {}, ...children) {
-  return fill(document.createElement(tag), given, children);
-}
+export const el = (tag, given = {}, ...children) => fill(document.createElement(tag), given, children);
 
-export function svg(tag, given = {}, ...children) {
-  return fill(document.createElementNS(SVG, tag), given, children);
-}
+export const svg = (tag, given = {}, ...children) => fill(document.createElementNS(SVG, tag), given, children);
 
 /** Set attributes, of which `on…` are listeners, and add children, or lists of them; what is false or null is left out. */
 function fill(made, given, children) {

@@ -56,10 +56,10 @@ export class Machine {
   }
 
   #showMemory({ memory }) {
-    const inUnit = memory.budget_bytes >= GIB ? ["GiB", GIB, 2] : ["MiB", MIB, 0];
-    const shown = (bytes) => (bytes / inUnit[1]).toFixed(inUnit[2]);
-    this.#figureIs("memory", shown(memory.resident_bytes), `of ${shown(memory.budget_bytes)} ${inUnit[0]}`);
-    if (isOther(this.bar, [memory.items, memory.lent_bytes, memory.budget_bytes])) this.#drawMemory(memory, shown, inUnit[0]);
+    const [unit, bytes, places] = memory.budget_bytes >= GIB ? ["GiB", GIB, 2] : ["MiB", MIB, 0];
+    const shown = (held) => (held / bytes).toFixed(places);
+    this.#figureIs("memory", shown(memory.resident_bytes), `of ${shown(memory.budget_bytes)} ${unit}`);
+    if (isOther(this.bar, [memory.items, memory.lent_bytes, memory.budget_bytes])) this.#drawMemory(memory, shown, unit);
     const at = Math.min(1, memory.resident_bytes / memory.budget_bytes) * 1000;
     this.mark.setAttribute("x", Math.max(0, at - 3));
   }
@@ -86,8 +86,7 @@ export class Machine {
     this.mark = svg("rect", { class: "mark", y: 0, width: 6, height: 20 });
     this.bar.replaceChildren(...shapes, this.mark);
     const lines = [...held];
-    const place = lines.findIndex(([kind]) => kind === "buffers") + 1;
-    if (memory.lent_bytes) lines.splice(place, 0, ["lent", "of these lent to weights", memory.lent_bytes]);
+    if (memory.lent_bytes) lines.splice(lines.findIndex(([kind]) => kind === "buffers") + 1, 0, ["lent", "of these lent to weights", memory.lent_bytes]);
     if (free > 0.005 * memory.budget_bytes) lines.push(["free", "Free", free]);
     this.bar.setAttribute("aria-label", lines.map(([, label, bytes]) => `${label}: ${shown(bytes)} ${unit}`).join(", "));
     this.holders.replaceChildren(...lines.map(([kind, label, bytes]) =>
@@ -96,9 +95,9 @@ export class Machine {
 
   #showDrive({ model, io }) {
     const rates = this.#rates(DRIVE_S, ({ io }) => io.bytes_read);
-    const limit = io.limit_bytes_per_s;
-    this.#figureIs("drive", digits(rates.at(-1) / 1e6), "MB/s");
-    this.drive.show(rates, limit, `${digits(rates.at(-1) / 1e6)} MB/s${limit ? `, of ${digits(limit / 1e6)} at most` : ""}`);
+    const limit = io.limit_bytes_per_s, now = digits(rates.at(-1) / 1e6);
+    this.#figureIs("drive", now, "MB/s");
+    this.drive.show(rates, limit, `${now} MB/s${limit ? `, of ${digits(limit / 1e6)} at most` : ""}`);
     this.#row("limit", limit ? `${digits(limit / 1e6)} MB/s` : "not measured");
     this.#row("pass", model.mode === "resident" ? "nothing: all is in memory" : amount(io.streamed_bytes_per_pass));
     this.#row("read", amount(io.bytes_read));
@@ -106,8 +105,9 @@ export class Machine {
 
   #showAnswers({ requests, speed, speculation, experts }) {
     const rates = this.#rates(TOKENS_S, ({ tokens }) => tokens.generated);
-    this.#figureIs("tokens", digits(rates.at(-1)), "tokens/s");
-    this.tokens.show(rates, 0, `${digits(rates.at(-1))} tokens a second`);
+    const now = digits(rates.at(-1));
+    this.#figureIs("tokens", now, "tokens/s");
+    this.tokens.show(rates, 0, `${now} tokens a second`);
     this.#row("running", `${requests.running} of ${requests.most_parallel}`);
     this.#row("waiting", `${requests.waiting}`);
     this.#row("first", speed.first_token_s && seconds(speed.first_token_s));
@@ -144,7 +144,7 @@ export class Machine {
   }
 
   #figure(name) {
-    const [number, unit] = [el("b"), el("span")];
+    const number = el("b"), unit = el("span");
     this.rows[name] = { number, unit };
     return el("p", { class: "figure" }, number, " ", unit);
   }
@@ -172,9 +172,7 @@ export class Machine {
   }
 }
 
-function section(title, ...children) {
-  return el("section", {}, el("h3", {}, title), ...children);
-}
+const section = (title, ...children) => el("section", {}, el("h3", {}, title), ...children);
 
 /** Lines of a minute, with a dashed one at the limit. */
 class Chart {

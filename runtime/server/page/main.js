@@ -20,6 +20,7 @@ let isLeaving = false; // whether the page is about to go, which ends its reques
 let status = null;
 
 function open(found) {
+  if (found.id === running?.conversation.id) found = running.conversation;
   conversation = found;
   kept.setCurrent(found);
   if (status) drawModels();
@@ -48,7 +49,7 @@ function drawList() {
   at("list").replaceChildren(...all.map((one) => {
     const title = kept.title(one);
     const show = el("button", { class: "quiet", "aria-current": one.id === conversation.id && "true", onclick: () => {
-      open(one.id === running?.conversation.id ? running.conversation : (kept.load(one.id) ?? one));
+      open(kept.load(one.id) ?? one);
       at("text").focus();
     } }, title);
     const remove = el("button", { class: "quiet remove", "aria-label": `Delete ${title}` }, "×");
@@ -59,11 +60,12 @@ function drawList() {
 
 function sure(button) {
   say(button, "Delete?");
+  chat.tell("Press again to delete.");
   button.addEventListener("blur", () => say(button, "×"), { once: true });
 }
 
 function forget({ id }) {
-  if (running?.conversation.id === id) running.abort.abort();
+  if (running?.conversation.id === id) stop();
   kept.remove(id);
   open(id === conversation.id ? (kept.all()[0] ?? kept.begin(conversation)) : conversation);
   at("new").focus();
@@ -83,46 +85,50 @@ function send(event) {
   answer();
 }
 
-async function answer() {
-  const answering = { conversation, answer: { role: "assistant", content: "" }, abort: new AbortController() };
+/** Answer; a kept answer, `before`, stays where nothing comes of it. */
+async function answer(before) {
+  const reply = { role: "assistant", content: "" };
+  const answering = { conversation, answer: reply, abort: new AbortController() };
   running = answering;
-  conversation.messages.push(answering.answer);
+  conversation.messages.push(reply);
   const shown = () => conversation === answering.conversation;
   let frame = 0, saved = 0;
   const changed = () => {
     frame ||= requestAnimationFrame(() => {
       frame = 0;
       if (!shown() || running !== answering) return;
-      chat.update(answering.answer);
-      chat.readOut(answering.answer, false);
+      chat.update(reply);
+      chat.readOut(reply, false);
     });
     saved ||= setTimeout(() => {
       saved = 0;
       keepAnswer();
     }, SAVE_MS);
   };
-  chat.add(answering.answer, answering.answer);
+  chat.add(reply, reply);
   drawButtons();
   keep(conversation);
   drawList();
-  await generate(answering.conversation, answering.answer, asked()?.name, isChat, answering.abort.signal, changed);
+  await generate(answering.conversation, reply, asked()?.name, isChat, answering.abort.signal, changed);
   clearTimeout(saved);
-  if (isLeaving && answering.answer.state === GONE) answering.answer.state = OPEN;
+  if (isLeaving && reply.state === GONE) reply.state = OPEN;
+  const { content, state, why } = reply;
+  if (before && state && !content) Object.assign(reply, before, { state, why });
   keepAnswer();
   running = null;
   chat.running = null;
   if (shown()) {
-    chat.update(answering.answer);
-    chat.readOut(answering.answer, true);
+    chat.update(reply);
+    chat.readOut(reply, true);
   }
   drawButtons();
 }
 
 function answerAnew() {
-  if (running || conversation.messages.at(-1)?.role !== "assistant") return;
-  conversation.messages.pop();
+  if (running || !isThere || conversation.messages.at(-1)?.role !== "assistant") return;
+  const before = conversation.messages.pop();
   chat.draw(conversation, null, about());
-  answer();
+  answer(before);
   at("text").focus();
 }
 
@@ -143,11 +149,11 @@ function keepAnswer() {
 const stop = () => running?.abort.abort();
 
 function drawButtons() {
-  const isFocused = document.activeElement === at("stop") || document.activeElement === at("send");
+  const focused = document.activeElement;
   at("send").hidden = Boolean(running);
   at("stop").hidden = !running;
   at("send").disabled = !isThere;
-  if (isFocused) at("text").focus();
+  if (focused.hidden || focused.disabled) at("text").focus();
 }
 
 // The server
@@ -158,7 +164,7 @@ async function poll() {
   clearTimeout(timer);
   if (document.visibilityState === "hidden") return;
   try {
-    const response = await ask("edge-run/status", { signal: AbortSignal.timeout(POLL_LIMIT_MS) });
+    const response = await ask("edge-run/status", { limitMs: POLL_LIMIT_MS });
     connected(await response.json());
   } catch (error) {
     if (isThere) lost(error instanceof Gone ? "The server does not answer. Asking again every second …" : error.message);
@@ -253,19 +259,21 @@ onKeyNeeded((why) => new Promise((give) => {
 
 const SIDES = [["show-conversations", "conversations"], ["show-machine", "machine"]];
 
+const isOpen = ([, side]) => at(side).classList.contains("open");
+
 function closeSides() {
   for (const [button, side] of SIDES) {
     at(side).classList.remove("open");
-    at(button).setAttribute("aria-expanded", "false");
+    at(button).setAttribute("aria-expanded", false);
   }
 }
 
 for (const [button, side] of SIDES) {
   on(button, "click", () => {
-    const isOpen = at(side).classList.contains("open");
+    const isShut = !isOpen([, side]);
     closeSides();
-    at(side).classList.toggle("open", !isOpen);
-    at(button).setAttribute("aria-expanded", String(!isOpen));
+    at(side).classList.toggle("open", isShut);
+    at(button).setAttribute("aria-expanded", isShut);
   });
 }
 
@@ -281,13 +289,10 @@ on("composer", "submit", send);
 on("stop", "click", stop);
 addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
-  const open = SIDES.find(([, side]) => at(side).classList.contains("open"));
-  if (open) {
-    closeSides();
-    at(open[0]).focus();
-  } else {
-    stop();
-  }
+  const open = SIDES.find(isOpen);
+  closeSides();
+  if (open) at(open[0]).focus();
+  else stop();
 });
 on("new", "click", () => {
   open(conversation.messages.length ? kept.begin(conversation) : conversation);

@@ -24,13 +24,13 @@ export function onKeyNeeded(ask) {
 export const hasKey = () => Boolean(sessionStorage.getItem(KEY));
 export const forgetKey = () => sessionStorage.removeItem(KEY);
 
-/** Return the response. body: a document to be posted. Throws Refused, Gone, and AbortError. */
-export async function ask(path, { body, signal } = {}) {
+/** Return the response. body: a document to be posted. limitMs: beside the wait for a key. Throws Refused, Gone, AbortError. */
+export async function ask(path, { body, signal, limitMs } = {}) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
     const headers = { ...(key && { authorization: `Bearer ${key}` }), ...(body && { "content-type": "application/json" }) };
-    const how = { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal, cache: "no-store" };
-    const response = await fetch(path, how).catch(gone);
+    const how = { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), cache: "no-store" };
+    const response = await fetch(path, { ...how, signal: limitMs ? AbortSignal.timeout(limitMs) : signal }).catch(gone);
     if (response.status === 401) {
       if (key === sessionStorage.getItem(KEY)) await newKey(key ? "That is none of the server's keys." : "");
       continue;

@@ -135,6 +135,13 @@ def test_a_stream_and_another_one(address: ServerAddress) -> None:
     assert Handler.seen[0] == ("Bearer a-key", {"prompt": "a", "stream": True})
 
 
+def test_the_space_of_an_event_may_be_missing(address: ServerAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk = Handler._chunk
+    monkeypatch.setattr(Handler, "_chunk", lambda self, data: chunk(self, data.replace(b"data: ", b"data:")))
+    documents = [*ServerClient(address).stream("/some", {})]
+    assert [one["choices"][0]["text"] for one in documents if one["choices"]] == ["0 ", "1 ", "2 "]
+
+
 def test_what_goes_wrong_says_what(address: ServerAddress) -> None:
     client = ServerClient(address)
     with pytest.raises(ConfigError, match=r"too many \(in 7 s\)"):
