@@ -115,6 +115,7 @@ def member_topics(cluster: str, *, leads: bool = True) -> tuple[str, ...]:
     return (
         *leaders,
         f"{base}/members",
+        f"{base}/join/%c",  # whoever comes in once more
         *own,
         f"{base}/home/%n",
         "homeassistant/binary_sensor/%n/present/config",
@@ -132,7 +133,7 @@ def mosquitto_acl(cluster: str, user: str | None) -> str:
 
     A client's id is its node, so that nobody speaks for another.
     """
-    topics = [one.replace("%n", "%c") for one in (*member_topics(cluster), f"{ROOT}/{cluster}/join/%c")]
+    topics = [one.replace("%n", "%c") for one in member_topics(cluster)]
     lines = [
         f"# mosquitto: what members of the edge-run cluster {cluster} may do; its configuration names this as acl_file",
         *([f"user {user}"] if user else []),

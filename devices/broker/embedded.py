@@ -22,6 +22,7 @@ from edge_run.devices.broker.access import BrokerAccess
 from edge_run.devices.link.hosts import place_text
 
 START_S, LONGEST_WAIT_S, STUCK_S = 10.0, 30.0, 5.0
+MOST_DOUBLINGS = 16  # of a wait, however often it failed
 MOST_FINDINGS, MOST_LETTERS = 64, 300
 _START = "import sys; sys.path[:] = sys.argv[1:]; from edge_run.devices.broker.child import main; main()"
 
@@ -96,7 +97,7 @@ class EmbeddedBroker:
             attempt = 0 if time.monotonic() - started_s > LONGEST_WAIT_S else attempt + 1
             if not self._ended.is_set():
                 logger.warning("broker: its process ended (%s); another one is started", self._said or "no word")
-                self._ended.wait(min(LONGEST_WAIT_S, 0.1 * 2**attempt))
+                self._ended.wait(min(LONGEST_WAIT_S, 0.1 * 2 ** min(attempt, MOST_DOUBLINGS)))
 
     def _serve(self) -> None:
         """Serve with one process, until it ends. Raises OSError where it cannot be started."""

@@ -177,8 +177,13 @@ class Candidate:
         self.socket.close(0)
 
     def _probe(self, size: int) -> None:
+        zmq = need("zmq", MESH)
+        frames = message_of(Head(FrameKind.PROBE, 0, self._next, {}), [bytes(size)])
         self._sent_s = time.perf_counter()
-        self.socket.send_multipart(message_of(Head(FrameKind.PROBE, 0, self._next, {}), [bytes(size)]))
+        try:
+            self.socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:  # it broke meanwhile, as the monitor is about to say: whoever waited might wait for ever
+            self._is_ready, self.error = False, self.error or f"{self.place}: the connection broke"
 
 
 class Opening:

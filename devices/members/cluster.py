@@ -173,7 +173,8 @@ def parse_join_line(line: str) -> Cluster | Invited:
     prefix = next((one for one in (_PREFIX, _SECRET_PREFIX) if word.startswith(one)), None)
     if prefix is None or len(word) > MOST_LINE_LETTERS:
         raise ConfigError(
-            f"join line: does not begin with {_PREFIX}; paste the whole line that `mesh init` or `mesh invite` printed"
+            f"join line: does not begin with {_PREFIX}; paste the whole word that begins so, out of the command that "
+            "`mesh init` or `mesh invite` printed"
         )
     word = word.removeprefix(prefix)
     try:
@@ -241,6 +242,18 @@ def _read(path: Path) -> bytes:
     return content
 
 
+class DamagedCluster(MeshError):
+    """What is kept of a cluster is of no use any more."""
+
+
+def usable_cluster(folder: Path) -> Cluster | None:
+    """Return what `read_cluster` does; None also where that is damaged, for whoever is about to replace it."""
+    try:
+        return read_cluster(folder)
+    except DamagedCluster:
+        return None
+
+
 def read_cluster(folder: Path) -> Cluster | None:
     """Return the cluster that this device belongs to; None where it belongs to none. Raises MeshError, NotTrusted."""
     path = folder / _FILE
@@ -256,7 +269,7 @@ def read_cluster(folder: Path) -> Cluster | None:
     except OSError as error:
         raise MeshError(f"{path}: cannot be read ({reason_of(error)})") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise MeshError(f"{path}: is damaged; join once more with `edge-run mesh join LINE`") from error
+        raise DamagedCluster(f"{path}: is damaged; join once more with `edge-run mesh join LINE`") from error
 
 
 def members_path(folder: Path, cluster: Cluster) -> Path:
@@ -270,4 +283,6 @@ def read_members(folder: Path, cluster: Cluster) -> MemberList:
     try:
         return read_list(path.read_bytes(), cluster.id, cluster.founder)
     except (OSError, EdgeRunError) as error:
-        raise MeshError(f"{path}: cannot be used ({error}); join once more with `edge-run mesh join LINE`") from error
+        raise DamagedCluster(
+            f"{path}: cannot be used ({error}); join once more with `edge-run mesh join LINE`"
+        ) from error

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_run.base.errors import MeshError, reason_of
-from edge_run.devices.members.cluster import Cluster, members_path, read_cluster, write_cluster
+from edge_run.devices.members.cluster import Cluster, members_path, read_cluster, usable_cluster, write_cluster
 from edge_run.devices.members.identity import brief_lock, device_key
 from edge_run.devices.members.list_changes import ListEditor
 from edge_run.devices.members.member_list import MOST_BYTES, MemberList
@@ -133,13 +133,13 @@ def keep_cluster(folder: Path, made_of: Callable[[Cluster | None], Cluster]) -> 
     No other process changes it in between. Where nothing is new, nothing is written, also where nothing can be. Raises
     MeshError, NotTrusted, and what `made_of` raises, which may be called twice.
     """
-    known = read_cluster(folder)
+    known = usable_cluster(folder)
     if known is not None and made_of(known) == known:
         return known
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with brief_lock(folder / _LOCK_FILE):
-            known = read_cluster(folder)
+            known = usable_cluster(folder)
             cluster = made_of(known)
             if cluster != known:
                 write_cluster(folder, cluster)

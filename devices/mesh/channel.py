@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 KEEPALIVE_S, CONNECT_S, CONFIRM_S = 20, 5.0, 10.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
+MOST_DOUBLINGS = 16  # of a wait, however often it failed
 NICENESS = 5  # of the thread: what is said here has seconds, and threads that compute wait for each other
 MOST_QUEUED = 1000
 
@@ -169,7 +170,7 @@ class Channel:
             self.is_up, self.refused_user = False, user
             self._callbacks.on_change(False, why)
             attempt = 0 if self._was_up else attempt + 1
-            longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt)
+            longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt, MOST_DOUBLINGS))
             await asyncio.sleep(longest_s * random.uniform(0.3, 1.0))
 
     async def _stay_connected(self, broker: Broker) -> None:

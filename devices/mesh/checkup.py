@@ -96,7 +96,7 @@ def _refusals(refusals: Refusals, cluster: str, names: Mapping[str, str]) -> lis
         text = f"{refusals.counts[NotTrusted] + refusals.counts[ForeignMessage]} messages refused; "
         advice = f"a device that should be in {cluster} and has another line: on it, edge-run mesh join LINE --replace"
         findings = [Finding("keys", PROBLEM, text + _told(stranger, names), advice)]
-    same = "the same edge-run on every device: pip install -U edge-run"
+    same = "the same edge-run on every device: in its checkout, git pull, and pip install -e '.[mesh]'"
     if lie := refusals.last(ImpossibleEpoch):
         advice = "that device's program was changed, or its clock is wrong: see to it, or leave it out of the cluster"
         findings.append(Finding("lease", PROBLEM, _told(lie, names), advice))

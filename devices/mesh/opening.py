@@ -82,7 +82,7 @@ def open_mesh(config: MeshConfig, check: Callable[[], None] = go_on) -> LocalNod
             check_listen(told, config.port or cluster.port)  # a card may have another address than when it was told
         listen = told or (LOOPBACK,)
         places = None if config.is_watching else listen
-        port = config.port or (cluster.port + 1 if cluster.port else 0)
+        port = 0 if config.is_watching else config.port or (cluster.port + 1 if cluster.port else 0)
         file = ListFile(config.folder, cluster) if cluster.listed is not None else None
         node = LocalNode(identity, cluster, name, broker_finder(cluster, identity.device), places, port, file)
     except BaseException:

@@ -66,6 +66,7 @@ def test_where_data_links_listen_is_remembered(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", port), 5).close()
         with contextlib.closing(open_mesh(MeshConfig(device.mesh_folder))) as run:
             assert run.places == (f"tcp://127.0.0.1:{port + 1}",)
+            device.run("status")  # which only looks, at no port of its own
         joiner = Device(tmp_path / "two")
         joiner.run("join", line, "--listen", "127.0.0.1", "--port", "7", code=2)  # a port of systems' services
         with joiner.joined(line, "--listen", "127.0.0.1", "--port", str(free_port())):

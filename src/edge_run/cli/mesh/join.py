@@ -151,11 +151,11 @@ def _cluster(line: str | None, folder: Path, given: dict[str, Any], terminal: Te
 
 def _come_in(invited: Invited, folder: Path, given: dict[str, Any], terminal: Terminal) -> Cluster:
     """Return the cluster that an invitation lets this device into; it may be a member already."""
-    from edge_run.devices.members.cluster import read_cluster
+    from edge_run.devices.members.cluster import usable_cluster
     from edge_run.devices.members.identity import device_key
     from edge_run.devices.mesh.entry import come_in
 
-    known = read_cluster(folder)
+    known = usable_cluster(folder)
     if known is not None and known.id == invited.cluster and known.admits(device_key(folder).public_key):
         return dataclasses.replace(known, broker=given["broker"] or invited.broker)
     if given["broker"]:

@@ -90,8 +90,8 @@ def checked_authority(given: dict[str, Any]) -> str | None:
 
 def check_free(folder: Path, cluster: str, is_replaced: bool) -> None:
     """Raise ConfigError where this device belongs to another cluster than `cluster` already."""
-    from edge_run.devices.members.cluster import read_cluster
+    from edge_run.devices.members.cluster import usable_cluster
 
-    known = None if is_replaced else read_cluster(folder)
+    known = None if is_replaced else usable_cluster(folder)
     if known is not None and known.id != cluster:
         raise ConfigError(f"mesh: this device belongs to cluster {known.id} already; leave it with --replace")

@@ -62,3 +62,10 @@ def test_who_leads_has_the_plan_forgotten_of_who_led_before() -> None:
         kept.put(user, Publish(f"{ROOT}/c/plan/{epoch - 1}", b"", is_kept=True))
         kept.put(user, Publish(f"{ROOT}/c/plan/{epoch}", b"plan", is_kept=True))
     assert [one.topic for one in kept.matching("#")] == [f"{ROOT}/c/plan/3"]
+
+
+def test_a_member_may_ask_to_come_in_once_more() -> None:
+    """Its files may be lost, and its line used up."""
+    topic = "edge/v1/c/join/" + "a" * 64
+    assert member_user("c", "word").may_publish(topic, "a" * 64)
+    assert not member_user("c", "word").may_publish(topic, "b" * 64)

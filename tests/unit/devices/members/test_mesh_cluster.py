@@ -26,6 +26,7 @@ from edge_run.devices.members.cluster import (
 )
 from edge_run.devices.members.identity import INCARNATION_DIGITS, make_identity, take_identity
 from edge_run.devices.members.keys import is_signed, node_of
+from edge_run.devices.members.list_file import keep_cluster
 from edge_run.devices.mesh.opening import check_listen, known_cluster, reachable
 
 
@@ -105,6 +106,9 @@ def test_damaged_files_are_said_to_be(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{")
     with pytest.raises(MeshError, match="is damaged"):
         read_cluster(tmp_path)
+    fresh = new_cluster("mqtt://host")
+    assert keep_cluster(tmp_path, lambda known: known or fresh) == fresh, "as the message says"
+    assert read_cluster(tmp_path) == fresh
 
 
 def test_a_node_keeps_its_id_and_gets_later_incarnations(tmp_path: Path) -> None:

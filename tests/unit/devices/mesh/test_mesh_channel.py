@@ -47,6 +47,20 @@ def test_it_says_when_it_ends_by_a_mistake() -> None:
     assert ended.empty(), "once"
 
 
+def test_it_tries_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker may be away for days; waits are doubled a few times only, as no number has room for a thousand times."""
+    for name in ("FIRST_WAIT_S", "LONGEST_WAIT_S"):
+        monkeypatch.setattr(f"edge_run.devices.mesh.channel.{name}", 1e-9)
+    ended: queue.Queue[str] = queue.Queue()
+    tries = queue.Queue[bool]()
+    channel = Channel("x", (), wiring(on_change=lambda is_up, _: tries.put(is_up), on_end=ended.put))
+    channel.start()
+    for _ in range(1100):
+        assert not tries.get(timeout=20)
+    assert ended.empty()
+    channel.close()
+
+
 def test_without_a_loop_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with no file left to open, of which a loop takes three: nobody is to wait for it."""
 
