@@ -17,5 +17,6 @@ def need(module: str, extra: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise NotSupported(
-            f"{package}: needed here and not installed ({error}); pip install 'edge-run[{extra}]'"
+            f"{package}: needed here and not installed ({error}); pip install 'edge-run[{extra}]', or in a checkout "
+            f"pip install -e '.[{extra}]'"
         ) from error

@@ -63,7 +63,8 @@ def batch(context: click.Context, /, requests: Path, model_file: Path, output: P
     """Answer the requests of FILE, a line of JSON each as OpenAI's Batch API takes them, many in each pass.
 
     Each result is written as soon as it is there. Whatever ends a run, the same command does what is left. Sampling
-    settings are for requests that say nothing; -n is the most that an answer may have.
+    settings are for requests that say nothing; -n is the most that an answer may have. Needs the `serve` extra, --dask
+    the `cluster` extra.
     """
     need("msgspec", SERVE)
     need("starlette", SERVE)

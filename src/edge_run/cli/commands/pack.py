@@ -31,7 +31,8 @@ def pack(terminal: Terminal, model_file: Path, target: Path | None, force: bool,
     """Compress the experts of MODEL without loss into a file of their own, which streaming then reads.
 
     The model stays as it is, and is still needed. It is worth it on a drive that is slow against the processor, for
-    models in 16-bit numbers (F16, BF16); a run finds out by measuring, and reads what is faster.
+    models in 16-bit numbers (F16, BF16); a run finds out by measuring, and reads what is faster. It needs the extra
+    `pack`.
 
     Of a MODEL without experts, the file holds weights repacked for the kernels of this processor, so that they need not
     be repacked each time that they stream (--repack).

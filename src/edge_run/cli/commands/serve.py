@@ -116,7 +116,8 @@ _OF_ONE_MODEL = ("draft", "chat_template", "packed", "mesh")
 def serve(context: click.Context, /, host: str, port: int, **given: Any) -> None:
     """Serve the GGUF file MODEL, or those of a folder, to clients of OpenAI's API and others, until Ctrl-C.
 
-    Sampling settings are for requests that say nothing; -n is the most that an answer may have.
+    Sampling settings are for requests that say nothing; -n is the most that an answer may have. Needs the `serve`
+    extra.
     """
     for module in ("uvicorn", "starlette", "msgspec", *(["prometheus_client"] if given["metrics"] else [])):
         need(module, SERVE)

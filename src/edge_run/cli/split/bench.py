@@ -48,7 +48,7 @@ def bench(terminal: Terminal, /, head: Path, data: Path, plot: Path | None, **gi
     """Measure bytes and accuracy of each rate of the split that HEAD, a head.onnx, belongs to.
 
     Beside them are JPEG and WebP at many qualities, decoded and given to the uncut network, and what a frame takes: all
-    here, as a code, or as the image that it is.
+    here, as a code, or as the image that it is. Needs the `split` extra.
     """
     from edge_run.runtime.split.bench import bench_split
 

@@ -53,7 +53,8 @@ from edge_run.cli.shared.terminal import Terminal
 def run(context: click.Context, /, head: Path, images: tuple[Path, ...], folder: Path | None, **given: Any) -> None:
     """Run images through the split that HEAD, a head.onnx, belongs to; each goes the way that is fastest then.
 
-    When the server does not answer, the device computes the frame. With --json, each frame is a line.
+    When the server does not answer, the device computes the frame. With --json, each frame is a line. Needs the `split`
+    extra.
     """
     from edge_run.cli.shared.settings import report
     from edge_run.runtime.split.images import image_paths

@@ -39,6 +39,7 @@ def serve(context: click.Context, /, tails: tuple[Path, ...], host: str, port: i
     """Serve the networks of each TAIL, a tail.onnx with its code.json and model.onnx beside it, until Ctrl-C.
 
     Nothing is encrypted, and whoever reaches the port may ask: listen beyond this machine on trusted networks only.
+    Needs the `split` extra.
     """
     import anyio
 
