@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from edge_run.base.errors import Cancelled, ContextFull, KernelError, NotSupported, system_errors
+from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError, KernelError, NotSupported, system_errors
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime.decoding.batch_limits import Limits
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
+from edge_run.runtime.decoding.logit_rows import LogitRows
 from edge_run.runtime.decoding.padding import LEAST_TOKENS, padded, padded_passes
 from edge_run.runtime.decoding.progress import Timeline
 from edge_run.runtime.decoding.rollback import Rollback
@@ -17,13 +18,11 @@ from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.context_shape import ContextShape
-from edge_run.runtime.llama.holdings import LOGIT_BYTES
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.llama.pass_batch import PassBatch
 from edge_run.tiers.kv.cells import CellCount
 
 _STOPPED = 2  # what llama.cpp returns when it was told to stop
-_LEAST_MAPPED_BYTES = 1 << 20
 
 
 class RowWatcher:
@@ -54,6 +53,7 @@ class LocalDecoder:
     what was left in it.
 
     capabilities: the abilities of this decoder. watcher: is told what happens to the rows in the cells.
+    keeps_whole_passes: whether those of a batch of one sequence stay where it is cancelled in a later one.
     """
 
     def __init__(
@@ -78,7 +78,8 @@ class LocalDecoder:
         self._count = count or CellCount(context.context_tokens)
         self._width = shape.micro_batch_tokens
         self._batch = PassBatch(self._width, shape.sequences)
-        self._logits: Logits | None = None
+        self._rows = LogitRows(shape.outputs_per_pass, model.vocabulary)
+        self.keeps_whole_passes = False
         self.watcher, self._rollback = RowWatcher(), Rollback(context.rollback_tokens)
         has_padding = shape.is_exact and not (model.is_recurrent or shape.pooling)
         self._has_streams, self._has_logits = shape.has_streams, not shape.pooling
@@ -118,7 +119,7 @@ class LocalDecoder:
         if not self._has_logits:
             raise NotSupported("the model was opened for embeddings, which have no logits; leave out embeddings")
         self.limits.check_batch(batch)
-        logits = self._rows(sum(token.wants_logits for token in batch))
+        logits = self._rows.take(sum(token.wants_logits for token in batch))
         self._run(batch, logits)
         return logits
 
@@ -223,7 +224,7 @@ class LocalDecoder:
         """
         start = self._lengths()[0]
         tokens = [BatchToken(0, start + i, wants_logits=True) for i in range(n_rows)]
-        logits = self._rows(n_rows)
+        logits = self._rows.take(n_rows)
         try:
             self._plain_pass(tokens, logits, 0)
         except Cancelled:
@@ -299,19 +300,31 @@ class LocalDecoder:
             raise
 
     def _run_passes(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
+        n_done = filled = 0
         try:
-            filled = 0
             for tokens in self._passes_of(batch):
                 self._driver.interrupt.check()
                 filled = self._pass(tokens, logits, filled)
+                n_done += len(tokens)
                 self._timeline.advance()
             self._confirm()
-        except BaseException:
-            self.watcher.taken_back(len(batch) + self.limits.has_padding)
-            self.take_back(batch)
+        except BaseException as error:
+            lost = batch[self._n_kept(batch, n_done, error) :]
+            self.watcher.taken_back(len(lost) + self.limits.has_padding)
+            self.take_back(lost)
             raise
         finally:
             self._timeline.end()
+
+    def _n_kept(self, batch: Sequence[BatchToken], n_done: int, error: BaseException) -> int:
+        """Return how many tokens of a batch stay where it ends with `error`; whole passes have computed `n_done`."""
+        is_cancelled = self.keeps_whole_passes and isinstance(error, Cancelled) and 0 < n_done < len(batch)
+        if not is_cancelled or any(token.branches or token.sequence != batch[0].sequence for token in batch):
+            return 0
+        with contextlib.suppress(EdgeRunError):  # or weights of these passes may be part old, part new
+            self._confirm()
+            return n_done
+        return 0
 
     def _passes_of(self, batch: Sequence[BatchToken]) -> Iterator[Sequence[BatchToken]]:
         """Return the tokens of each pass that runs a part of `batch`."""
@@ -320,22 +333,6 @@ class LocalDecoder:
         else:
             for start in range(0, len(batch), self._width):
                 yield batch[start : start + self._width]
-
-    def _rows(self, n_rows: int) -> Logits:
-        """Return an array for the logits of `n_rows` tokens: that of all batches, but for those of many passes."""
-        if n_rows > self.capabilities.outputs_per_pass:
-            return self._new_rows(n_rows)
-        if self._logits is None:
-            self._logits = self._new_rows(self.capabilities.outputs_per_pass)  # no memory before they are written
-        return self._logits[:n_rows]
-
-    def _new_rows(self, n_rows: int) -> Logits:
-        """Return memory for rows, where it is much such that all of it is given back: the C library keeps pieces."""
-        import numpy as np  # which takes long to load, and who follows without logits does without
-
-        n_bytes = LOGIT_BYTES * n_rows * self._model.vocabulary
-        memory = mmap.mmap(-1, n_bytes) if n_bytes >= _LEAST_MAPPED_BYTES else bytearray(n_bytes)
-        return np.frombuffer(memory, np.float32).reshape(n_rows, -1)
 
     def _pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
         is_padded = self._has_streams and tokens[0].sequence != tokens[-1].sequence

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from edge_run.base.errors import Cancelled
 from edge_run.base.protocols import BatchToken, Decoder, Logits
 from edge_run.base.results import Speculation
 from edge_run.runtime.decoding.common import n_common
@@ -38,6 +39,7 @@ class Session:
 
     keeper: the prompt cache, where there is one.
     shifted_tokens: those that were taken out of a full context since the last prompt.
+    keeps_whole_passes: whether the decoder keeps those of a prompt that is cancelled, for the next one.
     """
 
     def __init__(self, decoder: Decoder, why_plain: str = "", shift: ContextShift | None = None) -> None:
@@ -47,6 +49,7 @@ class Session:
         shift: makes room when the context is full, if that was asked for.
         """
         self.keeper: Keeper | None = None
+        self.keeps_whole_passes = False
         self._shift, self._prompt_tokens, self.shifted_tokens = shift, 0, 0
         self._decoder = decoder
         self._sequence = 0
@@ -133,8 +136,11 @@ class Session:
         ]
         try:
             rows = self._decoder.decode(batch)
-        except BaseException:
-            del self.history[self._decoder.rewind(self._sequence, start) :]
+        except BaseException as error:
+            may_stay = self.keeps_whole_passes and isinstance(error, Cancelled)
+            end = self._decoder.rewind(self._sequence, start + len(tokens) if may_stay else start)
+            self.history[start:] = tokens[: max(0, end - start)]
+            del self.history[end:]
             raise
         self.history.extend(tokens)
         return np.asarray(rows[-1])

@@ -23,6 +23,12 @@ _RECURRENT = "the model's recurrent state cannot be cut here: it does not specul
 
 def open_session(engine: Engine) -> Session:
     """Return a conversation in `engine`, which speculates as the engine's configuration says, where the model can."""
+    session = _new_session(engine)
+    engine.decoder.keeps_whole_passes = session.keeps_whole_passes = engine.front is engine.decoder
+    return session
+
+
+def _new_session(engine: Engine) -> Session:
     config = engine.config
     drafters: list[Drafter] = [Overlap(engine.draft)] if engine.draft else []
     if config.uses_lookup:

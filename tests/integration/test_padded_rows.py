@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_run.base.protocols import BatchToken
-from edge_run.runtime.decoding.decoder import LocalDecoder
+from edge_run.runtime.decoding.logit_rows import LogitRows
 from in_child import in_child
 from small_engines import PROMPT, open_engine
 from tiny_models import make_model
@@ -25,11 +25,11 @@ def test_a_padded_pass_has_no_array_of_its_own(options: dict[str, Any], folder: 
         for sequence in (0, 2):
             decoder.rewind(sequence, 0)
 
-        def refuse(self: LocalDecoder, n_rows: int) -> None:
+        def refuse(self: LogitRows, n_rows: int) -> None:
             raise AssertionError(f"memory for {n_rows} rows more")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LocalDecoder, "_new_rows", refuse)
+            patch.setattr(LogitRows, "_new", refuse)
             rows = decoder.decode(batch)
         assert np.allclose(rows[0], alone[3][0], atol=0.05)
         assert np.allclose(rows[1], alone[4][0], atol=0.05)
