@@ -28,6 +28,7 @@ from edge_run.tiers.kv.spill_shape import SpillShape
 from edge_run.tiers.kv.spill_states import SpillStates
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers, as_read_error
+from edge_run.tiers.source import read_patiently
 from edge_run.tiers.weights import READ_BYTES, Weights
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ class Spill:
         self._is_cut = False
         self._in_file = [False] * n_streams  # whether the file has anything of a text
         self._written: queue.SimpleQueue[tuple[int, EdgeRunError | None]] = queue.SimpleQueue()  # pieces, and failures
+        self._were_read: queue.SimpleQueue[tuple[int, EdgeRunError | None]] = queue.SimpleQueue()  # the same
+        self._being_read: set[int] = set()  # pieces that come back: their memory is the readers' as long
         self._held: list[int] = []
         self._ahead: deque[tuple[Use, list[int]]] = deque()
 
@@ -254,6 +257,7 @@ class Spill:
 
     def _bring_back(self) -> None:
         """Give pieces that are not away any more memory of their own, and read those that have rows."""
+        self._await_reads()  # those that a stop left may write to their memory yet; what failed of them is read again
         if self._homeless:
             self.abandon()
             while self._weights.n_frames:  # none lies under them then
@@ -263,11 +267,35 @@ class Spill:
             self._counts[self._owner[self._homeless.pop()]] -= 1
         self._grow()
         for text, states in enumerate(self.texts):
-            for piece in tuple(states.coming):
-                self._check()
-                place = self._space.place(self._pieces_of[text][piece])
-                self.file.read_into(place.address, place.length, place.file_offset)
-                states.came(piece)
+            for piece in states.coming:
+                number = self._pieces_of[text][piece]
+                self._being_read.add(number)
+                self._readers.submit(partial(self._read, number), is_urgent=True)
+        if failure := self._await_reads():
+            raise failure
+
+    def _await_reads(self) -> EdgeRunError | None:
+        """Wait until nothing is being read back any more, unless `check` raises; return what failed."""
+        failure = None
+        while self._being_read:
+            self._check()
+            with contextlib.suppress(queue.Empty):
+                number, error = self._were_read.get(timeout=0.1)
+                self._being_read.discard(number)
+                states, piece = self.texts[self._owner[number][1]], self._local[number]
+                if error is None and piece in states.coming:  # its rows may have been cut meanwhile
+                    states.came(piece)
+                failure = failure or error
+        return failure
+
+    def _read(self, piece: int) -> int:
+        place, failure = self._space.place(piece), None
+        try:
+            read_patiently(lambda: self.file.read_into(place.address, place.length, place.file_offset))
+        except Exception as error:  # whatever it is, the consumer must not wait for ever
+            failure = as_read_error(error)
+        self._were_read.put((piece, failure))
+        return 0
 
     def _send_away(self, targets: Sequence[int]) -> None:
         """Have as many pieces of each text away as `targets` says, the first ones of its order."""

@@ -278,6 +278,51 @@ def test_a_stop_while_a_folder_hangs(n_rows: int, tmp_path: Path) -> None:
         assert os.fstat(rig.file._fd).st_size == 0
 
 
+@in_child
+def test_a_stop_while_a_folder_hangs_from_which_pieces_come_back(tmp_path: Path) -> None:
+    with rig_in(tmp_path, attentions=2) as rig:
+        while rig.n_rows < 901:
+            rig.run(min(300, max(1, 900 - rig.n_rows)))
+        rig.cut(777)
+        real, answers = rig.file.read_into, threading.Event()
+
+        def read_into(address: int, length: int, offset: int) -> int:
+            assert answers.wait(20)
+            return real(address, length, offset)
+
+        rig.file.read_into = read_into  # type: ignore[method-assign]
+        rig.checks_left = 3
+        began_s = time.monotonic()
+        for _ in range(2):
+            with pytest.raises(Cancelled):
+                rig.run(1)
+        assert time.monotonic() - began_s < 10
+        rig.checks_left = None
+        rig.cut(640)
+        answers.set()
+        for _ in range(2):
+            rig.run(130)
+
+
+@in_child
+def test_a_drive_may_have_a_bad_moment_while_pieces_come_back(tmp_path: Path) -> None:
+    with rig_in(tmp_path, attentions=2) as rig, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edge_run.tiers.source.PAUSE_S", 0.01)
+        while rig.n_rows < 901:
+            rig.run(min(300, max(1, 900 - rig.n_rows)))
+        rig.cut(777)
+        real, failures = rig.file.read_into, [errno.EIO]
+
+        def read_into(address: int, length: int, offset: int) -> int:
+            if failures:
+                raise TierReadError("the drive is reset", errno=failures.pop())
+            return real(address, length, offset)
+
+        rig.file.read_into = read_into  # type: ignore[method-assign]
+        rig.run(1)
+        assert not failures
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 @in_child
 def test_what_is_written_after_a_stop_does_not_stay_when_its_text_ends(is_late: bool, tmp_path: Path) -> None:
