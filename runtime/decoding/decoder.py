@@ -10,16 +10,16 @@ from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError, KernelErr
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime.decoding.batch_limits import Limits
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
-from edge_run.runtime.decoding.logit_rows import LogitRows
 from edge_run.runtime.decoding.padding import LEAST_TOKENS, padded, padded_passes
 from edge_run.runtime.decoding.progress import Timeline
-from edge_run.runtime.decoding.rollback import Rollback
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.context_shape import ContextShape
+from edge_run.runtime.llama.logit_rows import LogitRows
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.llama.pass_batch import PassBatch
+from edge_run.runtime.llama.rollback import Rollback
 from edge_run.tiers.kv.cells import CellCount
 
 _STOPPED = 2  # what llama.cpp returns when it was told to stop

@@ -1,4 +1,4 @@
-"""Pieces of GBNF, the language of llama.cpp's grammars: what JSON consists of, written as llama.cpp writes it."""
+"""Pieces of GBNF, the language of llama.cpp's grammars: what JSON consists of, in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge_run.base.errors import ConfigError
 MOST_REPEATED = 2000  # times a piece, as llama.cpp has it, which takes a higher end for none
 MOST_NAME_LETTERS = 64  # of a property, up to which others are told from it
 MOST_WHOLE = 10**16 - 1  # of sixteen digits, as llama.cpp's integers have at most
-SPACE = r'| " " | "\n"{1,2} [ \t]{0,20}'
+SPACE = '" "?'  # no line breaks and indents, which llama.cpp allows: each token may cost a pass over the drive
 _DAY = '[0-9]{4} "-" ( "0" [1-9] | "1" [0-2] ) "-" ( "0" [1-9] | [1-2] [0-9] | "3" [0-1] )'
 _HOUR = '([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9]'
 _TIME = f'{_HOUR} ":" [0-5] [0-9] ( "." [0-9]{{3}} )? ( "Z" | ( "+" | "-" ) {_HOUR} )'

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_run.base.protocols import BatchToken
-from edge_run.runtime.decoding.logit_rows import LogitRows
+from edge_run.runtime.llama.logit_rows import LogitRows
 from in_child import in_child
 from small_engines import PROMPT, open_engine
 from tiny_models import make_model

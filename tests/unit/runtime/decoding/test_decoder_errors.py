@@ -35,9 +35,9 @@ def test_what_the_system_refuses_in_a_pass_is_an_error_of_ours(
 ) -> None:
     decoder = LocalDecoder.__new__(LocalDecoder)
     decoder._has_logits = True
-    for part in ("limits", "_driver", "_context", "_count", "watcher"):
+    for part in ("limits", "_driver", "_context", "_count", "_rows", "watcher"):
         setattr(decoder, part, mock.MagicMock())
-    parts = ("_rows", "_lengths", "_run", "_fill", "_plain_pass")
+    parts = ("_lengths", "_run", "_fill", "_plain_pass")
     with (
         mock.patch.multiple(decoder, **dict.fromkeys(parts, mock.DEFAULT)) as doubles,
         mock.patch("edge_run.runtime.decoding.decoder.L"),
