@@ -93,7 +93,7 @@ class ServerClient:
                 said = text.removeprefix("data:").strip()  # the space is not always there
                 if said == "[DONE]":
                     return
-                if text.startswith("data:"):
+                if said and text.startswith("data:"):
                     found = _document(self.address, said)
                     if isinstance(found, dict) and found.get("error"):
                         raise ProtocolError(f"{self.address}: {_message(found)}")

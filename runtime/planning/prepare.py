@@ -118,10 +118,10 @@ def _shaped(opening: _Opening, config: ModelConfig) -> Prepared:
         if is_forecast and not (config.spills_kv or config.embeddings):
             try:
                 usual = _shaped(opening, asked)
+                number = _most_productive(usual)
             except BudgetError:  # which may suffice for one
                 number = 1
             else:
-                number = _most_productive(usual)
                 with contextlib.suppress(BudgetError):  # which suffices for the usual number
                     return usual if number == asked.sequences else _shaped(opening, replace(config, sequences=number))
                 return usual

@@ -226,5 +226,7 @@ def make_decoder(
 def _image_shape(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) != 4 or shape[0] != 1:  # of a batch of one
         written = " x ".join(map(str, shape))
-        raise ConfigError(f"{name}: has the shape {written}; a bottleneck needs (batch, channels, height, width)")
+        raise ConfigError(
+            f"{name}: has the shape {written}; a bottleneck needs (batch, channels, height, width), with a batch of 1"
+        )
     return shape[1], shape[2], shape[3]

@@ -104,7 +104,8 @@ def _load_beside(proto: Any, path: Path) -> None:
         place = beside.ExternalDataInfo(tensor)
         if place.length is None and not (path.parent / place.location).is_file():
             raise ModelFileError(f"{path}: its weights in {place.location} are not there; put that file beside it")
-        size_bytes += max(place.length or (path.parent / place.location).stat().st_size, 0)
+        n_bytes = (path.parent / place.location).stat().st_size if place.length is None else place.length
+        size_bytes += max(n_bytes, 0)
         _check_size(path, size_bytes)
     beside.load_external_data_for_model(proto, str(path.parent))
 

@@ -130,6 +130,17 @@ def test_as_many_at_once_as_make_the_most_tokens(grown: Path, tmp_path: Path, mo
     assert planner(grown, config).config.sequences == abreast(unknown, unknown.plan(), PROFILE).best
 
 
+def test_a_budget_that_does_not_suffice_for_many_answers_is_for_one(
+    grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(prepared: prepare.Prepared) -> int:
+        raise BudgetError("memory budget: too small for so many")
+
+    monkeypatch.setattr(prepare, "_most_productive", refuse)
+    config = edge_run.ModelConfig(memory="160MiB", sequences=0, cache_folder=tmp_path, **OPTIONS)
+    assert planner(grown, config).config.sequences == 1
+
+
 def test_it_says_what_a_packed_file_would_gain(grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where weights stream that a packed file would have repacked, and readers take long to repack."""
     monkeypatch.setattr(planner_module, "disk_of", lambda profile, path: profile.disks[0])

@@ -85,7 +85,7 @@ function send(event) {
   answer();
 }
 
-/** Answer; a kept answer, `before`, stays where nothing comes of it. */
+/** before: a kept answer, which stays if nothing comes. */
 async function answer(before) {
   const reply = { role: "assistant", content: "" };
   const answering = { conversation, answer: reply, abort: new AbortController() };
@@ -113,7 +113,10 @@ async function answer(before) {
   clearTimeout(saved);
   if (isLeaving && reply.state === GONE) reply.state = OPEN;
   const { content, state, why } = reply;
-  if (before && state && !content) Object.assign(reply, before, { state, why });
+  if (before && state && !content) {
+    Object.assign(reply, { thoughts: "" }, before, { state, why });
+    chat.read = reply.content.length;
+  }
   keepAnswer();
   running = null;
   chat.running = null;
