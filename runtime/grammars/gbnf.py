@@ -104,7 +104,11 @@ def _other_ends(tree: Mapping[str, Any]) -> str:
     letters = [letter for letter in tree if letter not in (_END, _REST)]
     if not letters and _REST not in tree:
         return "char+"
-    ways = [f"[{code(ord(letter))}] {_other_ends(tree[letter])}" for letter in letters if letter != "\\"]
+    ways = [
+        f"[{code(ord(letter))}] {_other_ends(tree[letter])}"
+        for letter in letters
+        if letter != "\\" and not {_END, _REST} <= tree[letter].keys()  # where nothing is left that is another name
+    ]
     if _REST not in tree:
         ways.append(r'[^"\\\x7F\x00-\x1F' + "".join(code(ord(letter)) for letter in letters) + "] char*")
     if _END not in tree:
@@ -115,11 +119,11 @@ def _other_ends(tree: Mapping[str, Any]) -> str:
 def whole_numbers(least: float | None, most: float | None) -> str:
     """Return the GBNF of the whole numbers from `least` to `most`; None: as many digits as llama.cpp's have.
 
-    Raises ConfigError where there are none, or where a bound has more digits.
+    Raises ConfigError where there are none, or all of them have more digits.
     """
-    low = -MOST_WHOLE if least is None else math.ceil(least)
-    high = MOST_WHOLE if most is None else math.floor(most)
-    if max(abs(low), abs(high)) > MOST_WHOLE:
+    low = -MOST_WHOLE if least is None else max(-MOST_WHOLE, math.ceil(least))
+    high = MOST_WHOLE if most is None else min(MOST_WHOLE, math.floor(most))
+    if low > MOST_WHOLE or high < -MOST_WHOLE:
         raise ConfigError(f"JSON schema: a bound of whole numbers beyond {MOST_WHOLE:,}: leave it out")
     if low > high:
         raise ConfigError(f"JSON schema: whole numbers from {low} to {high}: there are none")

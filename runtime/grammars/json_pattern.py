@@ -73,8 +73,8 @@ class _Reader:
             return f"{unit}{found[0]}"
         least = int(found["least"] or 0)
         most = int(found["most"]) if found["most"] else None if found["ends"] else least
-        # llama.cpp multiplies repetitions within a group, not those of another rule
-        return repeated(self._add_rule(unit[1:-1]) if unit.startswith("(") else unit, least, most)
+        # llama.cpp multiplies repetitions within a group, not those of a rule; a line break after `|` ends no rule
+        return repeated(self._add_rule(unit) if unit.startswith("(") else unit, least, most)
 
     def _unit(self, character: str) -> str:
         if character == "|":

@@ -150,9 +150,13 @@ class RoomedGrammar:
 
     def close(self) -> None:
         """Free it, if its process still runs. Idempotent."""
-        if self._cell.is_asked_here:  # the garbage collector came in the middle of a job
-            threading.Thread(target=self.close, name="edge-run-grammar", daemon=True).start()
-        elif self._is_there:
+        if self._cell.is_asked:  # maybe by this thread, where the garbage collector came in the middle of a job
+            threading.Thread(target=self._free, name="edge-run-grammar", daemon=True).start()
+        else:
+            self._free()
+
+    def _free(self) -> None:
+        if self._is_there:
             with contextlib.suppress(EdgeRunError):
                 self._cell.ask("close_grammar", is_first=False, number=self._number)
 

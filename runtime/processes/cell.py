@@ -82,7 +82,7 @@ class Cell:
     def __init__(self, module: str) -> None:
         self._module = module
         self.n_started = 0
-        self._lock, self._owner, self._asker = threading.Lock(), os.getpid(), 0
+        self._lock, self._owner = threading.Lock(), os.getpid()
         self._child: _Child | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
 
@@ -101,17 +101,14 @@ class Cell:
     ) -> tuple[bytes, float]:
         """Return what `ask` does, and how long the job took, in seconds, without the wait for other threads' jobs."""
         with self._lock:
-            began_s, self._asker = time.monotonic(), threading.get_ident()
-            try:
-                content = self._exchanged(job, limit_s, fields, is_first=is_first)
-            finally:
-                self._asker = 0
+            began_s = time.monotonic()
+            content = self._exchanged(job, limit_s, fields, is_first=is_first)
             return content, time.monotonic() - began_s
 
     @property
-    def is_asked_here(self) -> bool:
-        """Whether this thread waits for a job, so that it cannot ask for another one."""
-        return self._asker == threading.get_ident()
+    def is_asked(self) -> bool:
+        """Whether a job is carried out, maybe for this thread, which then cannot ask for another one."""
+        return self._lock.locked()
 
     def _exchanged(self, job: str, limit_s: float, fields: dict[str, Any], *, is_first: bool) -> bytes:
         if _why_here():

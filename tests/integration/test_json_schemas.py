@@ -249,6 +249,11 @@ OPEN = {"type": "object", "properties": {"age": INTS, "a": INTS}, "additionalPro
         ({**OPEN, "required": ["a"]}, [{"a": 2}, {"a": 2, "age": 1}, {"a": 2, "b": "x"}], [{}, {"a": 1, "a ": 1}]),
         ({**OPEN, "properties": {'x"y': INTS}}, [{"x": "s"}, {"xy": "s"}, {'x"y': 2}], [{'x"y': "s"}]),
         ({"properties": {"n" * 80: INTS}, "additionalProperties": True}, [{"n": 2}, {"n" * 80: 1}], [{"n" * 80: ""}]),
+        (
+            {**OPEN, "properties": {"n" * 64: INTS, "n" * 65: INTS}},
+            [{"n" * 63: "x"}, {"n" * 64: 1}],
+            [{"n" * 64: "x"}, {"n" * 65: "x"}],
+        ),
         # lengths
         ({"maxLength": 2}, ["", "ab"], ["abc", 1]),
         ({"type": "string", "minLength": 2}, ["ab", "abc"], ["a"]),
@@ -261,6 +266,13 @@ OPEN = {"type": "object", "properties": {"age": INTS, "a": INTS}, "additionalPro
         ({"type": "string", "pattern": "^[a-z]{0,1500}$"}, ["", "abc"], ["A"]),
         ({"type": "string", "pattern": "^(ab|c{,2}){2}$"}, ["abab", "cccc", "abc", ""], ["ababab", "ccccc"]),
         ({"type": "string", "pattern": "^([a-z]{1,50}-){1,50}$"}, ["a-", "a-b-"], ["a", "-"]),
+        (
+            object_of(v={"type": "string", "pattern": "^[0-9]+(,[0-9]+|){0,3}(){2}$"}, w=INTS),
+            [{"v": "1,2", "w": 1}, {"v": "1", "w": 1}],
+            [{"v": ",1", "w": 1}],
+        ),
+        ({"type": "integer", "minimum": 0, "maximum": 2**63 - 1}, [0, 10**15], [-1]),
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1}, [-(10**15), 10**15], ["x"]),
         # formats
         ({"type": "string", "format": "date"}, ["2026-11-29"], ["2026-13-29", "29 Nov"]),
         ({"format": "date-time"}, ["2026-11-29T02:10:00Z"], ["2026-11-29", 1]),
