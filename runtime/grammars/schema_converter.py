@@ -15,7 +15,7 @@ from edge_run.runtime.grammars.json_pattern import json_pattern
 
 Schema = Mapping[str, Any]
 MOST_SCHEMAS = 20_000  # that one consists of, which takes less than half a second
-MOST_NAME_LETTERS = 60  # of a rule: the last ones of where its schema is
+MOST_LABEL_LETTERS = 60  # of a rule's name: the last ones of where its schema is
 _ROOT = "#"
 _COMMA = '"," space'
 _INVALID = re.compile(r"[^a-zA-Z0-9-]+")  # in the names of rules
@@ -59,7 +59,7 @@ class SchemaConverter:
         return self._names[body]
 
     def _free_name(self, wanted: str) -> str:
-        plain = _INVALID.sub("-", wanted[-MOST_NAME_LETTERS:])
+        plain = _INVALID.sub("-", wanted[-MOST_LABEL_LETTERS:])
         plain = plain if plain[:1].isalpha() else f"r{plain}"
         name = plain
         while name in self._bodies or name in PRIMITIVES:

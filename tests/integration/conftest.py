@@ -12,6 +12,7 @@ import pytest
 from at_once import OPTIONS
 from edge_run import Model, inflate
 from edge_run.base.units import MIB
+from json_grammars import Takes, with_vocabulary
 from kit_models import KIT
 from program import Result, fresh_environment, run_anew, run_program
 from screens import Screen
@@ -117,3 +118,10 @@ def screen(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[...
     yield begin
     for one in screens:
         one.close()
+
+
+@pytest.fixture(scope="module")
+def takes() -> Iterator[Takes]:
+    """Return whether a grammar of a JSON schema takes a text as a whole answer."""
+    with with_vocabulary() as found:
+        yield found

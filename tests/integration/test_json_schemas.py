@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,47 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_run.base.errors import ConfigError
-from edge_run.runtime.grammars.grammar import LocalGrammar
-from edge_run.runtime.grammars.schema_grammar import ALTERNATIVES, JSON_SCHEMA, schema_grammar
-from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.grammars.schema_grammar import ALTERNATIVES, schema_grammar
 from edge_run.runtime.server.formats.tool_format import FORMATS, HERMES, PYTHON_TAG, ToolFormat
 from edge_run.runtime.server.tools import FunctionTool, Toolbox
-
-MODEL = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
-Takes = Callable[[Any, str], bool]
+from json_grammars import Takes, written
 
 MISTRAL = FORMATS[3]
 COLOUR = {"enum": ["red", "green"], "title": "Colour", "type": "string"}
 POINT = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "title": "Point"}
-
-
-@pytest.fixture(scope="module")
-def takes() -> Iterator[Takes]:
-    """Return whether a grammar of a JSON schema takes a text as a whole answer."""
-    ggml.L.llama_backend_init()
-    parameters = ggml.L.llama_model_default_params()
-    parameters.vocab_only = True
-    model = ggml.L.llama_model_load_from_file(os.fsencode(MODEL), parameters)
-    vocab = ggml.L.llama_model_get_vocab(model)
-    n_vocab = ggml.L.llama_vocab_n_tokens(vocab)
-
-    def takes(schema: Any, text: str) -> bool:
-        grammar = LocalGrammar(vocab, n_vocab, schema_grammar(json.dumps(schema)), JSON_SCHEMA)
-        try:
-            for token in ggml.tokenize(vocab, text, False, False):
-                if not grammar.fits(token):
-                    return False
-                grammar.accept(token)
-            return grammar.fits(ggml.L.llama_vocab_eos(vocab))
-        finally:
-            grammar.close()
-
-    yield takes
-    ggml.L.llama_model_free(model)
-
-
-def written(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def object_of(definitions: dict[str, Any] | None = None, **properties: Any) -> dict[str, Any]:
@@ -382,87 +345,3 @@ def test_what_a_schema_cannot_say_is_one_clear_line(schema: Any, reason: str) ->
     with pytest.raises(ConfigError, match=f"^JSON schema: .*{reason}") as caught:
         schema_grammar(json.dumps(schema))
     assert "\n" not in str(caught.value)
-
-
-PATTERNS = [
-    r".*",
-    r"[^,]+",
-    r"\d{5}",
-    r"(\+1)?\d{2,3}-\d+",
-    r"[^@\s]+@[\w.-]+\.[a-z]{2,}",
-    r"a|b\.",
-    r"(?:ab)+?c",
-    r'"[^"]*"',
-    r"[A-Z]:\\\w+",
-    r"[!-~]*",
-    r"\W\D\S",
-    r"[\]^\-]+",
-    r"[\n\t ]?x{0,2}",
-    r"\x41\u00e9[\u{1F600}-\u{1F64F}]",
-    r"[^\w]{2}",
-    r"x\**",
-]
-LIKELY = st.lists(
-    st.sampled_from(["a", "b", "c", "x", "A", "0", "12", "345", ".", ",", "-", "+1", "@", '"', "\\", "]", "^", "*"])
-    | st.sampled_from([" ", "\n", "\t", "é", "😀", ":", "ab", "C:\\"]),
-    max_size=7,
-).map("".join)
-FITTING = [
-    "12345",
-    "+112-3",
-    "a@b-c.de",
-    "b.",
-    "ababc",
-    '""',
-    '"x"',
-    "C:\\x1",
-    "~!",
-    "--x",
-    "]-^",
-    "\nxx",
-    "Aé😀",
-    "@@",
-    "x**",
-]
-
-
-def test_patterns_are_of_texts_and_not_of_how_json_writes_them(takes: Takes) -> None:
-    """By Python's own expressions, which mean the same here but for a form of code and one of search."""
-
-    @given(st.sampled_from(PATTERNS), LIKELY | st.sampled_from(FITTING))
-    @settings(max_examples=400)
-    def check(pattern: str, text: str) -> None:
-        of_python = re.sub(r"\\u\{(\w+)\}", lambda found: chr(int(found[1], 16)), pattern)
-        fits = re.fullmatch(of_python, text, re.ASCII) is not None
-        assert takes({"type": "string", "pattern": f"^{pattern}$"}, written(text)) == fits
-
-    check()
-
-
-def test_each_pattern_fits_something(takes: Takes) -> None:
-    for pattern in PATTERNS:
-        texts = [*FITTING, "", "x", "é,", "\n\n", "a", ". a"]
-        assert any(takes({"type": "string", "pattern": f"^{pattern}$"}, written(text)) for text in texts), pattern
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "a",
-        "^a",
-        r"^\bx$",
-        "^(?=a)b$",
-        r"^(a)\1$",
-        "^[b-a]$",
-        "^[$",
-        "^a\\$",
-        "^*a$",
-        "^[^\\s\\S]$",
-        "^(a$",
-        "^a)$",
-        "^a{3,2}$",
-    ],
-)
-def test_patterns_that_no_grammar_can_say_are_refused(pattern: str) -> None:
-    with pytest.raises(ConfigError, match="JSON schema"):
-        schema_grammar(json.dumps({"type": "string", "pattern": pattern}))

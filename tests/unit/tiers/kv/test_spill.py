@@ -248,6 +248,17 @@ def test_a_stop_while_pieces_come_back(tmp_path: Path) -> None:
             rig.run(1)
 
 
+def check_stops(rig: Rig) -> None:
+    """Check that passes can be stopped at once, one after the other."""
+    rig.checks_left = 3
+    began_s = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(Cancelled):
+            rig.run(1)
+    assert time.monotonic() - began_s < 10
+    rig.checks_left = None
+
+
 @pytest.mark.parametrize("n_rows", [300, 100, 0])
 @in_child
 def test_a_stop_while_a_folder_hangs(n_rows: int, tmp_path: Path) -> None:
@@ -261,13 +272,7 @@ def test_a_stop_while_a_folder_hangs(n_rows: int, tmp_path: Path) -> None:
             real(address, length, offset)
 
         rig.file.write = write  # type: ignore[method-assign]
-        rig.checks_left = 3
-        began_s = time.monotonic()
-        for _ in range(2):
-            with pytest.raises(Cancelled):
-                rig.run(1)
-        assert time.monotonic() - began_s < 10
-        rig.checks_left = None
+        check_stops(rig)
         rig.cut(n_rows)
         answers.set()
         for _ in range(3):
@@ -291,13 +296,7 @@ def test_a_stop_while_a_folder_hangs_from_which_pieces_come_back(tmp_path: Path)
             return real(address, length, offset)
 
         rig.file.read_into = read_into  # type: ignore[method-assign]
-        rig.checks_left = 3
-        began_s = time.monotonic()
-        for _ in range(2):
-            with pytest.raises(Cancelled):
-                rig.run(1)
-        assert time.monotonic() - began_s < 10
-        rig.checks_left = None
+        check_stops(rig)
         rig.cut(640)
         answers.set()
         for _ in range(2):
