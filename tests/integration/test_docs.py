@@ -68,7 +68,7 @@ def folder(tmp_path: Path, cache: Path, bundle: Path) -> Path:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     """The server that examples speak to."""
-    with served(KIT, "-t", 1, "--chat-template", TEMPLATE, "-n", MOST_TOKENS) as server:
+    with served(KIT, "-t", 1, "--chat-template", TEMPLATE, "-n", 2 * MOST_TOKENS) as server:  # JSON ends in time
         yield server
 
 
