@@ -23,15 +23,18 @@ from edge_run.partition.cost import (
     SharedCost,
     overlapped_s,
 )
+from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.runtime.forecasting.learned import Learned, learn
 from edge_run.runtime.forecasting.pass_bytes import PassBytes
 from edge_run.runtime.forecasting.routing import Point
 from edge_run.runtime.graph.nodes import GraphMap, Node, choice_of_outputs
+from edge_run.tiers.address_space import CHUNK_BYTES
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from edge_run.tiers.gguf_header import ArrayValue, TensorInfo
 
 WITH_MOVES = 4.0  # of the CPU time of reading alone: frames are moved, and books kept
+AHEAD_BYTES = 2 * SEGMENT_CHUNKS * CHUNK_BYTES  # a smaller window has no room for a segment beside the one at hand
 _MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 _COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
@@ -217,7 +220,8 @@ class PassTimes:
     def pass_s(self, tokens: int, position: int, n_outputs: int, is_first: bool) -> float:
         """Return the seconds of a pass of `tokens` tokens after `position` others.
 
-        Readers that find no idle core take time from the computing threads, which wait for each other. Experts are
+        Readers that find no idle core take time from the computing threads, which wait for each other. In a window of
+        less than two segments the end of each is read when it is waited for, beside what comes after it. Experts are
         known only when they are needed; of many experts, one tensor is read while another is computed. A control group
         limits the mean bandwidth over some time: what was not read while computing is read the faster afterwards.
         """
@@ -228,6 +232,8 @@ class PassTimes:
             return max(reading.wall_s, compute_s + taken_s)
         found = self._learned.token if tokens == 1 else self._learned.batch
         busy_s = compute_s + (found.at(reading.n_bytes) if found else taken_s)
+        if not self._plan.expert_bytes and self._plan.window_bytes < min(AHEAD_BYTES, reading.n_bytes):
+            return busy_s + reading.wall_s
         if not self._plan.expert_bytes or (self._disk and self._disk.limit):
             return overlapped_s(reading.wall_s, busy_s)
         if tokens == 1:

@@ -16,7 +16,8 @@ from edge_run.base.profile import DeviceProfile
 from edge_run.base.units import round_down
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import charges_reserved, default_budget_bytes
-from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL
+from edge_run.partition.parallel import LEAST_GAIN, NUMBERS
+from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL, Abreast
 from edge_run.runtime.graph.repackable import kind_of, tensors_of
 from edge_run.runtime.inspection.cache import inspect
 from edge_run.runtime.inspection.draft_file import DraftFile
@@ -108,31 +109,52 @@ def _check_slice(config: ModelConfig) -> None:
 def _shaped(opening: _Opening, config: ModelConfig) -> Prepared:
     """Return the model prepared with as many sequences, and passes as wide, as are best where `config` leaves it open.
 
-    How many answers at once make the most tokens a second is weighed by `_most_productive`; a mesh, a GPU and cells
+    How many answers at once make the most tokens a second is weighed by `_for_as_many_as_pay`; a mesh, a GPU and cells
     that are not lent are not forecast.
     """
     if not config.sequences:
         is_forecast = not (opening.is_slice or config.gpu_memory != 0 or config.exact)
-        asked = replace(config, sequences=1 if config.spills_kv else USUAL_PARALLEL)
-        number = asked.sequences
         if is_forecast and not (config.spills_kv or config.embeddings):
-            try:
-                usual = _shaped(opening, asked)
-                number = _most_productive(usual)
-            except BudgetError:  # which may suffice for one
-                number = 1
-            else:
-                with contextlib.suppress(BudgetError):  # which suffices for the usual number
-                    return usual if number == asked.sequences else _shaped(opening, replace(config, sequences=number))
-                return usual
-        config = replace(config, sequences=number)
+            return _for_as_many_as_pay(opening, config)
+        config = replace(config, sequences=1 if config.spills_kv else USUAL_PARALLEL)
     if config.micro_batch_tokens:
         return opening.prepare(config)
     return choose(opening.gguf, config, opening.prepare, _recalled)
 
 
-def _most_productive(prepared: Prepared) -> int:
-    """Return how many answers at once make the most tokens a second, as far as that is known.
+def _for_as_many_as_pay(opening: _Opening, config: ModelConfig) -> Prepared:
+    """Return the model prepared for as many answers at once as make the most tokens a second, as far as that is known.
+
+    What the usual number leaves in memory says how many that might be. More are taken only where their own plan is
+    faster too, has room for the texts of all, and need not narrow the window, through which weights are read ahead.
+    """
+    try:
+        usual = _shaped(opening, replace(config, sequences=USUAL_PARALLEL))
+        hoped = _abreast(usual)
+    except BudgetError:  # which may suffice for one
+        return _shaped(opening, replace(config, sequences=1))
+    number = hoped.best if hoped else USUAL_PARALLEL
+    more = [n for n in sorted({number, *NUMBERS}, reverse=True) if USUAL_PARALLEL < n <= number]
+    for n in more or [number]:
+        if n != USUAL_PARALLEL:
+            with contextlib.suppress(BudgetError):  # which suffices for the usual number
+                found = _shaped(opening, replace(config, sequences=n))
+                if not more or _is_faster(found, usual):
+                    return found
+    return usual
+
+
+def _is_faster(more: Prepared, usual: Prepared) -> bool:
+    """Return whether more answers at once make more tokens a second under their own plan, with room for all."""
+    number, plans = more.config.sequences, [Planner(prepared).plan() for prepared in (more, usual)]
+    if plans[0].window_bytes < plans[1].window_bytes or plans[0].context_tokens < number * more.config.request_tokens:
+        return False
+    speeds = [one.tokens_per_s(prepared.config.sequences) for prepared in (more, usual) if (one := _abreast(prepared))]
+    return len(speeds) == 2 and speeds[0] >= LEAST_GAIN * speeds[1]
+
+
+def _abreast(prepared: Prepared) -> Abreast | None:
+    """Return what answers at once would make of a model as it is prepared; None where nothing is known of that.
 
     Where the device was not measured, what is read decides for a mixture: few answers may read more for each token than
     one, as each needs other experts, and many share what is read.
@@ -141,8 +163,8 @@ def _most_productive(prepared: Prepared) -> int:
         profile, planner = _recalled(prepared), Planner(prepared)
         is_timed, plan = profile is not None and planner.can_time(profile), planner.plan()
         if is_timed or plan.expert_bytes:
-            return abreast(planner, plan, profile if is_timed else None).best
-    return prepared.config.sequences
+            return abreast(planner, plan, profile if is_timed else None)
+    return None
 
 
 def _recalled(prepared: Prepared) -> DeviceProfile | None:

@@ -130,13 +130,31 @@ def test_as_many_at_once_as_make_the_most_tokens(grown: Path, tmp_path: Path, mo
     assert planner(grown, config).config.sequences == abreast(unknown, unknown.plan(), PROFILE).best
 
 
+@pytest.mark.parametrize(("budget", "context_tokens", "chosen"), [(160, 2048, 24), (160, 256, 16), (104, 512, 16)])
+def test_more_at_once_need_room_for_their_texts_and_a_window_as_wide(
+    grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int, context_tokens: int, chosen: int
+) -> None:
+    class Hoped:
+        """More are always faster."""
+
+        best = 24
+
+        def tokens_per_s(self, number: int) -> float:
+            return number
+
+    monkeypatch.setattr(prepare, "_abreast", lambda prepared: Hoped())
+    options = {**OPTIONS, "micro_batch_tokens": 64, "context_tokens": context_tokens, "request_tokens": 16}
+    config = edge_run.ModelConfig(memory=budget * MIB, sequences=0, cache_folder=tmp_path, **options)
+    assert planner(grown, config).config.sequences == chosen
+
+
 def test_a_budget_that_does_not_suffice_for_many_answers_is_for_one(
     grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(prepared: prepare.Prepared) -> int:
+    def refuse(prepared: prepare.Prepared) -> None:
         raise BudgetError("memory budget: too small for so many")
 
-    monkeypatch.setattr(prepare, "_most_productive", refuse)
+    monkeypatch.setattr(prepare, "_abreast", refuse)
     config = edge_run.ModelConfig(memory="160MiB", sequences=0, cache_folder=tmp_path, **OPTIONS)
     assert planner(grown, config).config.sequences == 1
 

@@ -10,7 +10,7 @@ import pytest
 from bench_samples import PLAN, PROFILE
 from edge_run.base.profile import RepackedSpeed
 from edge_run.partition.cost import MatmulWork, PassWork, overlapped_s
-from edge_run.runtime.forecasting.forecast import PassTimes, pass_work, shared_work
+from edge_run.runtime.forecasting.forecast import AHEAD_BYTES, PassTimes, pass_work, shared_work
 from edge_run.runtime.forecasting.pass_bytes import PassBytes
 from edge_run.runtime.forecasting.routing import PassSeen, Point
 from edge_run.runtime.graph.nodes import Node, WeightRead
@@ -173,6 +173,18 @@ def test_readers_that_repack_take_time_from_computing_and_from_reading_where_tha
         pass_s, compute_s = (times(repacked_bytes_per_s).pass_s(1, 0, 1, is_first=False), 0.2)
         busy_s = compute_s + min(reading.cpu_s, reading.wall_s)
         assert pass_s == pytest.approx(overlapped_s(reading.wall_s, busy_s), rel=0.01)
+
+
+def test_through_a_window_of_less_than_two_segments_nothing_is_read_ahead() -> None:
+    work = replace(WORK, matmuls=(replace(WORK.matmuls[0], n_experts=0, n_used=0),))
+    wide, narrow = (
+        PassTimes(replace(PLAN, window_bytes=size), work, PROFILE, DISK, 1) for size in (AHEAD_BYTES, AHEAD_BYTES - 1)
+    )
+    compute_s = wide.compute_s(1, 0)
+    assert wide.pass_s(1, 0, 1, is_first=False) == pytest.approx(overlapped_s(wide.read_s, compute_s), rel=0.01)
+    assert narrow.pass_s(1, 0, 1, is_first=False) == pytest.approx(narrow.read_s + compute_s, rel=0.01)
+    small = PassTimes(replace(PLAN, window_bytes=8, streamed_bytes_per_pass=8), work, PROFILE, DISK, 1)
+    assert small.pass_s(1, 0, 1, is_first=False) == pytest.approx(compute_s, rel=0.01), "all that streams has room"
 
 
 def test_the_first_pass_reads_no_table_of_which_it_needs_rows() -> None:
