@@ -28,7 +28,7 @@ from typing import Any, AnyStr
 from namespaces import enter
 
 WAIT_S = 110.0  # less than a test may take, and long on a busy machine
-_PRELOADED = ("edge_run.cli.app", "edge_run.cli.commands.run", "edge_run.runtime.generation.model", "numpy.random")
+PRELOADED = ("edge_run.cli.app", "edge_run.cli.commands.run", "edge_run.runtime.generation.model", "numpy.random")
 _READY = b"+"
 _THE_USERS = ("EDGE_RUN_", "XDG_", "NO_COLOR", "FORCE_COLOR", "TTY_", "PYTHONUNBUFFERED")
 
@@ -211,7 +211,7 @@ class Mother:
         self._lock, self._line, self._process = threading.Lock(), line, process
 
     @classmethod
-    def start(cls, modules: Sequence[str] = _PRELOADED, environment: Mapping[str, str] | None = None) -> Mother:
+    def start(cls, modules: Sequence[str] = PRELOADED, environment: Mapping[str, str] | None = None) -> Mother:
         """Start one that has these modules."""
         line, theirs = socket.socketpair()
         with theirs:

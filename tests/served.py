@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import signal
 import socket
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from program import Program, begin
+from program import PRELOADED, Mother, Program, begin
 
 EXACTLY = ("-c", 512, "-t", 1, "--exact", "--parallel", 1)  # so that no bit depends on what was asked before
 START_S = END_S = 100.0  # a busy machine takes long, and each test has a limit of 120 s
@@ -80,13 +81,21 @@ def served(model: Path | None, *words: object, program: Sequence[str] = ()) -> I
         log = Path(folder, "log")
         with log.open("wb") as file:
             place = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
-            if program:
+            if program and program[0] == "-c":
+                process = begin(Program(["-c", *command], source=program[1]), _mother(), **place)
+            elif program:
                 process = subprocess.Popen([sys.executable, *program, *command], **place)
             else:
-                process = begin(Program(command), **place)
+                process = begin(Program(command), _mother(), **place)
         ending.callback(process.wait)
         ending.callback(process.kill)
         yield Served(process, log)
+
+
+@functools.cache
+def _mother() -> Mother:
+    """Return what servers are forks of: they import half as much again as other commands."""
+    return Mother.start((*PRELOADED, "edge_run.cli.commands.serve", "edge_run.runtime.server.serving"))
 
 
 def wait_for(

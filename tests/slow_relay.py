@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
 import time
@@ -26,8 +27,11 @@ def relay(
     def pass_on(source: socket.socket, sink: socket.socket) -> None:
         free_s = time.monotonic()
         with contextlib.suppress(OSError):
-            while data := source.recv(PIECE_BYTES):
-                free_s = max(free_s, time.monotonic()) + len(data) / bytes_per_s
+            while True:
+                is_behind = bool(select.select([source], [], [], 0)[0])  # it came while the last piece was held
+                if not (data := source.recv(PIECE_BYTES)):
+                    break
+                free_s = (free_s if is_behind else max(free_s, time.monotonic())) + len(data) / bytes_per_s
                 time.sleep(max(0.0, free_s - time.monotonic()) + delay_s)
                 if not (cut and cut.is_set() and sink in targets):
                     sink.sendall(data)

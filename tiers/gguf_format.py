@@ -226,7 +226,9 @@ class HeaderCursor:
         wanted_bytes = min(max(size_bytes, WINDOW_BYTES), self.size_bytes - position)
         try:
             self._file.seek(position)
-            window = self._file.read(wanted_bytes) or b""
+            window = b""
+            while len(window) < size_bytes and (piece := self._file.read(wanted_bytes - len(window))):
+                window += piece
         except OSError as error:
             raise TierReadError(
                 f"{self.path}: reading {wanted_bytes:,} bytes at {position:,} failed: {reason_of(error)}; "

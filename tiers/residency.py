@@ -13,6 +13,9 @@ comes; `unpin` takes it from there to ABSENT.
 In a cycle, LRU would evict exactly the chunk that is needed next. Here the victim is the chunk that was used last,
 whose next use is the farthest (Belady 1966). A chunk that was read ahead is evicted only for one that is needed now.
 
+Pinned chunks are read in the order of use too, as their turn comes. While nothing else is read, as after opening, when
+all frames are full and no pass has begun, some are read before that.
+
 The methods take events (`pump`, `acquire`, `release`, `loaded`, `failed`, `retry`, `pin`, `unpin`) and return the
 reads to start. There is one consumer. Not thread-safe: the caller locks.
 """
@@ -30,19 +33,27 @@ from edge_run.tiers.chunk_states import ChunkState, ChunkStates, Load
 class Residency(ChunkStates):
     """The state of every chunk under one plan.
 
+    It is over 200 lines because what happens to one chunk decides what may be read of all others.
+
     n_chunks: how many chunks there are.
     order: the chunks that a pass reads, in order of use; a chunk that is used twice stands in it twice.
     pinned: the chunks that stay.
     n_frames: the frames that all other chunks share.
+    most_early: the pinned chunks that may be on their way before their turn.
 
     The consumer and the frontier (the next use to be read ahead) are counted in uses since the start and never wrap;
     the frontier is at most one pass ahead of the consumer. The chunks used between the two are in memory or on their
     way, unless a read failed. So a released chunk stays in memory if it is used again before the frontier.
     """
 
-    def __init__(self, n_chunks: int, order: Sequence[int], pinned: Collection[int], n_frames: int) -> None:
+    def __init__(
+        self, n_chunks: int, order: Sequence[int], pinned: Collection[int], n_frames: int, most_early: int = 0
+    ) -> None:
         super().__init__(n_chunks, pinned, n_frames)
         self._order = list(order)
+        self._most_early, self._early = most_early, set[int]()
+        later = (chunk for chunk in dict.fromkeys(self._order) if chunk in self._own)
+        self._later = deque(later if most_early else ())  # each is read early at most once: if that fails, in its turn
         self._first_use = dict(zip(reversed(self._order), range(len(order) - 1, -1, -1), strict=True))
         self._uses: dict[int, list[int]] = {}  # of chunks used more than once: few in most models
         if len(self._first_use) < len(order):
@@ -71,7 +82,7 @@ class Residency(ChunkStates):
             elif state == ChunkState.HELD:
                 break
             self._frontier += 1
-        return loads
+        return loads + self._read_early()
 
     def acquire(self, chunks: Iterable[int]) -> list[Load]:
         """Hold `chunks` until they are released. Return the urgent reads; the caller waits while `is_waiting`.
@@ -116,7 +127,13 @@ class Residency(ChunkStates):
             else:
                 self._set_idle(chunk)
         self._wanted.difference_update(chunks)
-        return self._feed()
+        self._early.difference_update(chunks)
+        return self._feed() + self._read_early()
+
+    def failed(self, chunk: int, has_frame: bool = True) -> tuple[bool, list[Load]]:
+        """As of any chunk; a pinned one that was read early is read again in its turn."""
+        self._early.discard(chunk)
+        return super().failed(chunk, has_frame)
 
     def pin(self, chunks: Iterable[int]) -> list[Load]:
         """Pin `chunks` from now on, in memory of their own. Return the reads that can start.
@@ -156,6 +173,21 @@ class Residency(ChunkStates):
         assert self._fresh == {c for c, state in enumerate(self._state) if state == ChunkState.FRESH}
         assert set(self._spent) == {c for c, state in enumerate(self._state) if state == ChunkState.SPENT}
         assert all(self._state[c] == ChunkState.ABSENT for c in self._starved)
+        assert len(self._early) <= self._most_early
+        assert all(c in self._own and self._state[c] == ChunkState.LOADING for c in self._early)
+
+    def _read_early(self) -> list[Load]:
+        """Return reads of pinned chunks before their turn, where nobody waits and nothing else is read."""
+        loads: list[Load] = []
+        is_busy = self._starved or self._wanted or self._n_loading > len(self._early)
+        if is_busy or 2 * len(self._early) > self._most_early:  # several at once, as neighbours are read together
+            return loads
+        while self._later and len(self._early) < self._most_early:
+            chunk = self._later.popleft()
+            if chunk in self._own and self._state[chunk] == ChunkState.ABSENT and (load := self._start(chunk)):
+                self._early.add(chunk)
+                loads.append(load)
+        return loads
 
     def _set_idle(self, chunk: int) -> None:
         """Keep `chunk` in memory when it is used again before the frontier, else free its frame."""

@@ -271,7 +271,10 @@ class LinkService:
             key = (node, is_measure)
             if node not in peers:
                 self._break_up(node, "it is no longer there")  # it is watched, and was lost before that
-            elif key not in self._openings and (is_measure or node not in self.connections):
+                continue
+            if key in self._openings and self._openings[key].peer != peers[node]:  # it was started anew meanwhile
+                self._openings.pop(key).close()
+            if key not in self._openings and (is_measure or node not in self.connections):
                 sizes = RATE_PROBE_BYTES if is_measure else PROBE_BYTES
                 self._openings[key] = Opening(self._context, peers[node], self.keys, sizes, is_patient=is_measure)
         self._send_controls()
@@ -280,14 +283,15 @@ class LinkService:
         with self.lock:
             waiting, self._unsent = [*self._unsent, *self.controls], []
             self.controls.clear()
+            peers = self.peers
         for node, topic, payload in waiting:
             if node in self.connections:
                 with contextlib.suppress(DeviceLost):
                     self.connections[node].send(FrameKind.CONTROL, {"topic": topic}, (payload,), time.monotonic())
-            elif (node, False) in self._openings or node in self.peers:
+            elif (node, False) in self._openings or node in peers:
                 self._unsent.append((node, topic, payload))
                 if (node, False) not in self._openings:
-                    self._openings[node, False] = Opening(self._context, self.peers[node], self.keys)
+                    self._openings[node, False] = Opening(self._context, peers[node], self.keys)
 
     def _advance_openings(self) -> None:
         for key, opening in list(self._openings.items()):

@@ -183,20 +183,20 @@ class LocalNode:
             if not state.lease.held:
                 state.want_lease()
         self._channel.hurry()
-        is_led = False
+        epoch = 0
         try:
             with self._lock:
                 lease = self.state.lease
                 wait_checking(self._changed, lambda: lease.held or self._is_over, timeout_s, check)
-                is_led = bool(lease.held)
+                epoch = lease.held
         finally:
-            holder = self.state.lease.holder
-            name = names_apart(self.state.members()).get(holder or "", f"node {holder}")
-            if not is_led:  # Ctrl-C, too: it must not come later, when nobody waits for it
-                with self.held() as state:
+            with self.held() as state:
+                holder = state.lease.holder
+                name = names_apart(state.members()).get(holder or "", f"node {holder}")
+                if not epoch:  # Ctrl-C, too: it must not come later, when nobody waits for it
                     state.free_lease()
-        if is_led:
-            return self.state.lease.held
+        if epoch:
+            return epoch
         self._check_open()
         if not self.is_connected:
             raise MeshError(f"mesh: no lease without the broker ({self._why_down})")

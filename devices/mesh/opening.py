@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import logging
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +34,10 @@ from edge_run.devices.members.cluster import (
 from edge_run.devices.members.identity import device_key, make_identity, take_identity
 from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.members.list_file import ListFile
+from edge_run.devices.members.member_list import fitting
 from edge_run.devices.mesh.node import LocalNode
+
+logger = logging.getLogger(__name__)
 
 CONNECT_S = 5.0
 EVERYWHERE = ("0.0.0.0", "::")
@@ -46,7 +51,7 @@ class MeshConfig:
     broker: another address than the cluster's.
     name: what people call this device.
     listen: addresses for the data link; 0.0.0.0: all; empty: those of `edge-run mesh join`, or loopback.
-    port: of the data link; 0: the one after that of `edge-run mesh join`, or any that is free.
+    port: of the data link; 0: the one after that of `edge-run mesh join`, or any that is free, as for a second run.
     is_watching: look on, without being a member.
     connect_s: how long to wait for the broker; 0: not at all.
     """
@@ -76,7 +81,7 @@ def open_mesh(config: MeshConfig, check: Callable[[], None] = go_on) -> LocalNod
     try:
         if cluster.listed is not None:
             cluster = cluster.adopt(cluster.listed, identity.device)
-        name = config.name or socket.gethostname() or identity.node
+        name = fitting(config.name or socket.gethostname() or identity.node)
         told = config.listen or cluster.listen
         if not config.is_watching:
             check_listen(told, config.port or cluster.port)  # a card may have another address than when it was told
@@ -84,7 +89,16 @@ def open_mesh(config: MeshConfig, check: Callable[[], None] = go_on) -> LocalNod
         places = None if config.is_watching else listen
         port = 0 if config.is_watching else config.port or (cluster.port + 1 if cluster.port else 0)
         file = ListFile(config.folder, cluster) if cluster.listed is not None else None
-        node = LocalNode(identity, cluster, name, broker_finder(cluster, identity.device), places, port, file)
+        find = broker_finder(cluster, identity.device)
+        try:
+            node = LocalNode(identity, cluster, name, find, places, port, file)
+        except MeshError as error:
+            if config.port or not port or getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
+                raise
+            logger.warning(
+                "port %d is taken, as by another run: the data link of this one takes any that is free", port
+            )
+            node = LocalNode(identity, cluster, name, find, places, 0, file)
     except BaseException:
         identity.release()
         raise

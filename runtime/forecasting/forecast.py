@@ -34,7 +34,7 @@ from edge_run.tiers.gguf_format import TENSOR_TYPES
 from edge_run.tiers.gguf_header import ArrayValue, TensorInfo
 
 WITH_MOVES = 4.0  # of the CPU time of reading alone: frames are moved, and books kept
-AHEAD_BYTES = 2 * SEGMENT_CHUNKS * CHUNK_BYTES  # a smaller window has no room for a segment beside the one at hand
+AHEAD_BYTES = 2 * SEGMENT_CHUNKS * CHUNK_BYTES  # of two segments of which all streams, and of a window for them
 _MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 _COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
@@ -232,13 +232,21 @@ class PassTimes:
             return max(reading.wall_s, compute_s + taken_s)
         found = self._learned.token if tokens == 1 else self._learned.batch
         busy_s = compute_s + (found.at(reading.n_bytes) if found else taken_s)
-        if not self._plan.expert_bytes and self._plan.window_bytes < min(AHEAD_BYTES, reading.n_bytes):
+        if not self._plan.expert_bytes and not self._reads_ahead(reading.n_bytes):
             return busy_s + reading.wall_s
         if not self._plan.expert_bytes or (self._disk and self._disk.limit):
             return overlapped_s(reading.wall_s, busy_s)
         if tokens == 1:
             return busy_s + self.read_s
         return math.hypot(reading.wall_s, busy_s) if self._bytes.is_ahead(tokens) else busy_s + reading.wall_s
+
+    def _reads_ahead(self, n_bytes: float) -> bool:
+        """Return whether dense weights are read while those before them are used, in a pass that reads `n_bytes`."""
+        plan = self._plan
+        if plan.spilled_kv_bytes:  # keys and values have frames of their own
+            return True
+        of_two = AHEAD_BYTES * min(1.0, n_bytes / max(1, plan.model_bytes))
+        return plan.window_bytes >= min(max(of_two, 2 * CHUNK_BYTES), n_bytes)
 
     def prefill_s(self, tokens: int, micro_batch_tokens: int, is_first: bool) -> float:
         """Return the seconds from a prompt of `tokens` tokens to the first token of its answer.

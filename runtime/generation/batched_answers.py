@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, TierReadError, lacks_room
+from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, TierReadError, lacks_room, system_errors
 from edge_run.base.protocols import Clock
 from edge_run.base.results import Piece, Speculation
 from edge_run.runtime.decoding.decoder import LocalDecoder
@@ -345,7 +345,8 @@ class BatchedAnswers(Closing):
         is_guessed = True
         while is_guessed:
             try:
-                piece = request.answer.choose(found.row)
+                with system_errors("choosing a token"):
+                    piece = request.answer.choose(found.row)
             except EdgeRunError as error:
                 self._forget(number)
                 yield Event(number, error=error)
@@ -365,10 +366,14 @@ class BatchedAnswers(Closing):
     def _end(self, number: int, why: str) -> Event:
         """End a request; return its last piece."""
         speculation = self._guesses.figures_of(number) if self._guesses else self.speculation
-        request = self._forget(number)
-        rest = request.answer.finish()
-        why = "stop" if request.answer.is_stopped else why
-        generation = report(self._engine, self._meter, request.answer, request.course, why, speculation)
+        try:
+            with system_errors("ending an answer"):  # whose figures are read from the system
+                request = self._forget(number)
+                rest = request.answer.finish()
+                why = "stop" if request.answer.is_stopped else why
+                generation = report(self._engine, self._meter, request.answer, request.course, why, speculation)
+        except EdgeRunError as error:
+            return Event(number, error=error)
         if self._n_sequences > 1:
             numerics = replace(generation.numerics, batching=self._engine.shape.batching)
             generation = replace(generation, numerics=numerics)

@@ -15,7 +15,10 @@ Ranges = Sequence[tuple[int, int]]
 _LAST = 0x10FFFF
 _DIGITS: Ranges = [(0x30, 0x39)]
 _WORD: Ranges = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
-_SPACE: Ranges = [(0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x2028, 0x2029), (0xFEFF, 0xFEFF)]
+_SPACE: Ranges = [
+    *((0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)),
+    *((0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
+]
 _CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "b": 0x08}  # `\b` only in brackets
 _ESCAPED = {**{one: name for name, one in _CONTROLS.items()}, 0x22: '"', 0x5C: "\\"}  # in JSON, after a backslash
@@ -99,7 +102,7 @@ class _Reader:
                 self._at += 1
                 character = self._next()
                 last = self._escape(is_in_brackets=True) if character == "\\" else _one(character)
-                if len(last) > 1 or last[0][1] < first[0][0]:
+                if len(last) > 1 or last[0][0] != last[0][1] or last[0][1] < first[0][0]:
                     raise self._refused("range")
                 first = [(first[0][0], last[0][1])]
             ranges += first

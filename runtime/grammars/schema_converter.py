@@ -25,6 +25,10 @@ _OF_OBJECTS = frozenset(("properties", "required", "additionalProperties"))
 _OF_TEXTS = frozenset(("pattern", "minLength", "maxLength"))
 _OF_LISTS = frozenset(("items", "prefixItems", "minItems", "maxItems"))
 _BEYOND_OBJECTS = _OF_VALUES | _OF_TEXTS | _OF_LISTS | {"format", "allOf"}
+_TIGHTER = {
+    **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems"), max),
+    **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems"), min),
+}
 _WORDS = _HAVE_PRECEDENCE | _OF_OBJECTS | _BEYOND_OBJECTS
 
 
@@ -191,11 +195,11 @@ class SchemaConverter:
     def _merged(self, schema: Schema) -> Schema:
         """Return a schema that itself says what the parts of its `allOf` say, as far as a grammar can say it."""
         own = {key: value for key, value in schema.items() if key != "allOf"}
-        parts = [part for part in map(_checked, schema["allOf"]) if _says_something(part)]
         is_object = own.get("type", "object") == "object"
+        parts = [part for part in map(_checked, schema["allOf"]) if not is_object or _says_something(part)]
         if not is_object or not parts or (len(parts) == 1 and own.keys().isdisjoint(("properties", "required"))):
             for part in parts:
-                own |= part
+                own = _both(own, part)
             return self._in_plain_words(own or {"type": "object"})
         properties: dict[str, Any] = {}
         required = list(own.get("required", ()))
@@ -227,6 +231,17 @@ def _checked(schema: Any) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise ConfigError(f"JSON schema: must be an object, as each schema in it; {str(schema)[:80]!r} is none")
     return schema
+
+
+def _both(one: Schema, other: Schema) -> dict[str, Any]:
+    """Return what says both, as far as it can: of two bounds the tighter one, of two enums what they share."""
+    both = {**one, **other}
+    for word, tighter in _TIGHTER.items():
+        if all(type(schema.get(word)) in (int, float) for schema in (one, other)):
+            both[word] = tighter(one[word], other[word])
+    if all(isinstance(schema.get("enum"), list) for schema in (one, other)):
+        both["enum"] = [value for value in one["enum"] if value in other["enum"]]
+    return both
 
 
 def _says_something(part: Schema) -> bool:

@@ -38,7 +38,7 @@ _MOST_ABOUT_BYTES = 1 << 16
 _NOTED = {"format", "library", "path", "file"}  # in ABOUT
 _ROWS_NAME = rf"\d{{6,}}-[0-9a-f]+{re.escape(_ROWS)}"
 _OURS = re.compile(rf"{_ROWS_NAME}|\.(?:{re.escape(ABOUT)}|{_ROWS_NAME})\.[-0-9a-f]+\.part", re.ASCII)  # or a draft
-_LOOK_AGAIN_S = 10.0
+_LOOK_AGAIN_S = 1.0  # others may write there too
 _UNNOTED_S = 3600.0  # after which nobody is about to note whose a folder is
 _OTHERS_S = 7 * 86400.0  # after which nobody uses what another llama.cpp computed
 
@@ -114,21 +114,25 @@ class PromptStore:
 
         needed: files that stay, as what is to be written continues them. Raises RowsVoid where all would be these.
         """
-        if size_bytes > self._most_bytes or size_bytes + LEFT_FREE_BYTES > shutil.disk_usage(self.folder).free:
+        if size_bytes > self._most_bytes:
             return False
+        lacking_bytes = size_bytes + LEFT_FREE_BYTES - shutil.disk_usage(self.folder).free
         is_old = time.monotonic() - self._looked_s > _LOOK_AGAIN_S
-        if is_old or self._known_bytes + size_bytes > self._most_bytes:
+        if is_old or lacking_bytes > 0 or self._known_bytes + size_bytes > self._most_bytes:
             with locked(self.folder / LOCK):
                 files = sorted(_files(*_key_folders(self.folder)), key=lambda file: (file.used_ns, -file.depth))
                 self._known_bytes, self._looked_s = sum(file.size_bytes for file in files), time.monotonic()
                 if size_bytes + sum(file.size_bytes for file in files if file.path in needed) > self._most_bytes:
                     raise RowsVoid  # of this text nothing more has room; others are kept
+                if lacking_bytes > sum(file.size_bytes for file in files if file.path not in needed):
+                    return False  # the others would go in vain
                 for file in files:
-                    if self._known_bytes + size_bytes <= self._most_bytes:
+                    if lacking_bytes <= 0 and self._known_bytes + size_bytes <= self._most_bytes:
                         break
                     if file.path not in needed:
                         file.path.unlink(missing_ok=True)
                         self._known_bytes -= file.size_bytes
+                        lacking_bytes -= file.size_bytes
         self._known_bytes += size_bytes
         return True
 

@@ -87,6 +87,10 @@ def open_mesh_engine(
         )
         stack.callback(slices.close)
         check_width(slices)
+        if config.gpu_memory != 0:
+            options.say("devices of a mesh compute on their processors: --gpu-memory has no effect")
+        if config.packed_file:
+            options.say(f"devices of a mesh read the model itself: --packed {config.packed_file} has no effect")
         if config.mesh_activations == "compact":
             options.say("activations are rounded where a link is slow: tokens may differ from those of one device")
         coordinator = LayerCoordinator(mesh, slices, options.takes_any_numerics, options.say)

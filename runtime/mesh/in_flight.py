@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from edge_run.base.protocols import Logits
 from edge_run.runtime.mesh.device_group import DeviceGroup
@@ -20,11 +21,15 @@ class _Begun:
     command: the batch.
     rows: its logits, where it was computed at once.
     began_s: when it was begun, for the first time or again.
+    took_s: what it took, where it was computed at once.
+    spent: for how long each device computed in it then.
     """
 
     command: Decode
     rows: Logits | None = None
     began_s: float = 0.0
+    took_s: float = 0.0
+    spent: Mapping[str, float] = field(default_factory=dict)
 
 
 class BatchesInFlight:
@@ -64,15 +69,16 @@ class BatchesInFlight:
     def finish(self) -> Logits:
         """Return the logits of the batch that was begun first; whatever this raises, it is in flight then."""
         begun = self._begun[0]
+        is_done = begun.rows is not None
         rows = self.group.finish(self.rates.token_s) if begun.rows is None else begun.rows
         self._begun.popleft()
         now_s = time.monotonic()
-        seconds = now_s - begun.began_s
+        seconds = begun.took_s if is_done else now_s - begun.began_s
         self.log.finished(begun.command, seconds)
         if self.group.is_split:
             self.rates.note_shared(len(rows), now_s)
         else:
-            self.rates.note(len(begun.command.batch), seconds, self.group.spent, self.group.hops)
+            self.rates.note(len(begun.command.batch), seconds, begun.spent, self.group.hops)
         return rows
 
     def forget(self, command: Decode) -> None:
@@ -119,5 +125,6 @@ class BatchesInFlight:
             self.group.begin(begun.command, is_again=is_again)
             return
         rows = self.group.perform(begun.command, self.rates.token_s, is_again=is_again)
+        begun.took_s, begun.spent = time.monotonic() - begun.began_s, self.group.spent
         assert rows is not None, "a batch has logits, or none of its tokens wants any"
         begun.rows = rows if self.most == 1 else rows.copy()  # others may be computed before it is finished

@@ -105,7 +105,8 @@ def _weighed(
     plan = planner.plan()
     there = replace(plan, streamed_bytes_per_pass=read_bytes_at(plan, n_tokens))
     profile = profile and _with_attention(profile, speeds, attention.by_type[PLAIN])
-    cost_s = text_s(prepared, there, n_tokens, planner.known.micro_batch_tokens, profile, speeds)
+    n_texts = max(1, prepared.config.sequences)  # where nobody said how many, it may be another number for each type
+    cost_s = text_s(prepared, there, n_tokens, planner.known.micro_batch_tokens, profile, speeds) / n_texts
     return Weighed(config.kv_type, prepared, there, cost_s, LEAST_GAINS[config.kv_type])
 
 

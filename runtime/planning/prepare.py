@@ -16,8 +16,9 @@ from edge_run.base.profile import DeviceProfile
 from edge_run.base.units import round_down
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import charges_reserved, default_budget_bytes
-from edge_run.partition.parallel import LEAST_GAIN, NUMBERS
+from edge_run.partition.parallel import LEAST_GAIN
 from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL, Abreast
+from edge_run.runtime.forecasting.forecast import AHEAD_BYTES
 from edge_run.runtime.graph.repackable import kind_of, tensors_of
 from edge_run.runtime.inspection.cache import inspect
 from edge_run.runtime.inspection.draft_file import DraftFile
@@ -126,28 +127,50 @@ def _for_as_many_as_pay(opening: _Opening, config: ModelConfig) -> Prepared:
     """Return the model prepared for as many answers at once as make the most tokens a second, as far as that is known.
 
     What the usual number leaves in memory says how many that might be. More are taken only where their own plan is
-    faster too, has room for the texts of all, and need not narrow the window, through which weights are read ahead.
+    faster too, and where they do with the same context.
     """
     try:
         usual = _shaped(opening, replace(config, sequences=USUAL_PARALLEL))
         hoped = _abreast(usual)
-    except BudgetError:  # which may suffice for one
-        return _shaped(opening, replace(config, sequences=1))
+    except BudgetError:  # which may suffice for fewer
+        return _for_fewer(opening, config)
     number = hoped.best if hoped else USUAL_PARALLEL
-    more = [n for n in sorted({number, *NUMBERS}, reverse=True) if USUAL_PARALLEL < n <= number]
-    for n in more or [number]:
-        if n != USUAL_PARALLEL:
-            with contextlib.suppress(BudgetError):  # which suffices for the usual number
-                found = _shaped(opening, replace(config, sequences=n))
-                if not more or _is_faster(found, usual):
-                    return found
+    with contextlib.suppress(BudgetError):  # which suffices for the usual number
+        if number < USUAL_PARALLEL:
+            return _shaped(opening, replace(config, sequences=number))
+    context_tokens = usual.wanted_context_tokens or usual.config.context_tokens
+    while number > USUAL_PARALLEL:
+        with contextlib.suppress(BudgetError):
+            found = _shaped(opening, replace(config, sequences=number, context_tokens=context_tokens))
+            if _is_faster(found, usual):
+                return found
+        number //= 2
     return usual
 
 
+def _for_fewer(opening: _Opening, config: ModelConfig) -> Prepared:
+    """Return the model prepared for fewer answers than usual: as many as have room and pay. Raises BudgetError."""
+    one = _shaped(opening, replace(config, sequences=1))  # before others, so that a hopeless budget is refused at once
+    for number in (8, 4, 2):
+        with contextlib.suppress(BudgetError):
+            found = _shaped(opening, replace(config, sequences=number))
+            hoped = _abreast(found)
+            has_room = found.known and found.known.context_tokens >= number * config.request_tokens
+            if has_room and (hoped is None or hoped.best >= number):
+                return found
+    return one
+
+
 def _is_faster(more: Prepared, usual: Prepared) -> bool:
-    """Return whether more answers at once make more tokens a second under their own plan, with room for all."""
+    """Return whether more answers at once make more tokens a second under their own plan.
+
+    It must have room for the texts of all, and for each text that has room beside the usual number, and a window to
+    read ahead through, with a margin: how much of the budget a run has is known once it is open.
+    """
     number, plans = more.config.sequences, [Planner(prepared).plan() for prepared in (more, usual)]
-    if plans[0].window_bytes < plans[1].window_bytes or plans[0].context_tokens < number * more.config.request_tokens:
+    least_tokens = max(plans[1].context_tokens, number * more.config.request_tokens)
+    least_bytes = min(plans[1].window_bytes, 2 * AHEAD_BYTES)
+    if plans[0].window_bytes < least_bytes or plans[0].context_tokens < least_tokens:
         return False
     speeds = [one.tokens_per_s(prepared.config.sequences) for prepared in (more, usual) if (one := _abreast(prepared))]
     return len(speeds) == 2 and speeds[0] >= LEAST_GAIN * speeds[1]

@@ -337,15 +337,15 @@ class Scheduler:
         answers = [_part(request, 1) for request in running if not self._is_prompt(request)]
         if not self._rules.has_equal_parts:
             return answers + self._share(prompts, len(answers))
-        self._reads_prompt_next = bool(prompts) and (self._reads_prompt_next or not answers)
-        if not self._reads_prompt_next:
-            self._reads_prompt_next = True
+        reads_prompt = bool(prompts) and (self._reads_prompt_next or not answers)
+        self._reads_prompt_next = not reads_prompt
+        if not reads_prompt:
             return sorted(answers, key=lambda part: part.sequence)
-        self._reads_prompt_next = False
-        width = self._widths.most_tokens
-        if not self._rules.is_exact:
-            width = min(width, self._widths.with_prompts(len(answers), are_few=self._are_answers_few()))
-        return [_part(prompts[0], width - (self._rules.is_exact and prompts[0].n_left == width + 1))]
+        first, width = prompts[0], self._widths.most_tokens
+        if self._rules.is_exact:  # what was said since is computed again as it was, token by token
+            n_left = first.n_prompt - first.n_held
+            return [_part(first, min(n_left, width) - (n_left == width + 1))]
+        return [_part(first, min(width, self._widths.with_prompts(len(answers), are_few=self._are_answers_few())))]
 
     def _is_prompt(self, request: _Request) -> bool:
         return request.n_left > 1 and (not self._rules.is_exact or request.n_held < request.n_prompt)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
+import anyio.to_thread
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -212,9 +213,15 @@ class AnswerResponse:
         if self._is_stream:
             sender.send_nowait(_Opening(opening))
         outcomes = await generate(served.answering, job, take, count)
+        if self._is_stream:
+            written = self._form.end(outcomes)
+        elif job.sampling.top_logprobs is None:
+            written = self._form.whole(outcomes)
+        else:  # which takes a second for as many as may be told of
+            written = await anyio.to_thread.run_sync(self._form.whole, outcomes)
         for outcome in outcomes:
             counts.answer(outcome.generation, outcome.finish)
-        sender.send_nowait(_Last(self._form.end(outcomes) if self._is_stream else self._form.whole(outcomes)))
+        sender.send_nowait(_Last(written))
 
     async def _write_whole(self, send: Send, receiver: MemoryObjectReceiveStream[_Item]) -> None:
         item = await receiver.receive()

@@ -140,14 +140,17 @@ def sampling_of(
     """
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     said: dict[str, Any] = {
-        "seed": None if seed is None or seed == -1 else seed % _SEEDS,
+        "seed": None if seed is None else seed % _SEEDS,
         "stop": tuple(text for text in stops if text) or None,  # clients that mean none send an empty one
         "top_k": None if top_k is None else max(0, top_k),
         "top_p": None if top_p is None else max(_LEAST_TOP_P, top_p),
         **{name: value or None if name in ("grammar", "json_schema") else value for name, value in given.items()},
     }
+    chosen = {name: value for name, value in said.items() if value is not None}
+    if seed == -1:
+        chosen["seed"] = None
     try:
-        return dataclasses.replace(defaults, **{name: value for name, value in said.items() if value is not None})
+        return dataclasses.replace(defaults, **chosen)
     except ConfigError as error:
         raise Refusal(400, str(error)) from None
 

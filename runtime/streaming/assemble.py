@@ -118,8 +118,9 @@ def _in_order(
     grant(plan)
     lookups = memory.lookups(ranges)
     order = [chunk for segment in segments for chunk in segment.acquire]
-    states = Residency(address_space.n_chunks, order, residency.pinned, residency.n_frames)
     run_chunks = LONG_RUN if residency.by_stage_visits else MAX_READ_CHUNKS
+    most_early = 2 * terms.readers * run_chunks
+    states = Residency(address_space.n_chunks, order, residency.pinned, residency.n_frames, most_early)
     weights = memory.weights(states, run_chunks)
     weights.start()
     if not residency.n_frames:  # nothing ever leaves, so no pass need stop for it

@@ -12,6 +12,7 @@ import pytest
 from at_once import OPTIONS
 from edge_run import Model, inflate
 from edge_run.base.units import MIB
+from edge_run.runtime.processes import cell
 from json_grammars import Takes, with_vocabulary
 from kit_models import KIT
 from program import Result, fresh_environment, run_anew, run_program
@@ -125,3 +126,11 @@ def takes() -> Iterator[Takes]:
     """Return whether a grammar of a JSON schema takes a text as a whole answer."""
     with with_vocabulary() as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def traced_here() -> Iterator[None]:
+    """Trace networks of ours in this process; that strangers' have one of their own tests `test_split_inspect.py`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cell, "_why_here", lambda: "these networks are no stranger's")
+        yield

@@ -74,6 +74,13 @@ def test_each_pattern_fits_something(takes: Takes) -> None:
         assert any(takes({"type": "string", "pattern": f"^{pattern}$"}, written(text)) for text in texts), pattern
 
 
+def test_white_space_is_that_of_any_language(takes: Takes) -> None:
+    for letter in "\u1680\u2003\u202f\u205f\u3000":
+        assert takes({"type": "string", "pattern": r"^\s$"}, f'"{letter}"')
+        for pattern in (r"^\S$", r"^[^\s]$"):
+            assert not takes({"type": "string", "pattern": pattern}, f'"{letter}"')
+
+
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -83,6 +90,8 @@ def test_each_pattern_fits_something(takes: Takes) -> None:
         "^(?=a)b$",
         r"^(a)\1$",
         "^[b-a]$",
+        r"^[+-\d]$",
+        r"^[ -\d]$",
         "^[$",
         "^a\\$",
         "^*a$",

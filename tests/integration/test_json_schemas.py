@@ -68,6 +68,17 @@ COLOURS = {"Colour": COLOUR, "Point": POINT}
         (object_of(COLOURS, p={"allOf": [{"$ref": "#/$defs/Point"}]}), [{"p": {"x": 1}}], [{"p": {}}, {"p": {"x": 3}}]),
         (object_of(c={"type": "string", "allOf": [{"pattern": "^[ab]$"}]}), [{"c": "a"}], [{"c": "c"}, {"c": {}}]),
         (object_of(c={"allOf": [{"allOf": [COLOUR]}, {"description": "d"}]}), [{"c": "red"}], [{"c": {}}]),
+        (
+            object_of(c={"type": "integer", "allOf": [{"minimum": 1}, {"minimum": 0, "maximum": 3}]}),
+            [{"c": 1}, {"c": 3}],
+            [{"c": 0}, {"c": 4}],
+        ),
+        (object_of(c={"type": "string", "maxLength": 2, "allOf": [{"maxLength": 3}]}), [{"c": "ab"}], [{"c": "abc"}]),
+        (
+            object_of(c={"type": "string", "allOf": [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}]}),
+            [{"c": "b"}],
+            [{"c": "a"}, {"c": "c"}],
+        ),
         # one that inherits: properties beside allOf, and one level further
         (
             {**object_of(COLOURS, y={"enum": [3]}), "allOf": [{"$ref": "#/$defs/Point"}]},
@@ -108,10 +119,10 @@ def test_definitions_that_double_at_each_reference_are_refused_at_once(way: str)
     to_next: Any = WAYS_TO_NEXT[way]
     definitions = {f"d{n}": to_next({"$ref": f"#/$defs/d{n + 1}"}) for n in range(40)}
     schema = {"$defs": {**definitions, "d40": POINT}, **to_next({"$ref": "#/$defs/d0"})}
-    began_s = time.monotonic()
+    began_s = time.process_time()
     with pytest.raises(ConfigError, match=r"^JSON schema: consists of more than 20,000 schemas, .*; simplify it$"):
         schema_grammar(json.dumps(schema))
-    assert time.monotonic() - began_s < 1.0
+    assert time.process_time() - began_s < 20, "there are 2 to the power of 40"
 
 
 @pytest.mark.parametrize("part", [{"type": "string"}, {"items": {"type": "string"}}, {"enum": [1]}])

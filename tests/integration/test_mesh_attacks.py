@@ -209,15 +209,21 @@ def test_an_epoch_that_cannot_be_keeps_nobody_from_leading(table: Table, kind: s
 def test_the_doctor_names_who_says_epochs_that_cannot_be(table: Table) -> None:
     rogue = table.open("rogue")
 
-    def lie() -> None:
-        with rogue.held() as state:
-            state._send("lease", {"state": "free"}, epoch=MOST_NUMBER - 1)
+    is_over = threading.Event()
 
-    soon = threading.Timer(1.0, lie)
-    soon.start()
+    def lie() -> None:
+        while not is_over.wait(0.2):
+            with rogue.held() as state:
+                state._send("lease", {"state": "free"}, epoch=MOST_NUMBER - 1)
+
+    liar = threading.Thread(target=lie)
+    liar.start()
     write_cluster(table.folder / "own", table.cluster)
-    report = examine(table.folder / "own", "0", listen_s=2.0)
-    soon.join()
+    try:
+        report = examine(table.folder / "own", "0", listen_s=2.0)
+    finally:
+        is_over.set()
+        liar.join()
     found = next(one for one in report.findings if one.topic == "lease")
     assert found.finding.startswith("rogue: says epoch")
     assert f"says epoch {MOST_NUMBER - 1}" in found.finding

@@ -66,6 +66,15 @@ def test_where_data_links_listen_is_remembered(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", port), 5).close()
         with contextlib.closing(open_mesh(MeshConfig(device.mesh_folder))) as run:
             assert run.places == (f"tcp://127.0.0.1:{port + 1}",)
+            with contextlib.closing(open_mesh(MeshConfig(device.mesh_folder, name="a\tb" + 300 * "x"))) as second:
+                assert second.places != run.places, "two at once, where the port is not asked for"
+                is_seen = lambda: any(one.name.startswith("a?bxx") for one in run.members())  # noqa: E731
+                end_s = time.monotonic() + 20
+                while not is_seen():
+                    assert time.monotonic() < end_s, "who has a name that others refuse is not there"
+                    time.sleep(0.05)
+            with pytest.raises(MeshError, match="cannot listen"):
+                open_mesh(MeshConfig(device.mesh_folder, port=port + 1))
             device.run("status")  # which only looks, at no port of its own
         joiner = Device(tmp_path / "two")
         joiner.run("join", line, "--listen", "127.0.0.1", "--port", "7", code=2)  # a port of systems' services

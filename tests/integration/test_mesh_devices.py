@@ -84,7 +84,7 @@ def test_a_worker_that_reads_its_weights_in_the_first_passes_is_waited_for(folde
 
         def read(source: str, target: str, header: Document) -> None:
             if source == "b" and header["kind"] == "activation" and next(spent) in (2, 9):
-                time.sleep(3.0)
+                time.sleep(2.0)
 
         run.hub.on_send = read
         assert greedy(run.engine) == wanted

@@ -186,11 +186,11 @@ def test_a_worker_that_dies_or_freezes_in_a_conversation(table: Table, how: sign
     started = time.monotonic()
     process.send_signal(how)
     with pytest.raises(DeviceLost) as caught:
-        a.link.receive(timeout_s=6)
-    assert time.monotonic() - started < 3.0
+        a.link.receive(timeout_s=20)
+    assert time.monotonic() - started < 12.0
     assert caught.value.node == node
     lost = event_of(a, Lost)
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 20.0, "nobody leads for 32 s"
     assert isinstance(lost, Lost)
     assert lost.node == node
     if how is signal.SIGSTOP:

@@ -174,6 +174,28 @@ def test_stop_and_answer_anew(page: Page, double: Served) -> None:
     assert page.js("return document.activeElement.id") == "text"
 
 
+def test_a_reload_before_another_answer_begins_leaves_the_one_that_was_there(page: Page) -> None:
+    page.say("hello")
+    page.finished()
+    page.js("window.fetch = () => new Promise(() => {})")
+    page.one("article:last-child .again").click()
+    page.driver.refresh()
+    assert page.text("article:last-child .text") == "hello"
+
+
+def test_keys_of_an_input_method_are_not_the_pages(page: Page) -> None:
+    press = "document.querySelector('#text').dispatchEvent(new KeyboardEvent('keydown', {bubbles: true, %s}))"
+    page.say(COUNT)
+    page.sees("article:last-child .text", "0 1")
+    page.js(press % "key: 'Escape', isComposing: true")
+    assert page.one("#stop").is_displayed(), "Escape leaves a candidate"
+    page.one("#stop").click()
+    page.sees("article:last-child .state", "Stopped")
+    page.js("document.querySelector('#text').value = 'ka'")
+    page.js(press % "key: 'Enter', keyCode: 229")
+    assert page.js("return document.querySelectorAll('article').length") == 2, "Enter takes one"
+
+
 def test_the_focus_stays_on_a_button(page: Page) -> None:
     """The page asks the server once a second, and draws what changed."""
     page.say(COUNT)

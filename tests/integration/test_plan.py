@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import edge_run
-from bench_samples import PROFILE
+from bench_samples import PLAN, PROFILE
 from edge_run import BudgetError, ConfigError, Model
 from edge_run.base.profile import RepackedSpeed
 from edge_run.base.results import Progress
@@ -21,7 +21,7 @@ from edge_run.base.units import GIB, MIB
 from edge_run.cli.reports import forecasts
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.terminal import Terminal
-from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL
+from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL, Abreast
 from edge_run.runtime.forecasting.forecast import pass_work
 from edge_run.runtime.planning import planner as planner_module
 from edge_run.runtime.planning import prepare
@@ -134,18 +134,45 @@ def test_as_many_at_once_as_make_the_most_tokens(grown: Path, tmp_path: Path, mo
 def test_more_at_once_need_room_for_their_texts_and_a_window_as_wide(
     grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int, context_tokens: int, chosen: int
 ) -> None:
-    class Hoped:
-        """More are always faster."""
-
-        best = 24
-
-        def tokens_per_s(self, number: int) -> float:
-            return number
-
-    monkeypatch.setattr(prepare, "_abreast", lambda prepared: Hoped())
+    hoped = Abreast(replace(PLAN, micro_batch_tokens=64), lambda *of_pass: 1.0, 0, most=24, request_tokens=16)
+    assert hoped.best == 24
+    monkeypatch.setattr(prepare, "_abreast", lambda prepared: hoped)
     options = {**OPTIONS, "micro_batch_tokens": 64, "context_tokens": context_tokens, "request_tokens": 16}
     config = edge_run.ModelConfig(memory=budget * MIB, sequences=0, cache_folder=tmp_path, **options)
     assert planner(grown, config).config.sequences == chosen
+
+
+def test_more_at_once_do_not_shorten_a_context_that_nobody_asked_for(
+    grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that has room beside the usual number may be longer than what requests usually have."""
+    hoped = Abreast(replace(PLAN, micro_batch_tokens=64), lambda *of_pass: 1.0, 0, most=24, request_tokens=16)
+    assert hoped.best == 24
+    monkeypatch.setattr(prepare, "_abreast", lambda prepared: hoped)
+    monkeypatch.setattr(
+        prepare._Opening, "_usual_tokens", lambda opening, asked: 2048 if asked.sequences <= USUAL_PARALLEL else 1024
+    )
+    options = {**OPTIONS, "micro_batch_tokens": 64, "context_tokens": None, "request_tokens": 16}
+    config = edge_run.ModelConfig(memory="160MiB", sequences=0, cache_folder=tmp_path, **options)
+    found = planner(grown, config)
+    assert (found.config.sequences, found.known.context_tokens) == (24, 2048)
+
+
+def test_a_budget_that_does_not_suffice_for_the_usual_number_is_for_fewer(
+    grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_real = prepare._Opening.prepare
+
+    def refuse(opening: prepare._Opening, asked: edge_run.ModelConfig) -> prepare.Prepared:
+        if asked.sequences > 8:
+            raise BudgetError("memory budget: too small for so many")
+        return prepare_real(opening, asked)
+
+    monkeypatch.setattr(prepare._Opening, "prepare", refuse)
+    config = edge_run.ModelConfig(memory="160MiB", sequences=0, cache_folder=tmp_path, request_tokens=16, **OPTIONS)
+    assert planner(grown, config).config.sequences == 8
+    long = replace(config, request_tokens=128)
+    assert planner(grown, long).config.sequences == 2, "as many as have room for their texts"
 
 
 def test_a_budget_that_does_not_suffice_for_many_answers_is_for_one(

@@ -142,9 +142,11 @@ def test_a_pass_that_ends_between_slices_leaves_nothing_behind(name: str, share:
             n_errors += 1
         saboteur.set(-(10**9))
         assert np.array_equal(decode_anew(engine), wanted)
-    started_s = time.monotonic()
-    decode_anew(engine)
-    whole_s = time.monotonic() - started_s
+    whole_s = float("inf")
+    for _ in range(3):
+        started_s = time.monotonic()
+        decode_anew(engine)
+        whole_s = min(whole_s, time.monotonic() - started_s)
     for moment in range(10):
         timer = threading.Timer(whole_s * moment / 10, engine.interrupt.cancel)
         timer.start()

@@ -22,6 +22,7 @@ from edge_run.runtime.split.patches import patch_network
 from program import run_program
 from vision_models import residual_network, weight
 
+pytestmark = pytest.mark.usefixtures("traced_here")
 windows = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2), st.integers(0, 2))
 
 

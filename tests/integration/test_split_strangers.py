@@ -182,13 +182,13 @@ def test_an_image_made_to_take_memory_is_refused_before_it_is_decoded(head: Path
 def test_a_device_that_has_nothing_to_ask_keeps_its_connections(head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_connection, "STAY_S", 0.2)
     with (
-        serving(head, silence_s=1.0) as server,
+        serving(head, silence_s=3.0) as server,
         SplitModel(head, f"127.0.0.1:{server.port}", mode="code 1", threads=1, deadline_s=20) as model,
     ):
-        for pause_s in (0.0, 2.5):  # no frame: the connection of the frames
+        for pause_s in (0.0, 4.0):  # no frame: the connection of the frames
             time.sleep(pause_s)
             assert model.run(make_pixels(1)[0]).report.mode == "code 1"
-        end_s = time.monotonic() + 2.5  # many frames: the connection of the probes
+        end_s = time.monotonic() + 4.0  # many frames: the connection of the probes
         while time.monotonic() < end_s:
             assert model.run(make_pixels(1)[0]).report.mode == "code 1"
         assert model.stats.server_losses == 0

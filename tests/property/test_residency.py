@@ -61,7 +61,8 @@ class ResidencyMachine(RuleBasedStateMachine):
         largest = max(sum(c not in pinned for c in segment) for segment in self.segments)
         n_frames = data.draw(st.integers(largest, max(largest, len(self.movable))), "frames")
         self.n_frames = n_frames
-        self.residency = Residency(n_chunks, order_of(self.segments), pinned, n_frames)
+        most_early = data.draw(st.integers(0, 8), "early")
+        self.residency = Residency(n_chunks, order_of(self.segments), pinned, n_frames, most_early)
         self.memory = Memory(pinned, n_frames)
         self.n_chunks = n_chunks
         self.held: set[int] = set()
@@ -364,3 +365,37 @@ def test_too_few_frames_are_noticed_and_what_was_held_stays_held() -> None:
     assert not residency.is_stuck
     residency.check()
     assert {residency.state(chunk) for chunk in (0, 1)} == {ChunkState.HELD}
+
+
+def test_while_nothing_else_is_read_pinned_chunks_come_before_their_turn() -> None:
+    """As after opening: the one frame is full, and no pass has begun."""
+    residency = Residency(8, range(8), (2, 4, 5, 6, 7), 1, most_early=2)
+    reads = [load.chunk for load in residency.pump()]
+    assert reads == [0], "and nothing beside it"
+    for chunk in (0, 2, 4, 5, 6, 7):
+        assert reads.pop(0) == chunk
+        reads += [load.chunk for load in residency.loaded(chunk)]
+        residency.check()
+    assert reads == []
+    assert not residency.acquire([0])
+    residency.release([0])
+    assert {chunk for chunk in range(8) if residency.state(chunk) == ChunkState.PINNED} == {2, 4, 5, 6, 7}
+
+
+def test_a_chunk_whose_early_read_failed_is_read_in_its_turn() -> None:
+    residency = Residency(4, range(4), (2, 3), 1, most_early=1)
+    assert [load.chunk for load in residency.pump()] == [0]
+    assert [load.chunk for load in residency.loaded(0)] == [2]
+    assert residency.failed(2) == (False, [])
+    residency.check()
+    assert [load.chunk for load in residency.pump()] == [3], "it is not tried again before that"
+    residency.loaded(3)
+    residency.acquire([0])
+    assert [load.chunk for load in residency.release([0])] == [1, 2]
+
+
+def test_who_waits_is_not_held_up_by_early_reads() -> None:
+    residency = Residency(6, range(6), (2, 3, 4, 5), 2, most_early=4)
+    residency.acquire([0, 1])
+    assert not residency.loaded(0), "somebody waits for another"
+    assert [load.chunk for load in residency.loaded(1)] == [2, 3, 4, 5]

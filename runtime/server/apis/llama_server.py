@@ -187,10 +187,11 @@ async def slots(service: Service, request: Request) -> Response:
     """
     if (served := service.open) is None:
         return json_response([])
-    n_running, n_ctx, n_slots = service.admission.n_running, served.model.context_tokens, served.model.most_parallel
-    if request.query_params.get("fail_on_no_slot") and n_running >= n_slots:
+    n_busy = service.admission.n_running + service.admission.n_waiting  # whose prompt is read has a slot too
+    n_ctx, n_slots = served.model.context_tokens, served.model.most_parallel
+    if request.query_params.get("fail_on_no_slot") and n_busy >= n_slots:
         raise Refusal(503, "no slot available", kind="unavailable_error")
-    return json_response([{"id": n, "n_ctx": n_ctx, "is_processing": n < n_running} for n in range(n_slots)])
+    return json_response([{"id": n, "n_ctx": n_ctx, "is_processing": n < n_busy} for n in range(n_slots)])
 
 
 class NativeCompletionForm:

@@ -13,7 +13,7 @@ export const SETTINGS = [
   ["seed", "Seed", { min: 0, max: 4294967294, step: 1 }],
 ];
 
-// How an answer stands that is not complete. One that is open and that nobody generates was cut off by a reload.
+// How an incomplete answer stands. One that is open and that nobody generates was cut off by a reload.
 export const OPEN = "open", STOPPED = "stopped", GONE = "gone", REFUSED = "refused";
 
 /**

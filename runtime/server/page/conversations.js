@@ -1,4 +1,4 @@
-// Conversations in the browser's storage, each under a key of its own, so that two tabs do not overwrite each other's.
+// Conversations in the browser's storage, each under its own key: two tabs do not overwrite each other's.
 
 const PREFIX = "edge-run/chat/";
 const CURRENT = "edge-run/current"; // of this tab

@@ -1,4 +1,4 @@
-// Elements made by hand. Text goes in as text only: nothing here, or anywhere on the page, parses markup.
+// Elements made by hand. Text goes in as text only: nothing on the page parses markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -22,7 +22,7 @@ export class Machine {
   constructor(place) {
     this.samples = [];
     this.rows = {};
-    this.names = new Map(); // of the devices that computed layers since the page was opened
+    this.names = new Map(); // of devices that computed layers since the page was opened
     this.bar = svg("svg", { class: "memory", role: "img", viewBox: "0 0 1000 20", preserveAspectRatio: "none" });
     this.holders = el("dl");
     this.drive = new Chart("Read from the drive in the last minute");

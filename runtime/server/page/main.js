@@ -13,10 +13,10 @@ const on = (id, kind, act) => at(id).addEventListener(kind, act);
 const chat = new Chat(at("log"), at("said"), () => answerAnew());
 const machine = new Machine(at("machine"));
 let conversation = kept.current();
-let running = null; // { conversation, answer, abort }, of the answer that is being generated
-let isChat = true; // whether the model has a chat template
-let isThere = true; // whether the server is
-let isLeaving = false; // whether the page is about to go, which ends its requests first
+let running = null; // { conversation, answer, before, abort }, of the answer that is being generated
+let isChat = true; // the model has a chat template
+let isThere = true; // the server is
+let isLeaving = false; // the page is about to go, which ends its requests
 let status = null;
 
 function open(found) {
@@ -88,7 +88,7 @@ function send(event) {
 /** before: a kept answer, which stays if nothing comes. */
 async function answer(before) {
   const reply = { role: "assistant", content: "" };
-  const answering = { conversation, answer: reply, abort: new AbortController() };
+  const answering = { conversation, answer: reply, before, abort: new AbortController() };
   running = answering;
   conversation.messages.push(reply);
   const shown = () => conversation === answering.conversation;
@@ -107,7 +107,7 @@ async function answer(before) {
   };
   chat.add(reply, reply);
   drawButtons();
-  keep(conversation);
+  if (!before) keep(conversation);
   drawList();
   await generate(answering.conversation, reply, asked()?.name, isChat, answering.abort.signal, changed);
   clearTimeout(saved);
@@ -145,7 +145,8 @@ function keep(one) {
 
 /** Keep what is answered, unless it was deleted meanwhile. */
 function keepAnswer() {
-  const one = running?.conversation;
+  const { conversation: one, answer, before } = running ?? {};
+  if (before && !answer.content) return;
   if (one && (!one.changed || kept.load(one.id))) keep(one);
 }
 
@@ -287,11 +288,11 @@ function fit() {
 }
 
 on("text", "input", fit);
-on("text", "keydown", (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event));
+on("text", "keydown", (event) => event.key === "Enter" && !event.shiftKey && event.keyCode !== 229 && send(event));
 on("composer", "submit", send);
 on("stop", "click", stop);
 addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+  if (event.key !== "Escape" || event.isComposing || document.querySelector("dialog[open]")) return;
   const open = SIDES.find(isOpen);
   closeSides();
   if (open) at(open[0]).focus();

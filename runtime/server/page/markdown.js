@@ -1,4 +1,4 @@
-// Markdown as models write it, to elements. Nothing is parsed as markup, and nothing is loaded: an image is its link.
+// Models' Markdown, to elements. Nothing is loaded: an image is its link.
 
 import { copyButton, el } from "./dom.js";
 

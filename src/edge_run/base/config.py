@@ -77,8 +77,9 @@ class ModelConfig:
     It is over 200 lines because what each setting means, and which exclude each other, is said in one place.
 
     memory: budget for the whole process, bytes or text (`4GiB`); None is what is available less a margin.
-    gpu_memory: budget of a GPU's memory, for weights, keys and values, and buffers there; 0 leaves it out, as long as
-        no real GPU was tried; None is what is free less a margin, and nothing where the processor plays the GPU.
+    gpu_memory: budget of a GPU's memory, for weights, keys and values, and buffers there; 0, the default, leaves it
+        out, as nothing is lent to weights beside a GPU; None is what is free less a margin, and nothing where the
+        processor plays the GPU.
     op_offload: whether passes of many tokens are computed on the GPU whole, with weights in DRAM copied to it for each;
         None: where it has memory of its own.
     context_tokens: length of the context; None is the model's own, as far as that costs nothing, and at

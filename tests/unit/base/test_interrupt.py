@@ -125,8 +125,10 @@ def test_ctrl_c_that_comes_while_an_error_leaves_the_block_is_raised_once(monkey
     assert not interrupt.is_set
 
 
-def pressed_while_joining(n_times: int, work: Callable[[], object], n_threads: int = 1) -> list[JoinedThread]:
-    """Join threads at `work` while Ctrl-C is pressed so often: KeyboardInterrupt must come."""
+def pressed_while_joining(
+    n_times: int, work: Callable[[], object], n_threads: int = 1, pressed: Callable[[], object] = lambda: None
+) -> list[JoinedThread]:
+    """Join threads at `work` while Ctrl-C is pressed so often, then call `pressed`: KeyboardInterrupt must come."""
     main = threading.main_thread().ident
     assert main is not None
     threads = [JoinedThread(work, f"worker {number}") for number in range(n_threads)]
@@ -135,25 +137,31 @@ def pressed_while_joining(n_times: int, work: Callable[[], object], n_threads: i
         for _ in range(n_times):
             time.sleep(0.05)
             signal.pthread_kill(main, signal.SIGINT)
+        pressed()
 
     for thread in threads:
         thread.start()
     presser = threading.Thread(target=press_often)
-    presser.start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def join_pressed() -> None:
+        presser.start()
         join_all(threads)
+
+    with pytest.raises(KeyboardInterrupt):
+        join_pressed()
     presser.join()
     return threads
 
 
 def test_ctrl_c_waits_until_the_threads_have_ended() -> None:
-    done = list[bool]()
+    done, pressed = list[bool](), threading.Event()
 
     def work() -> None:
-        time.sleep(0.4)
+        assert pressed.wait(60)
+        time.sleep(0.2)
         done.append(True)
 
-    threads = pressed_while_joining(2, work, n_threads=3)
+    threads = pressed_while_joining(2, work, n_threads=3, pressed=pressed.set)
     assert done == 3 * [True]
     assert not any(thread.is_alive() for thread in threads)
 

@@ -301,3 +301,5 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_read_from(
 def test_a_list_of_models_that_is_none_names_none(odd: object) -> None:
     assert _model_names(odd) == []
     assert _model_names({"data": [{"id": "a"}, odd, {"id": "b"}]}) == ["a", "b"]
+    loaded = {"id": "b", "status": {"value": "loaded"}}
+    assert _model_names({"data": [{"id": "a", "status": {"value": "unloaded"}}, loaded]}) == ["b", "a"]

@@ -86,10 +86,16 @@ def _chat_with_server(
 
 
 def _model_names(document: Any) -> list[str]:
-    """Return the names of models in a server's list of them, whatever else it is."""
+    """Return the names of models in a server's list of them, whatever else it is: first those that are open."""
     listed = document.get("data") if isinstance(document, dict) else None
-    names = [one.get("id") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    return [name for name in names if isinstance(name, str)]
+    found = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    found.sort(key=lambda one: not _is_loaded(one))  # edge-run has one open at a time, which others may be using
+    return [name for one in found if isinstance(name := one.get("id"), str)]
+
+
+def _is_loaded(model: dict[str, Any]) -> bool:
+    status = model.get("status")
+    return isinstance(status, dict) and status.get("value") == "loaded"
 
 
 def prompt_folder(context: click.Context, values: dict[str, Any]) -> Path:

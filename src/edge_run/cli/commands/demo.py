@@ -57,7 +57,7 @@ COMPARED_TOKENS = 6
     "--memory",
     callback=size_option,
     metavar="SIZE",
-    help="The budget; with --model half its weights, or what it needs at least.  [default: 224MiB]",
+    help="The budget; with --model half its weights, or a tenth more than it needs.  [default: 224MiB]",
 )
 @click.option("-n", "--predict", type=click.IntRange(1), default=24, metavar="N", help="Tokens.  [default: 24]")
 @click.option("--mmap/--no-mmap", "has_mmap", default=True, help="Run llama.cpp's mmap beside it.")
@@ -78,7 +78,7 @@ def demo(
 
     The model that comes with edge-run is grown, on your disk, and streamed from there inside a budget that it does not
     fit; or, with --model, one of yours. As root, or in a session with memory control groups of its own, mmap then runs
-    with as much memory. Nothing is left behind.
+    with as much memory. The grown model is removed, unless you --keep it.
     """
     if own_model and (size or keep):
         raise ConfigError("--model: is used as it is; leave out --size and --keep, which are for the bundled model")

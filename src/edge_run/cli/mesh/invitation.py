@@ -41,8 +41,13 @@ def show_invitation(terminal: Terminal, folder: Path, given: dict[str, Any], *, 
     if is_new:
         terminal.say(f"Cluster {cluster.id}, broker {place}{', which this device runs' if cluster.serves else ''}.")
         terminal.say(f"On this device, first, and as long as others come in:  edge-run mesh join{listen}")
-        if cluster.serves and is_local:
-            terminal.say("Only this device reaches it: for others, --serve 0.0.0.0 --replace, or --broker.")
+        if is_local:
+            other = (
+                "--serve 0.0.0.0 --replace, or --broker"
+                if cluster.serves
+                else "--broker with its name there, and --replace"
+            )
+            terminal.say(f"Only this device reaches it: for others, {other}.")
     elif untold:
         terminal.say(f"Nobody was told ({untold}): devices come in once `edge-run mesh join` runs here.")
     many = f"{given['uses']} devices come" if given["uses"] > 1 else "one device comes"

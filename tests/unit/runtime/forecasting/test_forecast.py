@@ -177,12 +177,17 @@ def test_readers_that_repack_take_time_from_computing_and_from_reading_where_tha
 
 def test_through_a_window_of_less_than_two_segments_nothing_is_read_ahead() -> None:
     work = replace(WORK, matmuls=(replace(WORK.matmuls[0], n_experts=0, n_used=0),))
+    plan = replace(PLAN, model_bytes=PLAN.streamed_bytes_per_pass)
     wide, narrow = (
-        PassTimes(replace(PLAN, window_bytes=size), work, PROFILE, DISK, 1) for size in (AHEAD_BYTES, AHEAD_BYTES - 1)
+        PassTimes(replace(plan, window_bytes=size), work, PROFILE, DISK, 1) for size in (AHEAD_BYTES, AHEAD_BYTES - 1)
     )
     compute_s = wide.compute_s(1, 0)
     assert wide.pass_s(1, 0, 1, is_first=False) == pytest.approx(overlapped_s(wide.read_s, compute_s), rel=0.01)
     assert narrow.pass_s(1, 0, 1, is_first=False) == pytest.approx(narrow.read_s + compute_s, rel=0.01)
+    for few in (replace(plan, window_bytes=AHEAD_BYTES // 2, model_bytes=3 * plan.model_bytes),  # of a segment stream
+                replace(plan, window_bytes=0, spilled_kv_bytes=1)):  # fmt: skip
+        times = PassTimes(few, work, PROFILE, DISK, 1)
+        assert times.pass_s(1, 0, 1, is_first=False) == pytest.approx(overlapped_s(times.read_s, compute_s), rel=0.01)
     small = PassTimes(replace(PLAN, window_bytes=8, streamed_bytes_per_pass=8), work, PROFILE, DISK, 1)
     assert small.pass_s(1, 0, 1, is_first=False) == pytest.approx(compute_s, rel=0.01), "all that streams has room"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.errors import ConfigError, ModelFileError
-from edge_run.runtime.generation.chat import ChatTemplate
+from edge_run.runtime.generation.chat import ChatTemplate, template_cell
 
 CHATML = """{% for message in messages %}
 <|im_start|>{{ message.role }}
@@ -53,8 +53,11 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 ASSISTANT = {"role": "assistant", "content": "Hi."}
 
 
+CELL = template_cell()  # one for all, as each takes longer to start than a test
+
+
 def template(source: str) -> ChatTemplate:
-    return ChatTemplate(source, "<s>", "</s>", now=lambda: datetime(2024, 7, 26))
+    return ChatTemplate(source, "<s>", "</s>", now=lambda: datetime(2024, 7, 26), cell=CELL)
 
 
 def metadata(source: str | None) -> Callable[[str], str | None]:
@@ -114,7 +117,7 @@ def test_a_template_that_is_not_jinja_says_where(source: str, line: int) -> None
     assert "\n" not in str(caught.value)
     assert caught.value.line == line
     with pytest.raises(ConfigError, match=f"line {line}: "):
-        ChatTemplate(source, "", "", is_override=True)
+        ChatTemplate(source, "", "", is_override=True, cell=CELL)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from edge_run.runtime.keeping import opening
 from edge_run.runtime.keeping.identity import KeptIdentity
 from edge_run.runtime.keeping.keeper import PromptKeeper
 from edge_run.runtime.keeping.opening import open_keeper
-from edge_run.runtime.keeping.store import ABOUT, PromptStore, erase, kept_bytes
+from edge_run.runtime.keeping.store import ABOUT, LEFT_FREE_BYTES, PromptStore, erase, kept_bytes
 from edge_run.runtime.keeping.writer import BlockWriter
 from edge_run.tiers.kv.block_file import RowsVoid
 from edge_run.tiers.kv.layout import KvLayout
@@ -65,6 +65,23 @@ def test_a_folder_that_cannot_be_read_is_passed_over(tmp_path: Path, unreadable:
     assert store.make_room(100)
     assert kept_bytes(tmp_path) == 100
     assert said == []
+
+
+def test_on_a_disk_that_is_nearly_full_the_oldest_rows_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = [store_of(tmp_path, number) for number in range(3)]
+    files = [keep(store, age_s=10 * (3 - number)) for number, store in enumerate(stores)]
+
+    def free(folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=LEFT_FREE_BYTES + 50 + 100 * sum(not file.exists() for file in files))
+
+    monkeypatch.setattr("shutil.disk_usage", free)
+    assert not stores[2].make_room(100, needed=files), "what is needed stays"
+    assert not stores[2].make_room(1000), "nor does anything go in vain"
+    assert all(file.exists() for file in files)
+    assert stores[2].make_room(100)
+    assert [file.exists() for file in files] == [False, True, True]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error", "/x"), TierReadError("/x: no")])

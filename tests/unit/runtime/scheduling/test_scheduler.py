@@ -351,3 +351,17 @@ def test_a_group_of_a_pipeline_has_room_in_one_pass() -> None:
         for part in planned.parts:
             if part.is_last:
                 bench.scheduler.append(part.request, part.tokens[-1] + 1)
+
+
+@pytest.mark.parametrize(("width", "parts"), [(64, [10]), (9, [8, 2]), (4, [4, 4, 2])])
+def test_what_was_lost_is_computed_again_as_it_was_where_bits_count(width: int, parts: list[int]) -> None:
+    """Of a recurrent model a pass that fails leaves nothing: prompt and answer keep their own grid."""
+    bench = Bench(is_recurrent=True, is_exact=True, width=width)
+    bench.scheduler.submit(list(range(10)))
+    before = [bench.step() for _ in range(len(parts) + 3)]
+    assert [one.width for one in before] == [*parts, 1, 1, 1]
+    bench.scheduler.placed(0, 0)
+    again = []
+    while not again or not again[-1].parts[0].is_last:
+        again.append(bench.step())
+    assert [one.width for one in again] == [*parts, 1, 1, 1, 1], "and the token that the failed pass was to compute"

@@ -53,6 +53,8 @@ def test_sampling() -> None:
     )
     assert chat(stop=["a", "", "b"]).sampling(defaults).stop == ("a", "b")
     assert chat(seed=-1).sampling(defaults).seed is None
+    seeded = SamplingConfig(seed=5)
+    assert (chat(seed=-1).sampling(seeded).seed, chat().sampling(seeded).seed) == (None, 5)
     assert 0 <= (chat(seed=2**63 - 1).sampling(defaults).seed or -1) < 2**32 - 1
     assert chat(top_p=0).sampling(defaults).top_p > 0
 
