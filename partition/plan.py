@@ -35,6 +35,7 @@ class ResidencyPlan:
     n_always_lent: of these, the first that have it in every pass of one token, however long the text is.
     spare: the pinned chunks that can stream too where memory is short, in the order in which to unpin them.
     by_stage_visits: whether the frames hold all that streams in a stage visit while those stay that are always lent.
+    segment_chunks: the most chunks of a segment that may be more than one matrix.
     """
 
     pinned: tuple[int, ...]
@@ -46,6 +47,7 @@ class ResidencyPlan:
     spare: tuple[int, ...] = ()
     by_stage_visits: bool = False
     n_always_lent: int = 0
+    segment_chunks: int = SEGMENT_CHUNKS
 
 
 NOTHING_STAYS = ResidencyPlan((), (), 0, 0, 0)
@@ -78,14 +80,14 @@ def plan_residency(
     movable = [chunk for chunk in uses if chunk not in must_pin]
     fixed = must_pin.intersection(uses)
     n_places = available_bytes // chunk_bytes - len(fixed)
-    largest = frames_needed(segments, movable, segment_chunks)
-    if n_places < largest:
-        least = other_bytes + (len(fixed) + largest) * chunk_bytes
+    minimum = least_chunks(segments, must_pin, segment_chunks)
+    if n_places < minimum - len(fixed):
+        least = other_bytes + minimum * chunk_bytes
         raise too_small(available_bytes + other_bytes, named_minimum(least), other_bytes)
     if n_places >= len(movable):
-        return ResidencyPlan(tuple(uses), (), 0, 0, len(fixed) + largest)
+        return ResidencyPlan(tuple(uses), (), 0, 0, minimum, segment_chunks=segment_chunks)
     if lookahead_chunks is None:
-        lookahead_chunks = min(LOOKAHEAD_CHUNKS, (n_places - largest) // LOOKAHEAD_SHARE)
+        lookahead_chunks = min(LOOKAHEAD_CHUNKS, (n_places - minimum + len(fixed)) // LOOKAHEAD_SHARE)
     moving = [[chunk for chunk in segment if chunk not in must_pin] for segment in segments]
     run = -(-len(movable) // MOST_RUNS)
     groups = groups_of(moving, uses, n_places, lookahead_chunks + 2 * run, 2 * run, segment_chunks)
@@ -94,8 +96,14 @@ def plan_residency(
     chosen = frozenset(streamed)
     pinned = tuple(chunk for chunk in uses if chunk not in chosen)
     n_frames = n_places - n_pinned
-    n_reads = len(_reads(order, segments, chosen, n_frames))
-    return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
+    n_reads = len(_reads(segments, chosen, n_frames))
+    return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, minimum, segment_chunks=segment_chunks)
+
+
+def least_chunks(segments: Sequence[Sequence[int]], must_pin: frozenset[int], segment_chunks: int) -> int:
+    """Return the fewest chunks that must fit in memory, where segments have at most `segment_chunks`, or one matrix."""
+    chunks = frozenset(chain.from_iterable(segments))
+    return len(must_pin.intersection(chunks)) + frames_needed(segments, chunks - must_pin, segment_chunks)
 
 
 def too_small(found_bytes: int, minimum_bytes: int, other_bytes: int) -> BudgetError:
@@ -137,15 +145,14 @@ def with_lent(plan: ResidencyPlan, segments: Sequence[Sequence[int]], most_lent:
     """
     if not most_lent:
         return plan
-    order = _order(segments)
-    reads = Counter(_reads(order, segments, frozenset(plan.streamed), plan.n_frames))
+    reads = Counter(_reads(segments, frozenset(plan.streamed), plan.n_frames))
     lent: list[int] = []
     for n_reads in sorted({reads[chunk] for chunk in plan.streamed}, reverse=True):
         group = [chunk for chunk in plan.streamed if reads[chunk] == n_reads]
         n_taken = min(most_lent - len(lent), len(group))
         lent += halved_evenly(spread_evenly(group, n_taken) if n_reads == 1 else group)[:n_taken]
     left = frozenset(plan.streamed).difference(lent)
-    return replace(plan, lent=tuple(lent), streamed_uses=len(_reads(order, segments, left, plan.n_frames)))
+    return replace(plan, lent=tuple(lent), streamed_uses=len(_reads(segments, left, plan.n_frames)))
 
 
 def reads_beside(plan: ResidencyPlan, segments: Sequence[Sequence[int]], counts: Sequence[int]) -> list[int]:
@@ -153,8 +160,8 @@ def reads_beside(plan: ResidencyPlan, segments: Sequence[Sequence[int]], counts:
 
     counts: how many of them, for each number that is returned.
     """
-    order, streamed = _order(segments), frozenset(plan.streamed)
-    found = {n: len(_reads(order, segments, streamed.difference(plan.lent[:n]), plan.n_frames)) for n in set(counts)}
+    streamed = frozenset(plan.streamed)
+    found = {n: len(_reads(segments, streamed.difference(plan.lent[:n]), plan.n_frames)) for n in set(counts)}
     return [found[n] for n in counts]
 
 
@@ -162,7 +169,6 @@ def with_spare(
     plan: ResidencyPlan,
     segments: Sequence[Sequence[int]],
     must_pin: frozenset[int],
-    segment_chunks: int = SEGMENT_CHUNKS,
 ) -> ResidencyPlan:
     """Return `plan` with those of its pinned chunks found that could stream too, through its frames.
 
@@ -174,7 +180,9 @@ def with_spare(
             places.setdefault(chunk, []).append(i)
     streamed, spare = frozenset(plan.streamed), list[int]()
     n_streamed = [len(streamed.intersection(segment)) for segment in segments]
-    may_stream = [chunk for chunk in plan.pinned if chunk not in must_pin] if plan.n_frames >= segment_chunks else []
+    may_stream = (
+        [chunk for chunk in plan.pinned if chunk not in must_pin] if plan.n_frames >= plan.segment_chunks else []
+    )
     for chunk in halved_evenly(may_stream):
         if all(n_streamed[i] < plan.n_frames for i in places[chunk]):
             spare.append(chunk)
@@ -194,28 +202,38 @@ def _order(segments: Sequence[Sequence[int]]) -> list[int]:
     return order
 
 
-def _reads(
-    order: Sequence[int], segments: Sequence[Sequence[int]], streamed: frozenset[int], n_frames: int
-) -> list[int]:
-    """Return the streamed chunks that a pass reads, as often as it does; `order`: that of `segments`.
+def _reads(segments: Sequence[Sequence[int]], streamed: frozenset[int], n_frames: int) -> list[int]:
+    """Return the streamed chunks that a pass reads, as often as it does.
 
-    A chunk that is used again within as many other uses as the largest segment leaves frames stays.
+    A chunk that is used again stays where reading ahead, through the frames that its segment leaves, gets as far as
+    that use while the segment is computed (`Residency`).
     """
-    reach = n_frames - max((len(streamed.intersection(segment)) for segment in segments), default=0)
-    used = [chunk for chunk in order if chunk in streamed]
-    if len(used) <= reach:
+    needs = [streamed.intersection(segment) for segment in segments]
+    used: list[int] = []
+    ends: list[int] = []  # of the uses of each segment
+    holders: dict[int, list[int]] = {}  # the last segment that holds a chunk, of each time that it is acquired
+    places: dict[int, list[int]] = {}  # of the uses of each chunk
+    for number, (now, before) in enumerate(zip(needs, [frozenset[int](), *needs], strict=False)):
+        for chunk in sorted(now):
+            if chunk in before:
+                holders[chunk][-1] = number
+                continue
+            holders.setdefault(chunk, []).append(number)
+            places.setdefault(chunk, []).append(len(used))
+            used.append(chunk)
+        ends.append(len(used))
+    if len(places) <= n_frames:
         return []
-    last, again = {chunk: i for i, chunk in enumerate(used)}, Counter(used)
-    if len(last) == len(used):
-        return used
-    last = {chunk: i - len(used) for chunk, i in last.items() if again[chunk] > 1}
-    reads = []
-    for i, chunk in enumerate(used):
-        if chunk not in last or i - last[chunk] > reach:
-            reads.append(chunk)
-        if chunk in last:
-            last[chunk] = i
-    return reads
+    cycle, kept = [*used, *used], set[int]()
+    for chunk, uses in places.items():
+        for holder, place in zip(holders[chunk], [*uses[1:], uses[0] + len(used)], strict=True):
+            n_ahead = n_frames - len(needs[holder])
+            if len(uses) == 1 or place - ends[holder] > 2 * n_ahead:
+                continue
+            between = frozenset(cycle[ends[holder] : place])
+            if len(between) <= n_ahead and needs[holder].isdisjoint(between):
+                kept.add(place % len(used))
+    return [chunk for place, chunk in enumerate(used) if place not in kept]
 
 
 def _choose(

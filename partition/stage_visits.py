@@ -58,7 +58,7 @@ def plan_stage_visits(
         n_lent = max(0, len(rest) - (n_places - n_frames))
         lendable = _lendable(chosen, rest, segments, n_frames)
         lent = frozenset(spread_evenly(lendable if len(lendable) >= n_lent else rest, n_lent))
-        needed = frames_needed(segments, chosen | lent)
+        needed = frames_needed(segments, chosen | lent, plan.segment_chunks)
         if needed <= n_frames:
             n_more = min(n_streamed, max(0, (most_lent or 0) - n_lent))
             more = halved_evenly(spread_evenly([chunk for chunk in order if chunk in chosen], n_more))

@@ -18,6 +18,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 SEGMENT_CHUNKS = 4
+SHORT_SEGMENT_CHUNKS = 2
+FEW_FRAMES = 4 * SEGMENT_CHUNKS  # fewer are read ahead through in short segments, for all their stops
+
+
+def segment_chunks_in(n_frames: int) -> int:
+    """Return the most chunks of a segment, its largest matrix aside, that computing goes on by in so many frames."""
+    return SHORT_SEGMENT_CHUNKS if n_frames < FEW_FRAMES else SEGMENT_CHUNKS
 
 
 class Group(NamedTuple):

@@ -23,7 +23,7 @@ from edge_run.partition.cost import (
     SharedCost,
     overlapped_s,
 )
-from edge_run.partition.window import SEGMENT_CHUNKS
+from edge_run.partition.window import SHORT_SEGMENT_CHUNKS
 from edge_run.runtime.forecasting.learned import Learned, learn
 from edge_run.runtime.forecasting.pass_bytes import PassBytes
 from edge_run.runtime.forecasting.routing import Point
@@ -34,7 +34,7 @@ from edge_run.tiers.gguf_format import TENSOR_TYPES
 from edge_run.tiers.gguf_header import ArrayValue, TensorInfo
 
 WITH_MOVES = 4.0  # of the CPU time of reading alone: frames are moved, and books kept
-AHEAD_BYTES = 2 * SEGMENT_CHUNKS * CHUNK_BYTES  # of two segments of which all streams, and of a window for them
+AHEAD_BYTES = 2 * SHORT_SEGMENT_CHUNKS * CHUNK_BYTES  # of two segments of which all streams, and of a window for them
 _MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 _COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 

@@ -51,15 +51,17 @@ def chunks_of(read: WeightRead, address_space: AddressSpace, tables: Sequence[Ro
     return [c for c in chunks if not table.start <= address_space.place(c).address < table.stop]
 
 
-def slices_of(node: Node, address_space: AddressSpace, most_chunks: int) -> list[tuple[range, WeightRead]]:
+def slices_of(node: Node, address_space: AddressSpace, segment_chunks: int) -> list[tuple[range, WeightRead]]:
     """Return slices of rows of about a chunk each, and what each reads of the matrix that `node` multiplies by.
 
-    There are none where the matrix has at most `most_chunks` chunks, or `node` is computed elsewhere.
+    There are none where the matrix is no larger than some segments of `segment_chunks` chunks, or than some of usual
+    ones, or `node` is computed elsewhere.
     """
     if len(node.reads) != 1 or not node.is_computed or node.is_on_gpu or node.is_border:
         return []
     (read,) = node.reads
     row_bytes = read.product_row_bytes
+    most_chunks = SLICED_SEGMENTS * max(SEGMENT_CHUNKS, segment_chunks)
     if not row_bytes or read.length <= most_chunks * address_space.chunk_bytes:
         return []
     chunks = address_space.chunks_of(read.address, read.length)
@@ -89,7 +91,7 @@ def cut_into_segments(
     places: list[tuple[int, range | None]] = []  # node and rows of each step: a node, or a slice of one
     needs, may_cut, borders = [], [], set[int]()
     for i, node in enumerate(graph):
-        slices = slices_of(node, sliced, SLICED_SEGMENTS * segment_chunks) if sliced else []
+        slices = slices_of(node, sliced, segment_chunks) if sliced else []
         if node.is_border or slices:
             borders.add(len(places))
         for rows, read in slices:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import ContextPoint, Plan, PlanItem
 from edge_run.base.units import MIB, round_down, round_up
-from edge_run.partition.plan import LOOKAHEAD_CHUNKS, ResidencyPlan, plan_residency, reads_beside, with_lent
+from edge_run.partition.plan import (
+    LOOKAHEAD_CHUNKS,
+    ResidencyPlan,
+    least_chunks,
+    plan_residency,
+    reads_beside,
+    with_lent,
+)
 from edge_run.partition.stage_visits import plan_stage_visits
+from edge_run.partition.window import SEGMENT_CHUNKS, SHORT_SEGMENT_CHUNKS, segment_chunks_in
+from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.planning.budget_causes import cause_named
 from edge_run.runtime.planning.terms import Terms
@@ -77,15 +86,35 @@ def plan_resident(terms: Terms, address_space: AddressSpace, chunks: Collection[
 def plan_streamed(
     terms: Terms,
     address_space: AddressSpace,
-    segments: Sequence[Sequence[int]],
+    cut: Callable[[int], Sequence[Segment]],
     ranges: Sequence[RowRange],
     visits: Sequence[Sequence[int]] = (),
 ) -> tuple[Plan, ResidencyPlan]:
     """Return the plan of a model that does not fit, and which chunks stay. Raises BudgetError below the minimum.
 
-    Where a context of the length asked for does not fit, the plan is for one that does.
+    Where a context of the length asked for does not fit, the plan is for one that does. Where few frames remain, the
+    segments are short: else computing one and reading the next one take all frames, and neither has a lead.
+    cut: returns the segments of a pass, of at most so many chunks where its nodes allow that.
     visits: the chunks of each stage visit, where other devices compute in between.
     """
+    try:
+        usual = _plan_streamed(terms, address_space, cut, SEGMENT_CHUNKS, ranges, visits)
+    except BudgetError:
+        usual = None
+    if usual and (len(visits) > 1 or not usual[1].n_frames or segment_chunks_in(usual[1].n_frames) == SEGMENT_CHUNKS):
+        return usual
+    return _plan_streamed(terms, address_space, cut, SHORT_SEGMENT_CHUNKS, ranges, visits)
+
+
+def _plan_streamed(
+    terms: Terms,
+    address_space: AddressSpace,
+    cut: Callable[[int], Sequence[Segment]],
+    segment_chunks: int,
+    ranges: Sequence[RowRange],
+    visits: Sequence[Sequence[int]],
+) -> tuple[Plan, ResidencyPlan]:
+    segments = _needs(cut, segment_chunks)
     rows = sum(r.budget_bytes for r in ranges)
     other = with_page_tables(terms.holdings.total_bytes + rows)
     chunk_bytes = with_page_tables(address_space.chunk_bytes)
@@ -94,13 +123,19 @@ def plan_streamed(
     try:
         with cause_named(terms):
             residency = plan_residency(
-                segments, address_space.ragged, chunk_bytes, terms.budget_bytes - other, other, ahead
+                segments,
+                address_space.ragged,
+                chunk_bytes,
+                terms.budget_bytes - other,
+                other,
+                ahead,
+                segment_chunks,
             )
     except BudgetError as error:
         shorter = terms.shortened(error.minimum_bytes - error.found_bytes)
         if not shorter:
             raise
-        return plan_streamed(shorter, address_space, segments, ranges, visits)
+        return _plan_streamed(shorter, address_space, cut, segment_chunks, ranges, visits)
     per_batch = residency.streamed_uses
     if residency.n_frames:
         n_most, n_always = terms.most_lent_bytes // chunk_bytes, terms.idle_bytes // chunk_bytes
@@ -122,13 +157,14 @@ def plan_streamed(
         )
         for tokens, n_kept, n_reads in zip(steps, kept, reads_beside(residency, segments, kept), strict=True)
     ]
-    shortest = terms.shortened(terms.pool_bytes) or terms
+    shortest, short_needs = terms.shortened(terms.pool_bytes) or terms, _needs(cut, SHORT_SEGMENT_CHUNKS)
+    minimum_chunks = least_chunks(short_needs, address_space.ragged, SHORT_SEGMENT_CHUNKS)
     least_other = with_page_tables(shortest.holdings.total_bytes + rows)
     window = residency.n_frames * address_space.chunk_bytes
     plan = make_plan(
         terms,
         mode="streamed",
-        minimum_bytes=least_other + residency.minimum_chunks * chunk_bytes,
+        minimum_bytes=least_other + minimum_chunks * chunk_bytes,
         pinned_bytes=pinned,
         window_bytes=window,
         streamed_bytes_per_pass=per_pass * address_space.chunk_bytes,
@@ -143,6 +179,10 @@ def plan_streamed(
         ),
     )
     return plan, residency
+
+
+def _needs(cut: Callable[[int], Sequence[Segment]], segment_chunks: int) -> list[Sequence[int]]:
+    return [segment.needs for segment in cut(segment_chunks)]
 
 
 def items_besides_weights(terms: Terms, rows_bytes: int, weights_bytes: int) -> tuple[PlanItem, ...]:

@@ -7,7 +7,7 @@ has found, under the same terms and through the same functions.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.profile import disk_of
 from edge_run.partition.cost import TILE_TOKENS, AttentionWindow
 from edge_run.partition.parallel import NUMBERS
+from edge_run.partition.window import segment_chunks_in
 from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.forecasting import routing
 from edge_run.runtime.forecasting.abreast import MOST_UNMEASURED, Abreast
@@ -142,9 +143,11 @@ class Planner:
         return row_ranges(self._graph, self._address_space, tokens, has_row_slices=has_row_slices)
 
     @functools.cached_property
-    def _segments(self) -> list[Segment]:
-        address_space, sliced = self._address_space, self._address_space if self._terms.has_row_slices else None
-        return cut_into_segments(self._graph, lambda read: chunks_of(read, address_space, self._ranges), sliced=sliced)
+    def _cut(self) -> Callable[[int], list[Segment]]:
+        """Cuts a pass into segments of at most so many chunks."""
+        space, ranges, sliced = self._address_space, self._ranges, self._terms.has_row_slices
+        by_read = functools.partial(chunks_of, address_space=space, tables=ranges)
+        return functools.cache(lambda most: cut_into_segments(self._graph, by_read, most, space if sliced else None))
 
     def plan(self, budget_bytes: int | None = None) -> Plan:
         """Return the plan under a budget, by default the configured one. Raises BudgetError when it is too small."""
@@ -160,8 +163,7 @@ class Planner:
         terms = replace(terms, gpu=self.offload.streamed(self.gguf).plan if self.offload else None)
         if moe := plan_moe(terms, self._graph, self._address_space):
             return moe.plan
-        needs = [segment.needs for segment in self._segments]
-        return plan_streamed(terms, self._address_space, needs, self._ranges)[0]
+        return plan_streamed(terms, self._address_space, self._cut, self._ranges)[0]
 
     @functools.cached_property
     def _streamed_terms(self) -> Terms:
@@ -207,7 +209,7 @@ class Planner:
         if plan.expert_bytes:
             n_stops = sum(routed_read(node) is not None for node in self.known.graph)
         elif plan.mode == "streamed":
-            n_stops = len(self._segments)
+            n_stops = len(self._cut(segment_chunks_in(plan.window_bytes // self._address_space.chunk_bytes)))
         disk, points = disk_of(profile, self.gguf.shards[0].path), self._terms.experience.points
         other = disk_of(profile, Path(self.config.also)) if self.config.also else None
         if disk and other and disk != other:

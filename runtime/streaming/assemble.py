@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING
 from edge_run.base.results import Plan
 from edge_run.partition.plan import ResidencyPlan, with_spare
 from edge_run.partition.stage_visits import LONG_RUN
+from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.prefetch.experts import ExpertCache, MoeShape
 from edge_run.prefetch.policies import make_policy
-from edge_run.prefetch.schedule import join_stage_visits
+from edge_run.prefetch.schedule import Segment, join_stage_visits
 from edge_run.runtime.forecasting.routing import Usage
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
@@ -108,14 +110,19 @@ def _in_order(
     address_space = memory.address_space
     ranges = row_ranges(graph, address_space, terms.micro_batch_tokens, has_row_slices=terms.has_row_slices)
     sliced = address_space if terms.has_row_slices else None
-    segments = cut_into_segments(graph, lambda read: chunks_of(read, address_space, ranges), sliced=sliced)
+
+    @functools.cache
+    def cut(segment_chunks: int) -> list[Segment]:
+        return cut_into_segments(graph, lambda read: chunks_of(read, address_space, ranges), segment_chunks, sliced)
+
     # Where a GPU's parts begin are borders too, but nobody else computes in between.
     borders = [i for i, node in enumerate(graph) if node.is_border]
-    visits = [visit.needs for visit in join_stage_visits(segments, borders)] if terms.gpu is None else []
+    visits = [visit.needs for visit in join_stage_visits(cut(SEGMENT_CHUNKS), borders)] if terms.gpu is None else []
     if len(visits) > 2 and graph[0].is_computed:  # with the head, and so the tail: the two follow each other
         visits = [(*visits[0], *visits.pop()), *visits[1:]]
-    plan, residency = plan_streamed(terms, address_space, [segment.needs for segment in segments], ranges, visits)
+    plan, residency = plan_streamed(terms, address_space, cut, ranges, visits)
     grant(plan)
+    segments = cut(residency.segment_chunks)
     lookups = memory.lookups(ranges)
     order = [chunk for segment in segments for chunk in segment.acquire]
     run_chunks = LONG_RUN if residency.by_stage_visits else MAX_READ_CHUNKS
@@ -170,7 +177,7 @@ def _dense_in_order(
     weights.start()
     products = memory.products if part.has_row_slices else None
     needs = [segment.needs for segment in segments]
-    residency = with_spare(residency, needs, address_space.ragged, part.segment_chunks)
+    residency = with_spare(residency, needs, address_space.ragged)
     return WeightStreaming(weights, address_space, lookups, residency, part, products)
 
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from edge_run.partition.plan import NOTHING_STAYS, ResidencyPlan
-from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.prefetch.schedule import Segment, join_stage_visits
 from edge_run.runtime.decoding.driver import Step, Steps
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
-from edge_run.runtime.graph.segments import SLICED_SEGMENTS, chunks_of, cut_into_segments, slices_of
+from edge_run.runtime.graph.segments import chunks_of, cut_into_segments, slices_of
 from edge_run.runtime.llama.row_products import RowProducts
 from edge_run.runtime.planning.experts import DensePart
 from edge_run.runtime.planning.memory_plan import with_page_tables
@@ -55,7 +54,7 @@ class WeightStreaming:
         self._pinned, spare = frozenset(residency.pinned), residency.spare
         self._fixed, self._in_turn = self._pinned.difference(spare), (*reversed(spare), *self.lent)
         self._n_spare, self._n_borrowed, self._part, self._products = len(spare), 0, part, products
-        self._most_chunks = part.segment_chunks if part else SEGMENT_CHUNKS
+        self._most_chunks = part.segment_chunks if part else residency.segment_chunks
         self._unknown_product: Callable[[], None] | None = None
         self._held: Counter[int] = Counter()  # how often: a segment may need what is copied to a GPU
         self._being_copied: Counter[int] = Counter()
@@ -139,7 +138,7 @@ class WeightStreaming:
     def before_unknown(self, node: Node, address: int) -> bool:
         """Acquire the chunks that `node` reads; stop after it when it reads weights that are not copied."""
         is_left_out = self._lookups.before_unknown(node, address)
-        if self._products and (slices := slices_of(node, self._address_space, SLICED_SEGMENTS * self._most_chunks)):
+        if self._products and (slices := slices_of(node, self._address_space, self._most_chunks)):
             leave_out(address)
             parts = [(rows, tuple(self._chunks_of(read))) for rows, read in slices]
             product = self._product_step([Segment(0, 0, chunks, chunks, chunks, rows) for rows, chunks in parts])

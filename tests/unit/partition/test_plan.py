@@ -16,10 +16,11 @@ from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork, plan_me
 from edge_run.partition.plan import LOOKAHEAD_CHUNKS, MOST_RUNS, ResidencyPlan, plan_residency
 from edge_run.partition.stage_visits import plan_stage_visits
 from edge_run.partition.window import frames_needed
-from edge_run.prefetch.schedule import schedule_pass
+from edge_run.prefetch.schedule import Segment, schedule_pass
 from edge_run.runtime.graph.nodes import Node, WeightRead
 from edge_run.runtime.graph.segments import chunks_of
 from edge_run.runtime.planning.memory_plan import row_ranges
+from frames_drive import Drive
 from mapped import PAGE, mapped
 
 CHUNK = 2 * MIB
@@ -136,6 +137,22 @@ def test_chunks_that_would_be_read_twice_stay_first() -> None:
     plan = plan_for([*chain(100), *met_again], 90)
     assert not set(plan.streamed) & set(range(30))
     assert plan.streamed_uses == len(plan.streamed)
+
+
+def test_a_chunk_that_reading_ahead_reaches_again_stays_however_large_the_largest_segment_is() -> None:
+    """It was counted twice where the frames that the largest segment leaves were fewer than the chunks in between."""
+    segments = [(0,), (1,), (2,), (3,), (0, 4), (5, 6, 7, 8), *((chunk,) for chunk in range(9, 20))]
+    plan = plan_for(segments, 6, ahead=0)
+    assert plan.n_frames == 6
+    assert plan.streamed_uses == 20
+    befores = [(), *segments]
+    schedule = [
+        Segment(i, i, now, tuple(sorted(set(now) - set(before))), now)
+        for i, (now, before) in enumerate(zip(segments, befores, strict=False))
+    ]
+    drive = Drive(20, schedule, (), 6)
+    reads = [drive.run_pass([10**6])[0] for _ in range(5)]
+    assert sum(reads) <= 5 * 20 + 6
 
 
 def test_a_chunk_that_neighbours_share_is_read_once() -> None:
