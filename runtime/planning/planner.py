@@ -144,7 +144,6 @@ class Planner:
 
     @functools.cached_property
     def _cut(self) -> Callable[[int], list[Segment]]:
-        """Cuts a pass into segments of at most so many chunks."""
         space, ranges, sliced = self._address_space, self._ranges, self._terms.has_row_slices
         by_read = functools.partial(chunks_of, address_space=space, tables=ranges)
         return functools.cache(lambda most: cut_into_segments(self._graph, by_read, most, space if sliced else None))

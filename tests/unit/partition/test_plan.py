@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import GIB, MIB
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork, plan_mesh
-from edge_run.partition.plan import LOOKAHEAD_CHUNKS, MOST_RUNS, ResidencyPlan, plan_residency
+from edge_run.partition.plan import LOOKAHEAD_CHUNKS, MOST_RUNS, ResidencyPlan, plan_residency, reads_beside
 from edge_run.partition.stage_visits import plan_stage_visits
 from edge_run.partition.window import frames_needed
 from edge_run.prefetch.schedule import Segment, schedule_pass
@@ -142,9 +142,8 @@ def test_chunks_that_would_be_read_twice_stay_first() -> None:
 def test_a_chunk_that_reading_ahead_reaches_again_stays_however_large_the_largest_segment_is() -> None:
     """It was counted twice where the frames that the largest segment leaves were fewer than the chunks in between."""
     segments = [(0,), (1,), (2,), (3,), (0, 4), (5, 6, 7, 8), *((chunk,) for chunk in range(9, 20))]
-    plan = plan_for(segments, 6, ahead=0)
-    assert plan.n_frames == 6
-    assert plan.streamed_uses == 20
+    plan = ResidencyPlan((), tuple(range(20)), 6, 0, 4)
+    assert reads_beside(plan, segments, [0]) == [20]
     befores = [(), *segments]
     schedule = [
         Segment(i, i, now, tuple(sorted(set(now) - set(before))), now)
