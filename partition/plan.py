@@ -30,7 +30,7 @@ class ResidencyPlan:
     streamed: the chunks that stream, in order of use.
     n_frames: the frames that the streamed chunks share.
     streamed_uses: the reads of streamed chunks in a pass; where chunks have lent memory, in a pass in which they do.
-    minimum_chunks: the fewest chunks that must fit in memory.
+    minimum_chunks: the fewest chunks that must fit in memory where segments are as long as here.
     lent: the streamed chunks that stay while they have lent memory.
     n_always_lent: of these, the first that have it in every pass of one token, however long the text is.
     spare: the pinned chunks that can stream too where memory is short, in the order in which to unpin them.
@@ -205,10 +205,11 @@ def _order(segments: Sequence[Sequence[int]]) -> list[int]:
 def _reads(segments: Sequence[Sequence[int]], streamed: frozenset[int], n_frames: int) -> list[int]:
     """Return the streamed chunks that a pass reads, as often as it does.
 
-    A chunk that is used again stays where reading ahead, through the frames that its segment leaves, gets as far as
-    that use while the segment is computed (`Residency`).
+    A chunk that is used again stays where reading ahead gets as far as that use before it takes the chunk's frame: of
+    the chunks that a segment releases, the last one's frame is taken first (`Residency`).
     """
     needs = [streamed.intersection(segment) for segment in segments]
+    afters = [*needs[1:], frozenset[int]()]
     used: list[int] = []
     ends: list[int] = []  # of the uses of each segment
     holders: dict[int, list[int]] = {}  # the last segment that holds a chunk, of each time that it is acquired
@@ -227,11 +228,11 @@ def _reads(segments: Sequence[Sequence[int]], streamed: frozenset[int], n_frames
     cycle, kept = [*used, *used], set[int]()
     for chunk, uses in places.items():
         for holder, place in zip(holders[chunk], [*uses[1:], uses[0] + len(used)], strict=True):
-            n_ahead = n_frames - len(needs[holder])
-            if len(uses) == 1 or place - ends[holder] > 2 * n_ahead:
+            if len(uses) == 1 or place - ends[holder] > 2 * n_frames:
                 continue
-            between = frozenset(cycle[ends[holder] : place])
-            if len(between) <= n_ahead and needs[holder].isdisjoint(between):
+            between, held = frozenset(cycle[ends[holder] : place]), needs[holder] & afters[holder]
+            staying = {other for other in needs[holder] if other <= chunk}  # whose frames are not taken before its own
+            if held.isdisjoint(between) and len(between.union(held, staying)) <= n_frames:
                 kept.add(place % len(used))
     return [chunk for place, chunk in enumerate(used) if place not in kept]
 

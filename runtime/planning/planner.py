@@ -207,7 +207,7 @@ class Planner:
         n_stops = 0
         if plan.expert_bytes:
             n_stops = sum(routed_read(node) is not None for node in self.known.graph)
-        elif plan.mode == "streamed":
+        elif plan.mode == "streamed" and plan.window_bytes:  # else all stays, and no pass stops for it
             n_stops = len(self._cut(segment_chunks_in(plan.window_bytes // self._address_space.chunk_bytes)))
         disk, points = disk_of(profile, self.gguf.shards[0].path), self._terms.experience.points
         other = disk_of(profile, Path(self.config.also)) if self.config.also else None

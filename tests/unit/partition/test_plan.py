@@ -139,19 +139,31 @@ def test_chunks_that_would_be_read_twice_stay_first() -> None:
     assert plan.streamed_uses == len(plan.streamed)
 
 
-def test_a_chunk_that_reading_ahead_reaches_again_stays_however_large_the_largest_segment_is() -> None:
-    """It was counted twice where the frames that the largest segment leaves were fewer than the chunks in between."""
-    segments = [(0,), (1,), (2,), (3,), (0, 4), (5, 6, 7, 8), *((chunk,) for chunk in range(9, 20))]
-    plan = ResidencyPlan((), tuple(range(20)), 6, 0, 4)
-    assert reads_beside(plan, segments, [0]) == [20]
-    befores = [(), *segments]
+@pytest.mark.parametrize("eagerness", [0, 10**6], ids=["slow drive", "fast drive"])
+@pytest.mark.parametrize(
+    ("segments", "n_frames", "n_reads"),
+    [
+        ([(0,), (1,), (2,), (3,), (0, 4), (5, 6, 7, 8), *((chunk,) for chunk in range(9, 20))], 6, 20),
+        ([(0, 1), (2,), (0,), (3,), (4,), (5,)], 2, 6),
+        ([(0, 1), (2,), (3,), (0,), (4,), (5,)], 2, 7),
+    ],
+    ids=["beside a large segment", "released first", "too far"],
+)
+def test_plans_know_which_chunks_are_read_again(
+    segments: Segments, n_frames: int, n_reads: int, eagerness: int
+) -> None:
+    """A chunk that reading ahead reaches again stays, however large the largest segment is."""
+    n_chunks = 1 + max(map(max, segments))
+    plan = ResidencyPlan((), tuple(range(n_chunks)), n_frames, 0, 0)
+    assert reads_beside(plan, segments, [0]) == [n_reads]
     schedule = [
-        Segment(i, i, now, tuple(sorted(set(now) - set(before))), now)
-        for i, (now, before) in enumerate(zip(segments, befores, strict=False))
+        Segment(i, i, now, tuple(sorted({*now}.difference(before))), tuple(sorted({*now}.difference(after))))
+        for i, (before, now, after) in enumerate(zip([(), *segments], segments, [*segments[1:], ()], strict=False))
     ]
-    drive = Drive(20, schedule, (), 6)
-    reads = [drive.run_pass([10**6])[0] for _ in range(5)]
-    assert sum(reads) <= 5 * 20 + 6
+    drive = Drive(n_chunks, schedule, (), n_frames)
+    drive.run_pass([eagerness])
+    reads = [drive.run_pass([eagerness])[0] for _ in range(5)]
+    assert abs(sum(reads) - 5 * n_reads) <= n_frames
 
 
 def test_a_chunk_that_neighbours_share_is_read_once() -> None:
