@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edge_run.base.errors import reason_of
 from edge_run.devices.host.findings import NOTE, OK, PROBLEM, Finding
 from edge_run.devices.host.system_files import system_text
 from edge_run.runtime.processes.child_process import how_ended, start_command
@@ -33,7 +34,7 @@ def ask_library(model: Path | None = None) -> dict[str, Any]:
     """Return what llama.cpp says about itself, and about `model`, from a process of its own: it may end it.
 
     Keys: those of `library_child.py` as far as it came, and `ending`, empty when it came to the end; `is_late` where it
-    was not waited for any longer.
+    was not waited for any longer. `start_error`: where the system refused the process.
     """
     name = os.fspath(model) if model else ""
     command = start_command(f"from edge_run.runtime.doctor.library_child import main; main({name!r})")
@@ -41,6 +42,8 @@ def ask_library(model: Path | None = None) -> dict[str, Any]:
         done = subprocess.run(command, capture_output=True, timeout=LONGEST_S, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired as error:
         return _facts(error.stdout or b"") | {"ending": f"no answer in {LONGEST_S} s", "is_late": True}
+    except OSError as error:
+        return {"start_error": reason_of(error), "ending": ""}
     return _facts(done.stdout) | {"ending": how_ended(done.returncode) if done.returncode else ""}
 
 
@@ -73,6 +76,9 @@ def check_version(found: str | None, needed: str) -> Finding:
 
 def check_loading(facts: Mapping[str, Any], needed: str) -> Finding:
     """Whether the library can be loaded, and is the one whose structs we know."""
+    if facts.get("start_error"):
+        text = f"cannot be examined: no process can be started for it ({facts['start_error']})"
+        return Finding("llama.cpp", PROBLEM, text, "end other programs, or raise the limits (ulimit -n, ulimit -u)")
     if facts.get("import_error"):
         return Finding("llama.cpp", PROBLEM, f"cannot be loaded: {facts['import_error']}", rebuild("", needed))
     if "has_gpu_support" not in facts and facts.get("is_late"):

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from edge_run.base.error_codes import error_of
-from edge_run.base.errors import Cancelled, EdgeRunError, NotSupported, reason_of
+from edge_run.base.errors import Cancelled, EdgeRunError, TierReadError, reason_of
 from edge_run.runtime.processes.cell_child import DONE, OVERRUN, REPLY, REQUEST, run_job
 from edge_run.runtime.processes.child_process import (
     QUIET,
@@ -91,7 +91,7 @@ class Cell:
 
         is_first: the job needs nothing of an earlier one, so that a process that has ended is started anew.
         Raises what the job raises of ours, Overrun for a limit reached, LostProcess where that of earlier jobs is gone,
-        Cancelled for a Ctrl-C that ended the job only, NotSupported where no process can be started, TypeError or
+        Cancelled for a Ctrl-C that ended the job only, TierReadError where no process can be started, TypeError or
         ValueError for fields that JSON cannot write.
         """
         return self.timed(job, limit_s, is_first=is_first, **fields)[0]
@@ -155,8 +155,12 @@ class Cell:
         try:
             self._child = _start(self._module)
             self.n_started += 1
-        except OSError as error:
-            raise NotSupported(f"no process can be started for what strangers wrote ({reason_of(error)})") from error
+        except OSError as error:  # which others would meet too: nothing is wrong with what was asked
+            raise TierReadError(
+                f"no process can be started for what strangers wrote ({reason_of(error)}); end other programs, or "
+                "raise the limits (ulimit -n, ulimit -u)",
+                errno=error.errno,
+            ) from error
         self._finalizer = weakref.finalize(self, self._child.end)
         return self._child
 

@@ -131,10 +131,9 @@ class WorkerModels:
         return max(0, self.fetch_bytes - self.fetch_bytes // 16 - sum(asked.head_bytes))
 
     def _files(self) -> list[Path]:
-        found = [
+        return [
             f for folder in self._folders for f in ([folder] if folder.is_file() else sorted(folder.glob("*.gguf")))
         ]
-        return [path for path in found if path.suffix == ".gguf"]
 
     def _begin(self, coordinator: str, asked: ModelAsked, check: Callable[[], None]) -> FetchedModel:
         """Open what is here of a model, having fetched its header from the coordinator."""

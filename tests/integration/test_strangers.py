@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_run import BudgetError, ConfigError, ContextFull, Model, ModelFileError, NotSupported
+from edge_run import BudgetError, ConfigError, ContextFull, Model, ModelFileError, NotSupported, TierReadError
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.base.units import MIB
 from edge_run.devices.host.memory import process_memory
@@ -396,7 +396,7 @@ def test_without_a_file_descriptor_it_is_said() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(used) + 1, before[1]))
     try:
-        with pytest.raises(NotSupported, match=r"no process can be started .*Too many open files"):
+        with pytest.raises(TierReadError, match=r"no process can be started .*Too many open files.*raise the limits"):
             ChatTemplate("{{ 1 }}", "", "")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

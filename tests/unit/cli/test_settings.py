@@ -14,6 +14,7 @@ from edge_run.cli.app import _run
 from edge_run.cli.commands import chat
 from edge_run.cli.commands.doctor import check_configuration, doctor
 from edge_run.cli.commands.run import run
+from edge_run.cli.mesh import init
 from edge_run.cli.shared.server_chat import ServerChat
 from edge_run.cli.shared.settings import resolve
 from edge_run.cli.shared.terminal import Terminal
@@ -112,7 +113,16 @@ def test_a_model_in_the_configuration_is_no_name_at_a_server_nor_that_of_a_chat_
     assert asked[-1] is None
 
 
-@pytest.mark.parametrize("line", ["draft = 'small.gguf'", "packed = 'off'", "chat-template = 'chatml'", "mesh = true"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "draft = 'small.gguf'",
+        "draft = 'small.gguf'\nspeculate = 'draft'",
+        "packed = 'off'",
+        "chat-template = 'chatml'",
+        "mesh = true",
+    ],
+)
 def test_what_a_configuration_says_of_one_model_does_not_exclude_a_folder(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,7 +130,9 @@ def test_what_a_configuration_says_of_one_model_does_not_exclude_a_folder(
     (tmp_path / "edge-run").mkdir()
     (tmp_path / "edge-run" / "config.toml").write_text(f"{line}\n")
     _run(["serve", "--models", str(tmp_path / "none")], Terminal())
-    assert "exclude each other" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "exclude each other" not in said
+    assert "needs a draft model" not in said
     assert _run(["serve", "--models", str(tmp_path / "none"), "--draft", "small.gguf"], Terminal()) == 2
     assert "--models and --draft: exclude each other" in capsys.readouterr().err
 
@@ -170,6 +182,39 @@ def test_the_doctor_runs_without_what_no_run_takes_of_a_configuration_and_says_s
         assert context.params["memory"] == (4 * GIB if "4GiB" in line else None)
     assert found.state == (PROBLEM if told else OK)
     assert found.finding.startswith(f"{file}: {told}" if told else str(file))
+
+
+@pytest.mark.parametrize("line", ["a = " + "[" * 5000, 'prompt-cache = "a\\u0000b"'], ids=["too deep", "no path"])
+def test_no_configuration_is_a_mistake_of_our_own(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "edge-run").mkdir()
+    file = tmp_path / "edge-run" / "config.toml"
+    file.write_text(f"{line}\n")
+    assert _run(["sessions", "list"], Terminal()) == 2
+    assert str(file) in capsys.readouterr().err
+    with doctor.make_context("doctor", []) as context:
+        assert check_configuration(context).state == PROBLEM
+
+
+@pytest.mark.parametrize("words", [["--mesh-activations", "compact"], ["--mesh-any-numerics"]])
+def test_a_flag_of_a_mesh_without_one_is_refused(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["none.gguf", "-p", "x", *words], Terminal()) == 2
+    assert f"{words[0]}: is for a mesh; add --mesh" in capsys.readouterr().err
+    monkeypatch.setenv("EDGE_RUN_MESH_ACTIVATIONS", "compact")
+    assert _run(["none.gguf", "-p", "x"], Terminal()) == 3, "which may be meant for other commands"
+
+
+def test_an_authority_without_a_broker_that_has_its_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(init, "checked_authority", lambda given: "/ca.pem")
+    assert _run(["mesh", "init", "--authority", "ca.pem"], Terminal()) == 2
+    assert "--authority: is for a TLS broker that is there; name it with --broker" in capsys.readouterr().err
 
 
 def test_a_training_draws_alike_unless_another_seed_is_given() -> None:

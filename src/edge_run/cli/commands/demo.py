@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import tempfile
@@ -120,7 +121,7 @@ def _model_file(own: Path | None, size: int, config: ModelConfig, keep: bool, te
         if keep:  # whatever becomes of the demo
             is_kept = True
             budget = f"--memory {config.memory} -c {CONTEXT_TOKENS} -ub {MICRO_BATCH_TOKENS}"
-            terminal.say(f"Kept: edge-run {model_file} {budget}")
+            terminal.say(f"Kept: edge-run {shlex.quote(str(model_file))} {budget}")
         yield model_file
 
 

@@ -182,6 +182,7 @@ def _what(context: click.Context, given: dict[str, Any]) -> dict[str, Path | str
     if given["model_file"] is not None:
         raise ConfigError("MODEL and --models: exclude each other; give one")
     of_one_model = [name for name in _OF_ONE_MODEL if given[name] and given[name] != PACKED_OFF]
+    of_one_model += ["speculate"] * (given["speculate"] == "draft")  # by a model that goes with one alone
     for name in of_one_model:
         if origin(context, name) == "flag":
             flag = name.replace("_", "-")

@@ -78,6 +78,8 @@ def init(context: click.Context, /, broker: str | None, serve: str | None, **giv
         raise ConfigError(f"--acl {acl}: exists, and is no empty file; choose another name")
     check_listen(given["listen"], given["port"] or 0)
     folder, authority, serves = mesh_folder(), checked_authority(given), None
+    if authority and broker is None:
+        raise ConfigError("--authority: is for a TLS broker that is there; name it with --broker")
     check_free(folder, "", given["replace"])
     own = broker or ""
     if broker is None:

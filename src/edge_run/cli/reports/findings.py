@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import NoReturn
 
 import click
@@ -17,6 +18,7 @@ EXIT_CODES = """
 Exit code: 0 when nothing is a problem, notes or not; 1 when something is.
 """
 STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
+_LINE_ENDS = re.compile(r"[^\S ]+")  # all that is blank but blanks, which a path in a command keeps
 
 
 def end_with_report(context: click.Context, report: Report, is_json: bool) -> NoReturn:
@@ -54,7 +56,7 @@ def _put(terminal: Terminal, state: str, text: str) -> None:
 def _in_one_line(finding: Finding) -> Finding:
     """Return `finding` without what file names or libraries may have in them: line breaks, control characters."""
     texts = {
-        name: "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(value.split()))
+        name: "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in _LINE_ENDS.sub(" ", value).strip())
         for name, value in dataclasses.asdict(finding).items()
     }
     return Finding(**texts)

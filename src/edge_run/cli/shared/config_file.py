@@ -62,7 +62,7 @@ def read_config_file(path: Path, settings: Iterable[Setting]) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({reason_of(error)}); repair it or remove it") from error
-    except ValueError as error:  # no TOML, or no UTF-8
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or nested too deep
         raise ConfigError(f"{path}: not a TOML file: {error}; repair it or remove it") from error
     known = {setting.key: setting for setting in settings}
     values = {}

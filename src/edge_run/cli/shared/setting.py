@@ -46,11 +46,12 @@ class Setting(click.Option):
         if self.is_flag:
             return isinstance(value, bool)
         if self.multiple:
-            return isinstance(value, list) and all(isinstance(item, str) for item in value)
+            return isinstance(value, list) and all(isinstance(item, str) and "\0" not in item for item in value)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MOST_NUMBER
         if self._is_whole and isinstance(value, float):
             is_number = is_number and value.is_integer()
-        return isinstance(value, str) or (is_number and not self._is_path)
+        is_text = isinstance(value, str) and "\0" not in value  # which no path and no flag can hold
+        return is_text or (is_number and not self._is_path)
 
     @property
     def kind(self) -> str:

@@ -31,6 +31,7 @@ _EXCLUDE_EACH_OTHER = (
     ("grammar", "grammar_file", "json_schema", "json_schema_file"),
 )
 _SECRETS = ("line", "broker")  # of `mesh join`: who has the line is a member, and a URL may have a password
+_OF_A_MESH = ("mesh_any_numerics", "mesh_activations")
 _RANK = {click.core.ParameterSource.COMMANDLINE: 0, click.core.ParameterSource.ENVIRONMENT: 1}
 _PLACES = ("packed", "prompt_cache", "kv_spill")  # of ModelConfig: a file or a folder, or a word
 _MODEL_FIELDS = {s.name: s.field for s in SETTINGS if s.field in ModelConfig.__dataclass_fields__}
@@ -58,6 +59,7 @@ class RunSettings:
 def resolve(context: click.Context, given: Mapping[str, Any]) -> RunSettings:
     """Return the settings of a run. Raises ConfigError for what cannot be."""
     values = without_outranked(context, given)
+    _check_mesh(context, values)
     return RunSettings(
         model=_model(values),
         config=model_config(context, values, embeddings=False),
@@ -72,6 +74,13 @@ def resolve(context: click.Context, given: Mapping[str, Any]) -> RunSettings:
         is_mesh=bool(values["mesh"]),
         takes_any_numerics=bool(values["mesh_any_numerics"]),
     )
+
+
+def _check_mesh(context: click.Context, values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a flag of a mesh where there is none: it would do nothing. Other places may say so."""
+    for name in () if values["mesh"] else _OF_A_MESH:
+        if values[name] and origin(context, name) == "flag":
+            raise ConfigError(f"--{name.replace('_', '-')}: is for a mesh; add --mesh, or leave it out")
 
 
 def model_config(context: click.Context, values: Mapping[str, Any], **defaults: Any) -> ModelConfig:

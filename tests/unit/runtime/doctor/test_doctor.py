@@ -13,6 +13,7 @@ import pytest
 
 from edge_run.base.results import to_json
 from edge_run.base.units import GIB, KIB, MIB
+from edge_run.cli.reports.findings import _in_one_line
 from edge_run.devices.host import checkup
 from edge_run.devices.host.findings import NOTE, OK, PROBLEM, Finding, Report
 from edge_run.devices.host.ledger import Ledger, Run
@@ -389,6 +390,27 @@ def test_whatever_a_check_fails_over_the_others_go_on(tmp_path: Path, monkeypatc
     assert by_topic["swap"].finding == "cannot be examined here (RuntimeError: no such thing here)"
     assert by_topic["model"].state == PROBLEM
     assert {"huge pages", "cache folder"} <= by_topic.keys()
+
+
+def test_without_a_process_for_llama_cpp_the_others_are_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "no more of them")
+
+    monkeypatch.setattr(library.subprocess, "run", refuse)
+    report = doctor.examine(None, tmp_path, ledger=Ledger(tmp_path))
+    by_topic = {finding.topic: finding for finding in report.findings}
+    assert by_topic["llama.cpp"].state == PROBLEM
+    assert "no process can be started for it" in by_topic["llama.cpp"].finding
+    assert "swap" in by_topic
+
+
+def test_a_command_in_a_finding_keeps_the_blanks_of_a_path() -> None:
+    path = "/a  b/demo-x"
+    found = _in_one_line(Finding("left\nover", NOTE, f"one\n  {path}", shlex.join(["rm", "-r", path])))
+    assert (found.topic, found.finding) == ("left over", f"one   {path}")
+    assert shlex.split(found.advice)[2] == path
 
 
 def test_kernels_for_repacked_weights_are_named() -> None:

@@ -29,3 +29,14 @@ def test_a_file_that_is_there_and_cannot_be_read_is_said_to_be_that(models: Work
     path.write_bytes(b"GGUF")
     with pytest.raises(ModelFileError, match=r"m\.gguf.*truncated"):
         models.find("a", ASKED, lambda: None)
+
+
+def test_a_file_that_is_named_is_taken_whatever_its_name_ends_in(tmp_path: Path) -> None:
+    """Those in a folder end in .gguf."""
+    path = tmp_path / "model.bin"
+    path.write_bytes(b"GGUF")
+    config = ModelConfig(cache_folder=tmp_path / "cache")
+    asked = ModelAsked("0" * 64, "model.bin", (4096,), (64,))
+    for folders, error in (([path], ModelFileError), ([tmp_path], NotTrusted)):
+        with pytest.raises(error):
+            WorkerModels(folders, config, PieceExchange(Hub().join("b"))).find("a", asked, lambda: None)
