@@ -101,7 +101,7 @@ class Readers:
         self._n_active = n_threads
         self._urgent: deque[Job] = deque()
         self._jobs: deque[Job] = deque()
-        self._is_closed = False
+        self._is_closed = self._is_left = False
         self._in_flight = 0
         self._busy_since = 0.0
         self._totals = NOTHING_READ
@@ -143,14 +143,22 @@ class Readers:
             return self._totals + ReadTotals(busy_s=self._clock() - self._busy_since)
 
     def close(self) -> None:
-        """Drop the queued jobs, let reads in flight finish, and join the threads. Idempotent."""
+        """Drop the queued jobs, let reads in flight finish, and join the threads. Idempotent.
+
+        Who insisted on an end while a read hung (`join_all`) need not insist again.
+        """
         with self._lock:
             self._is_closed = True
             self._urgent.clear()
             self._jobs.clear()
             self._changed.notify_all()
             self._resumed.notify_all()
-        join_all(self._threads)
+        stops = list[None]()
+        try:
+            join_all(self._threads, lambda: stops.append(None), lambda: self._is_left)
+        except BaseException:
+            self._is_left = len(stops) > 1 and not all(thread.has_ended.is_set() for thread in self._threads)
+            raise
 
     def _run(self, number: int) -> None:
         counted_cpu_s = 0.0

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from edge_run.base.errors import EdgeRunError
+from edge_run.base.files import changed
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import joined
+from edge_run.tiers.content_sums import ContentSums
 from edge_run.tiers.readers import Readers, as_read_error
 from edge_run.tiers.source import SourceFile, read_patiently
 
@@ -66,6 +68,7 @@ class RowTable:
         self._reading: _Reading | None = None  # which a stop left, and which may write to its pages yet
         self._max_pages = range.budget_bytes // _libc.PAGE
         self._pages: OrderedDict[int, None] = OrderedDict()
+        self._sums = ContentSums(range.length // _libc.PAGE)
         at = None if range.is_apart else range.start
         self._memory = _libc.map_anonymous(range.length, _libc.PROT_READ_WRITE, at=at)
         _libc.prepare_for_weights(self._memory, range.length, is_sparse=True)
@@ -123,7 +126,11 @@ class RowTable:
                 if reading.is_void:
                     return 0
                 offset = self.range.file_offset + address - self._memory
-                return read_patiently(lambda: self._source.read_into(address, length, offset), lambda: reading.is_void)
+                n_bytes = read_patiently(
+                    lambda: self._source.read_into(address, length, offset), lambda: reading.is_void
+                )
+                self._compare(address, length, offset)
+                return n_bytes
             except Exception as error:  # rows that were not read must not count as read
                 reading.errors.append(as_read_error(error))
                 return 0
@@ -133,6 +140,16 @@ class RowTable:
         for run in runs:
             self._readers.submit(partial(read, *run), is_urgent=True)
         return reading
+
+    def _compare(self, address: int, length: int, offset: int) -> None:
+        """Compare pages that are read again with what was read first, as `Weights` does. Raises ModelFileError."""
+        first, count = (address - self._memory) // _libc.PAGE, length // _libc.PAGE
+        pages, source = [first + i for i in range(count)], self._source
+        if source.is_doubtful or not self._sums.has_all(pages):
+            lengths = [min(_libc.PAGE, source.size_bytes - offset - i * _libc.PAGE) for i in range(count)]
+            is_same = self._sums.agree(pages, address, lengths)
+            if source.is_doubtful and not is_same:
+                raise changed(source.path)
 
     def _end_reading(self) -> None:
         """Give back the pages of reads whose rows do not count, once none of them can write there any more."""

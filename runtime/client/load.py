@@ -56,7 +56,7 @@ def run_load(address: ServerAddress, task: LoadTask, on_second: Callable[[int], 
     is_over = threading.Event()
     began_s = time.monotonic()
     threads = [
-        threading.Thread(target=_ask_all, args=(address, task, tally, is_over, number), name=f"edge-run-load-{number}")
+        threading.Thread(target=_ask_all, args=(address, task, tally, is_over), name=f"edge-run-load-{number}")
         for number, tally in enumerate(tallies)
     ]
     try:
@@ -73,8 +73,8 @@ def run_load(address: ServerAddress, task: LoadTask, on_second: Callable[[int], 
     return summed(str(address), task, tallies, took_s)
 
 
-def _ask_all(address: ServerAddress, task: LoadTask, tally: Tally, is_over: threading.Event, seed: int) -> None:
-    chance = random.Random(seed)
+def _ask_all(address: ServerAddress, task: LoadTask, tally: Tally, is_over: threading.Event) -> None:
+    chance = random.Random()  # no seed: a server may hold the prompts of an earlier run still
     while not is_over.is_set():
         try:
             _ask(ServerClient(address), task, tally, is_over, chance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -16,11 +17,12 @@ from edge_run.base.errors import Cancelled, ConfigError
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
-from edge_run.base.results import Forecast, Generation, Numerics, Piece, Plan, Progress, Stats
+from edge_run.base.results import Forecast, Generation, Numerics, Piece, Plan, Progress, Speculation, Stats
 from edge_run.base.sampling_config import AnswerOptions, ChatOptions
 from edge_run.runtime.embedding.results import Embeddings, TextVectors
 from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.generation.model import Model
+from edge_run.runtime.generation.report import Course, report
 from edge_run.runtime.generation.request import Message, Request, Turn, chat_request, text_request
 from edge_run.runtime.generation.shared_passes import SharedPasses
 from edge_run.runtime.processes.async_owner import AsyncOwner
@@ -209,7 +211,10 @@ class AsyncModel(AsyncOwner[Model]):
         """Answer when it is the task's turn; the wait for that counts towards its deadline."""
         model, asked_s = self._opened, time.monotonic()
         compute = partial(self._thread.run, on_cancel=model.cancel)
-        async with self._own_turn(request.turn):
+        async with self._own_turn(request.turn) as is_held:
+            if not is_held:  # not `compute`: who is cancelled here must not end the answer of another
+                yield await self._thread.run(partial(_late, model, request.after(math.inf)))
+                return
             stream = await compute(partial(model._start, request.after(time.monotonic() - asked_s)))
             try:
                 while (piece := await compute(partial(next, stream, None))) is not None:
@@ -220,8 +225,8 @@ class AsyncModel(AsyncOwner[Model]):
                 await self._thread.run(stream.close, is_owed=True)
 
     @asynccontextmanager
-    async def _own_turn(self, turn: Turn) -> AsyncGenerator[None, None]:
-        """Wait for the task's turn; `turn` says whose it is.
+    async def _own_turn(self, turn: Turn) -> AsyncGenerator[bool, None]:
+        """Wait for the task's turn, `turn` says whose it is; give the block whether it came before its deadline.
 
         Raises ConfigError where this very task has one, and would wait for ever.
         """
@@ -235,10 +240,13 @@ class AsyncModel(AsyncOwner[Model]):
                 "AsyncModel: this task has an answer open already, and answers run one after the other; read it to its "
                 "end, close it with aclose(), or open the model for several (sequences=2)"
             )
-        async with self._turns.held(turn.key, priority=turn.priority):
+        async with self._turns.held(turn.key, priority=turn.priority, patience_s=turn.deadline_s) as is_held:
+            if not is_held:
+                yield False
+                return
             self._holder = task
             try:
-                yield
+                yield True
             finally:
                 self._holder = None
 
@@ -258,3 +266,9 @@ async def _finished(answer: AsyncGenerator[Piece, None]) -> Generation:
     if generation is None:
         raise Cancelled("the answer was ended before it was finished")
     return generation
+
+
+def _late(model: Model, request: Request) -> Piece:
+    """Return the end of an answer whose time was over before its turn; the one that is being computed goes on."""
+    with model.begin(request) as answer:
+        return Piece("", (), report(model._engine, model._meter, answer, Course(), "deadline", Speculation()))

@@ -168,10 +168,11 @@ class BatchedAnswers(Closing):
         return self._engine.interrupt.hearing_ctrl_c()
 
     def cancel(self, number: int) -> None:
-        """End a request after the pass at hand, from any thread; where it is alone, end the pass too."""
+        """End a request after the pass at hand, from any thread; where all are ended, end the pass too."""
         with self._cancelling:
             self._cancelled.add(number)
-            if list(self._open) == [number]:
+            left = set(self._open)
+            if number in left and left <= self._cancelled:
                 self._engine.interrupt.cancel()
 
     def advance(self) -> list[Event]:

@@ -51,15 +51,18 @@ class ModelTexts(Closing):
         """Return the tokens of `text`. parse_special: control tokens written in it (`<|im_end|>`) count as such."""
         return self._opened.model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """Return the text of `tokens`."""
+    def detokenize(self, tokens: Sequence[int], *, has_control: bool = False) -> str:
+        """Return the text of `tokens`. has_control: with that of control tokens."""
         self._check_tokens("tokens", tokens)
-        return b"".join(ggml.token_bytes(self._vocab, t, False) for t in tokens).decode("utf-8", "replace")
+        return b"".join(ggml.token_bytes(self._vocab, t, has_control) for t in tokens).decode("utf-8", "replace")
 
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token stands for, which may be a part of a character; none for control tokens."""
+    def token_bytes(self, token: int, *, has_control: bool = False) -> bytes:
+        """Return the bytes that a token stands for, which may be a part of a character.
+
+        has_control: those of its text for a control token, which stands for none else.
+        """
         self._check_tokens("token", (token,))
-        return ggml.token_bytes(self._vocab, token, False)
+        return ggml.token_bytes(self._vocab, token, has_control)
 
     def prompt_tokens(self, text: str) -> list[int]:
         """Return the tokens of a prompt as `generate` makes them: with BOS, and control tokens in it as such.

@@ -111,7 +111,7 @@ class SharedPasses:
 
     async def _submit(self, request: Request, inbox: _Inbox) -> None:
         """Take a request on, between two passes. Its grammar is opened before, beside the passes of others."""
-        grammars, is_gone = list[RoomedGrammar](), threading.Event()
+        grammars, is_gone, asked_s = list[RoomedGrammar](), threading.Event(), time.monotonic()
 
         def open_grammar() -> None:
             if grammar := self._model.open_grammar(request.sampling):
@@ -124,7 +124,8 @@ class SharedPasses:
             if batch is None or batch.is_closed:  # by another answer that its owner began on the model
                 self._end_all(Cancelled("the answer was ended before it was finished"))
                 batch = self._batch = self._model.open_batch()
-            inbox.number = batch.submit(self._model.begin(request, *grammars), request.turn)
+            left = request.after(time.monotonic() - asked_s)
+            inbox.number = batch.submit(self._model.begin(left, *grammars), left.turn)
             inbox.batch, self._inboxes[inbox.number] = batch, inbox
 
         try:
@@ -149,7 +150,7 @@ class SharedPasses:
                 return await anyio.to_thread.run_sync(open_grammar, limiter=self._opening)
             except BudgetError:
                 if time.monotonic() >= end_s:
-                    raise
+                    return None  # its time is over: it ends without one
             await anyio.sleep(GRAMMAR_PAUSE_S)
 
     def _hand_over(self) -> None:

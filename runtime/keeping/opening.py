@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge_run.base.errors import NotSupported, TierReadError, from_system, reason_of
+from edge_run.base.errors import ModelFileError, NotSupported, TierReadError, from_system, reason_of
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.graph.flow import Flow, users
 from edge_run.runtime.keeping.identity import kept_identity
@@ -36,8 +36,11 @@ def _open(engine: Engine, say: Callable[[str], None]) -> PromptKeeper:
     layout = layout_of(engine.flow(), engine.context_tokens, engine.shape.n_streams)
     try:
         identity = kept_identity(engine.gguf, engine.numerics, layout.signature)
+        engine.gguf.check_unchanged()  # after that: else rows of the open file would be those of what took its place
     except OSError as error:
         raise TierReadError(f"{engine.gguf.shards[0].path}: cannot be read ({reason_of(error)})") from error
+    except ModelFileError as error:
+        raise NotSupported(str(error)) from error
     config = engine.config
     store = PromptStore(config.prompt_folder, identity, config.most_prompt_bytes, config.most_daily_prompt_bytes)
     store.clean(say)

@@ -106,6 +106,8 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Take what came; the deadline is of the whole head or body, so that a byte now and then does not move it."""
         super().data_received(data)
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= PIECE_BYTES:
+            self.flow.resume_reading()  # uvicorn stops where more follows a request: it would not see its client leave
         self._wait_for(self._due())
 
     def on_response_complete(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -83,9 +84,13 @@ class WeightMemory:
             self.address_space, chosen, self.readers, state, run_chunks=run_chunks, check=self.check, compares=compares
         )
 
-    def lookups(self, ranges: Sequence[RowRange]) -> Lookups:
-        """Return the lookups of rows in the tables that are read by row."""
-        tables = [RowTable(r, self.sources[r.shard], self.readers, self.check) for r in ranges]
+    def lookups(self, ranges: Sequence[RowRange], undo: contextlib.ExitStack) -> Lookups:
+        """Return the lookups of rows in the tables that are read by row. undo: ends the readers, and closes them."""
+        tables = list[RowTable]()
+        for one in ranges:
+            tables.append(RowTable(one, self.sources[one.shard], self.readers, self.check))
+            undo.callback(tables[-1].close)
+        undo.callback(self.readers.close)  # before what they read, and read to
         return Lookups(tables, self.products)
 
 
@@ -97,14 +102,18 @@ def open_streams(
     grant: is called with the plan before any memory is taken, and may raise.
     """
     moe = plan_moe(terms, graph, memory.address_space)
-    if moe is None:
-        return _in_order(graph, terms, memory, grant)
-    grant(moe.plan)
-    return moe.plan, _by_expert(graph, moe, memory, terms)
+    with contextlib.ExitStack() as undo:  # of what is open already where the rest cannot be
+        if moe is None:
+            opened = _in_order(graph, terms, memory, grant, undo)
+        else:
+            grant(moe.plan)
+            opened = moe.plan, _by_expert(graph, moe, memory, terms, undo)
+        undo.pop_all()
+    return opened
 
 
 def _in_order(
-    graph: GraphMap, terms: Terms, memory: WeightMemory, grant: Callable[[Plan], None]
+    graph: GraphMap, terms: Terms, memory: WeightMemory, grant: Callable[[Plan], None], undo: contextlib.ExitStack
 ) -> tuple[Plan, Streams]:
     """Stream all weights in the order of a pass of one token."""
     address_space = memory.address_space
@@ -123,7 +132,7 @@ def _in_order(
     plan, residency = plan_streamed(terms, address_space, cut, ranges, visits)
     grant(plan)
     segments = cut(residency.segment_chunks)
-    lookups = memory.lookups(ranges)
+    lookups = memory.lookups(ranges, undo)
     order = [chunk for segment in segments for chunk in segment.acquire]
     run_chunks = LONG_RUN if residency.by_stage_visits else MAX_READ_CHUNKS
     most_early = 2 * terms.readers * run_chunks
@@ -138,17 +147,22 @@ def _in_order(
     return plan, [streaming]
 
 
-def _by_expert(graph: GraphMap, moe: MoePlan, memory: WeightMemory, terms: Terms) -> Streams:
+def _by_expert(
+    graph: GraphMap, moe: MoePlan, memory: WeightMemory, terms: Terms, undo: contextlib.ExitStack
+) -> Streams:
     """Stream experts as they are chosen; pin all other weights, or stream them in order, as the plan says."""
     n_used = terms.gguf.used_experts
     address_space, experts, n_frames = moe.address_space, moe.experts, moe.n_frames
-    sources, blocks = _unpacking(memory.sources, terms)
+    sources, blocks = _unpacking(memory.sources, terms, undo)
     memory = replace(memory, address_space=address_space)
     # Ragged chunks are dense, and have memory of their own.
     n_dense_frames = 0 if moe.residency else len(moe.dense) - len(address_space.ragged)
     states = OnDemand(address_space.n_chunks, n_dense_frames + n_frames, address_space.ragged)
     weights = memory.weights(states, READ_BYTES // address_space.chunk_bytes, sources)
-    part, lookups = DensePart.of(experts, moe.dense, has_row_slices=terms.has_row_slices), memory.lookups(moe.ranges)
+    part, lookups = (
+        DensePart.of(experts, moe.dense, has_row_slices=terms.has_row_slices),
+        memory.lookups(moe.ranges, undo),
+    )
     dense: WeightStreaming
     if moe.residency:
         dense = _dense_in_order(graph, moe.residency, part, lookups, memory)
@@ -182,7 +196,7 @@ def _dense_in_order(
 
 
 def _unpacking(
-    sources: Sequence[SourceFile], terms: Terms
+    sources: Sequence[SourceFile], terms: Terms, undo: contextlib.ExitStack
 ) -> tuple[Sequence[SourceFile | PackedSource], PackedBlocks | None]:
     """Return the sources of the weights, and the packed blocks that they read, if any."""
     if not terms.packed:
@@ -190,6 +204,7 @@ def _unpacking(
     from edge_run.tiers.packed import PackedBlocks, PackedSource
 
     blocks = PackedBlocks(terms.packed)
+    undo.callback(blocks.close)
     return [PackedSource(source, shard, blocks) for shard, source in enumerate(sources)], blocks
 
 

@@ -19,7 +19,7 @@ from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace
 from edge_run.tiers.readers import as_read_error
-from edge_run.tiers.source import SourceFile
+from edge_run.tiers.source import SourceFile, read_patiently
 
 PATIENCE_S = 2.0  # after which copying begins, whether the first pass is over or not
 PIECE_BYTES = 4 * CHUNK_BYTES  # copied at a time, into memory that this takes besides the weights
@@ -124,7 +124,7 @@ class CachedStart:
     def _copy(self, piece: range, room: int) -> None:
         place, length = self._address_space.place(piece[0]), self._length(piece)
         source = self._sources[place.shard]
-        n_bytes = source.read_into(room, length, place.file_offset)
+        n_bytes = read_patiently(lambda: source.read_into(room, length, place.file_offset), lambda: self._is_closed)
         try:
             _libc.move_pages(room, place.address, length)  # who reads there meanwhile waits for the kernel
         except OSError:

@@ -6,6 +6,7 @@ byte: reads go to buffers of their own (`lanes.py`), and only what was read whol
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -50,7 +51,8 @@ class Drives:
         self._buffers: set[int] = set()
         self._lanes: list[Lane] = []
         try:
-            self._lanes += [Lane(n_readers, drive) for drive in range(FILES)]
+            for drive in range(FILES):  # each is known before the next is made: it has threads
+                self._lanes.append(Lane(n_readers, drive))
         except BaseException:
             self.close()
             raise
@@ -223,8 +225,10 @@ class CopiedSource(SourceFile):
 
     def read_pieces(self, pieces: Sequence[tuple[int, int]], offset: int) -> int:
         """Fill the `pieces` of memory, part by part, each from either file. Raises like any source."""
-        if self.is_cached(offset, sum(length for _, length in pieces)):
-            return super().read_pieces(pieces, offset)
+        asked_bytes = sum(length for _, length in pieces)
+        if self._cache and self._cache.holds(offset, asked_bytes, least_share=1):  # else a drive is asked
+            with contextlib.suppress(TierReadError):  # the kernel has just taken a page away
+                return super().read_pieces(pieces, offset)
         n_bytes, paths = 0, (self.path, self._copy.path)
         for start, length in pieces:
             for place in range(0, length, PART_BYTES):

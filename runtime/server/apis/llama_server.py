@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -141,7 +142,7 @@ async def tokenize(service: Service, request: Request) -> Response:
             raise Refusal(
                 400, f"content: has {len(tokens):,} tokens, with pieces {MOST_PIECES:,} at most", param="content"
             )
-        return [{"id": token, "piece": model.detokenize([token])} for token in tokens]
+        return [{"id": token, "piece": _piece(model.token_bytes(token, has_control=True))} for token in tokens]
 
     async with service.visit(service.catalogue.asked(asked.model), request) as served:
         return json_response({"tokens": await served.prepare(tokens_of, served.model)})
@@ -151,7 +152,8 @@ async def detokenize(service: Service, request: Request) -> Response:
     """Return the text of tokens."""
     asked = await service.read(request, DetokenizeRequest)
     async with service.visit(service.catalogue.asked(asked.model), request) as served:
-        return json_response({"content": await served.prepare(served.model.detokenize, asked.tokens)})
+        text_of = partial(served.model.detokenize, has_control=True)
+        return json_response({"content": await served.prepare(text_of, asked.tokens)})
 
 
 async def apply_template(service: Service, request: Request) -> Response:
@@ -280,3 +282,11 @@ def _parameters(sampling: SamplingConfig, max_tokens: int | None) -> dict[str, A
         "stop": list(sampling.stop),
         "n_predict": -1 if max_tokens is None else max_tokens,
     }
+
+
+def _piece(token: bytes) -> str | list[int]:
+    """Return the text of a token, or its bytes where it is a part of a character: as llama-server has it."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return list(token)

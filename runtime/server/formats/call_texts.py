@@ -14,15 +14,19 @@ from typing import Any
 from edge_run.base import strict_json
 
 CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
-_NAMED = re.compile(rf"([\w.-]{{1,128}})\s*(?:{re.escape(CALL_ID)}\w{{1,64}}\s*)?(?:{re.escape(ARGS)})?\s*(?=\{{)")
+_NAMED = re.compile(  # no two runs of white space in a row: where they end in nothing, each length of both is tried
+    rf"([\w.-]{{1,128}})\s*(?:{re.escape(CALL_ID)}\w{{1,64}}\s*)?(?:{re.escape(ARGS)}\s*)?(?=\{{)"
+)
 _TAGGED = re.compile(r"<function=([\w.-]{1,128})>(.*)</function>|([\w.-]{1,128})(?![\w.-])(.*)", re.DOTALL)
 _ARGUMENT = re.compile(
-    r"<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*|<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*",
+    r"<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*"
+    r"|<arg_key>([^<>]*)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*",
     re.DOTALL,
 )
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}  # which some templates write instead of JSON's
 _DECODER = json.JSONDecoder()
 _BETWEEN = " \t\r\n;,"
+MOST_WAYS = 64  # of an argument's schema that are looked at, anew for each argument
 
 
 def new_call_identity() -> str:
@@ -107,11 +111,14 @@ def _argument(text: str, kinds: Collection[str]) -> Any:
 
 def _kinds(schema: Any) -> set[str]:
     """Return what JSON schema calls the kinds of values that a schema names; none where it names none."""
-    if not isinstance(schema, Mapping):
-        return set()
-    named = schema.get("type")
-    kinds = {kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str)}
-    for key in ("anyOf", "oneOf"):
-        if isinstance(ways := schema.get(key), list):
-            kinds.update(*map(_kinds, ways))
+    kinds, ways = set[str](), [schema]
+    for way in ways:  # which grows meanwhile
+        if not isinstance(way, Mapping):
+            continue
+        named = way.get("type")
+        named = named[:MOST_WAYS] if isinstance(named, list) else [named]
+        kinds.update(kind for kind in named if isinstance(kind, str))
+        for key in ("anyOf", "oneOf"):
+            if isinstance(more := way.get(key), list):
+                ways += more[: max(0, MOST_WAYS - len(ways))]
     return kinds
