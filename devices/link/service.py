@@ -33,7 +33,7 @@ from edge_run.devices.link.wakeup import Wakeup
 logger = logging.getLogger(__name__)
 
 IDLE_S = 30.0
-NOT_NOW_S = 0.05
+NOT_NOW_S, TELL_S = 0.05, 10.0
 _MOST_AT_ONCE = 64  # messages from the listener before the connections are looked at again
 
 
@@ -49,6 +49,7 @@ class LinkService:
     measured_s: when they were.
     failures: why there is no connection to a peer, after one was wanted.
     watched: peers that said something, or are to be watched: their end is told as a loss.
+    kept: those that are to be watched: the connections to them stay also where nothing is said.
     wanted: peers that are to be connected to, or, with True, only measured.
     dropped: nodes with which the conversation is to end, and why.
     sent_away: nodes whose own connections are to be cut.
@@ -85,6 +86,7 @@ class LinkService:
         self.measured_s: dict[str, float] = {}
         self.failures: dict[str, str] = {}
         self.watched: set[str] = set()
+        self.kept: set[str] = set()
         self.wanted: dict[tuple[str, bool], None] = {}
         self.dropped: dict[str, str] = {}
         self.sent_away: set[str] = set()
@@ -96,6 +98,7 @@ class LinkService:
         self._openings: dict[tuple[str, bool], Opening] = {}
         self._unsent: list[tuple[str, str, bytes]] = []  # control messages for which a connection is being opened
         self._order, self._wakeup = MessageOrder(), Wakeup()
+        self._tell_s = 0.0
         try:
             self._listener = LinkListener(self._context, self.keys, places, port)
         except BaseException:
@@ -125,6 +128,7 @@ class LinkService:
         """Connect to `node` where there is no connection, and have its end told as a loss."""
         with self.lock:
             self.watched.add(node)
+            self.kept.add(node)
             if node in self.connections:
                 self.connections[node].is_talked_to = True
             else:
@@ -200,8 +204,9 @@ class LinkService:
 
     def _timeout_ms(self) -> float | None:
         ends = [min(opening.deadline_s, time.monotonic() + RETRY_S) for opening in self._openings.values()]
-        if self.connections and not self.is_held:
-            ends.append(min(connection.used_s for connection in self.connections.values()) + IDLE_S)
+        used_s = [connection.used_s for node, connection in self.connections.items() if node not in self.kept]
+        if used_s and not self.is_held:
+            ends.append(min(used_s) + IDLE_S)
         return max(0.0, (min(ends) - time.monotonic()) * 1e3 + 1) if ends else None
 
     def _take_in(self) -> None:
@@ -212,7 +217,7 @@ class LinkService:
                 found = self._listener.next()
             except ProtocolError as error:
                 self.refused += 1
-                logger.warning("data link: refused: %s", error)
+                self._tell(error)
                 self._break_up(error.node, "it sent what cannot be")
                 return
             except self._zmq.ZMQError as error:  # of whom, nobody knows
@@ -225,6 +230,12 @@ class LinkService:
                     return
                 continue
             self._hand_on(*found)
+
+    def _tell(self, error: ProtocolError) -> None:
+        """Log a refusal, once in a while: who sends what cannot be may send it without end."""
+        if time.monotonic() >= self._tell_s:
+            self._tell_s = time.monotonic() + TELL_S
+            logger.warning("data link: refused, %d so far: %s", self.refused, error)
 
     def _hand_on(self, head: Head, message: Message, size: int) -> None:
         node = message.node
@@ -331,7 +342,7 @@ class LinkService:
                 self._break_up(node, "the connection broke: it ended, froze, or was cut off")
             elif self.peers.get(node) != connection.peer:
                 self._break_up(node, "it is no longer there, or was started anew")
-            elif not self.is_held and now_s - connection.used_s > IDLE_S:
+            elif not self.is_held and node not in self.kept and now_s - connection.used_s > IDLE_S:
                 self._end(node, "nothing was said for a while")
                 self._on_change(node, False, "")
 
@@ -351,6 +362,7 @@ class LinkService:
     def _end(self, node: str, why: str) -> PeerConnection | None:
         with self.lock:
             self.watched.discard(node)
+            self.kept.discard(node)
             connection = self.connections.pop(node, None)
         if connection is not None:
             connection.close(why)

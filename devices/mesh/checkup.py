@@ -179,10 +179,10 @@ def _reached_by(member: Member, times_s: dict[str, float | str]) -> Finding:
 def _try(key: str, place: str) -> float | str:
     """Return how long it took to connect, or why it could not be done."""
     parts = urlsplit(place)
-    if not may_try(key, place):
-        return "is an address of this device, at which that one does not listen"
-    started_s = time.monotonic()
     try:
+        if not may_try(key, place):
+            return "is an address of this device, at which that one does not listen"
+        started_s = time.monotonic()
         with contextlib.closing(socket.create_connection((str(parts.hostname), int(parts.port or 0)), CONNECT_S)):
             return time.monotonic() - started_s
     except TimeoutError:

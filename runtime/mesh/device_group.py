@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 LEAST_DEADLINE_S = 10.0
 PATIENCE = 20.0  # times what a pass is expected to take
 READING_PATIENCE = 5.0  # times what devices are expected to read for, in their first passes
+MOST_READING_S = 3600.0  # of patience for that: how fast its drive is, a device says itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ class DeviceGroup:
     ) -> None:
         """coder: of what this device hands on."""
         self._mesh, self._engine, self._events, self.attempt = mesh, engine, events, attempt
-        self._reading_s = READING_PATIENCE * attempt.reading_s  # that passes may still take besides
+        # What passes may still take besides.
+        self._reading_s = min(MOST_READING_S, READING_PATIENCE * attempt.reading_s)
         self.others = [node for node in attempt.plan.nodes if node != mesh.node]
         self.number = 0
         self._in_flight: deque[tuple[int, Decode]] = deque()  # with their numbers

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError, lacks_room
@@ -21,6 +21,8 @@ from edge_run.runtime.mesh.failover import Deposed, Gone, LessRoom, Refused
 STATUS_TIMEOUT_S = 3.0
 CHECK_S = 0.1
 TELL_S, STALL_S = 3.0, 120.0
+LEAST_READ_BYTES = 16 << 20  # in STALL_S, of a file that has more left: no drive is slower
+MOST_BEGUN = 64  # files that a device begins to read for one model
 
 _Answer = TypeVar("_Answer")
 
@@ -43,11 +45,17 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How far a device is that reads a file. since_s: when it was first known to be so far."""
+    """How far a device is that reads files, one after the other.
+
+    n_begun: how many it has begun.
+    since_bytes, since_s: where in the file it was, and when; since then it has got little further.
+    """
 
     file: str
     read_bytes: int
     size_bytes: int
+    n_begun: int
+    since_bytes: int
     since_s: float
 
 
@@ -179,11 +187,16 @@ def _reading_of(node: str, answer: Document, before: _Reading | None) -> _Readin
     said = Fields(fields.table("reading"), "its answer, in reading", node)
     read_bytes, size_bytes = (said.integer(name, 0, MOST_BYTES) for name in ("read_bytes", "size_bytes"))
     file, now_s = said.words("file"), time.monotonic()
-    if before is None or (file, read_bytes) != (before.file, before.read_bytes):
-        return _Reading(file, read_bytes, size_bytes, now_s)
+    if before is None or file != before.file or read_bytes < before.read_bytes:
+        n_begun = before.n_begun + 1 if before else 1
+        if n_begun > MOST_BEGUN:
+            raise MeshError(f"it has begun to read {MOST_BEGUN} files for this model, and knows none of them")
+        return _Reading(file, read_bytes, size_bytes, n_begun, read_bytes, now_s)
+    if read_bytes - before.since_bytes >= LEAST_READ_BYTES:
+        return replace(before, read_bytes=read_bytes, since_bytes=read_bytes, since_s=now_s)
     if now_s - before.since_s > STALL_S:
-        raise MeshError(f"it has read nothing of {file} for {STALL_S:.0f} s, {format_size(read_bytes)} before that")
-    return before
+        raise MeshError(f"it has read hardly anything of {file} for {STALL_S:.0f} s, at {format_size(read_bytes)}")
+    return replace(before, read_bytes=read_bytes)
 
 
 def judged(node: str, call: Callable[[], _Answer]) -> _Answer:

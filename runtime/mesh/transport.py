@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -155,8 +155,7 @@ class LinkTransport:
                 return message
             if message is not None:
                 self._keep(message)
-                continue
-            self._check()
+            self._check()  # also while messages come without end
             if self._deadline_s is not None and self._clock() - started > self._deadline_s:
                 raise Overdue(f"the activation before unit {unit} did not come in {self._deadline_s:.0f} s")
 
@@ -249,12 +248,10 @@ class LinkTransport:
             return
         if number < self.oldest or not (kind == "activation" or message.node == self._owners[0]):
             return
-        waiting_bytes = sum(part.nbytes for one in (message, *self._waiting) for part in one.parts)
-        if len(self._waiting) >= MOST_WAITING or waiting_bytes > self._most_waiting_bytes:
-            raise ProtocolError(
-                f"{len(self._waiting)} messages wait that nobody asked for, the last one its",
-                node=message.node,
-            )
+        waiting = (message, *self._waiting)
+        if len(waiting) > MOST_WAITING or sum(map(_size_of, waiting)) > self._most_waiting_bytes:
+            node = _who_has_most(waiting, is_by_number=len(waiting) > MOST_WAITING)
+            raise ProtocolError(f"{len(waiting) - 1} messages wait that nobody asked for, most of them its", node=node)
         self._waiting.append(message)
         if kind == "command":
             self.oldest = max(self.oldest, fields.integer("oldest", most=number))
@@ -282,6 +279,18 @@ def _checked(check: Callable[[], None]) -> Iterator[None]:
     except MeshError:
         check()
         raise
+
+
+def _size_of(message: Message) -> int:
+    return sum(part.nbytes for part in message.parts)
+
+
+def _who_has_most(messages: Sequence[Message], *, is_by_number: bool) -> str:
+    """Return who sent the most of `messages`: by their number, or by their bytes."""
+    taken = Counter[str]()
+    for message in messages:
+        taken[message.node] += 1 if is_by_number else _size_of(message)
+    return max(taken, key=taken.__getitem__)
 
 
 def _fields(message: Message) -> Fields:

@@ -124,6 +124,10 @@ class RunThread:
         except DeviceLost as error:
             if run is not None and error.node == run.coordinator:
                 self._give_up(run)
+        except MeshError as error:  # of the link, by which nothing comes any more
+            logger.warning("%s", error)
+            if run is not None:
+                self._give_up(run)
         except EdgeRunError as error:
             logger.warning("%s", error)
         except Exception:
