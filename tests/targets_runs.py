@@ -185,7 +185,8 @@ def headers_of_a_run(folder: Path, stack: ExitStack) -> Target:
     link = _Queue()
 
     def stop() -> None:
-        raise Cancelled("nothing more comes")
+        if not link.items:
+            raise Cancelled("nothing more comes")
 
     def feed(data: bytes) -> bool:
         message = _message(data)

@@ -71,7 +71,7 @@ class Batch(Closing):
         return self._workplace.do(self._answers.advance)
 
     def cancel(self, number: int) -> None:
-        """End a request after the pass at hand, from any thread; where it is alone, end the pass too."""
+        """End a request after the pass at hand, from any thread; where all are ended, end the pass too."""
         self._answers.cancel(number)
 
     def drop(self, number: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from at_once import OPTIONS
 from edge_run import Model, inflate
+from edge_run.base.files import cache_folder
 from edge_run.base.units import MIB
 from edge_run.runtime.processes import cell
 from json_grammars import Takes, with_vocabulary
@@ -93,6 +94,19 @@ def environment(tmp_path: Path) -> dict[str, str]:
     home = tmp_path / "home"
     home.mkdir()
     return fresh_environment(home, TERM="dumb")
+
+
+@pytest.fixture
+def known_models(environment: dict[str, str]) -> None:
+    """Let the home of `environment` have what other tests found out about model files, and give them what is new.
+
+    To find that out, in a process of its own, takes longer than the rest of a short command. That it is found out, and
+    how, has tests of its own (`test_inspection.py`).
+    """
+    known, own = cache_folder() / "inspected", Path(environment["HOME"], ".cache", "edge-run")
+    known.mkdir(parents=True, exist_ok=True)
+    own.mkdir(parents=True)
+    (own / "inspected").symlink_to(known)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,25 @@ async def test_a_deadline_ends_an_answer_however_it_is_computed(grown: Path, seq
         pieces = [piece async for piece in model.generate(PROMPT, max_tokens=3, deadline_s=600)]
         assert pieces[-1].generation is not None
         assert pieces[-1].generation.finish_reason in ("length", "stop")
+
+
+async def test_a_deadline_ends_an_answer_that_waits_for_its_turn(kit: Path) -> None:
+    """It was told only when the answer before it had ended, which goes on whatever becomes of others."""
+    reasons, n_tokens = list[str](), list[int]()
+    async with AsyncModel(kit, context_tokens=512, threads=1) as model:
+
+        async def answer(**options: Any) -> None:
+            generation = await model.complete(PROMPT, temperature=0, ignore_eos=True, **options)
+            reasons.append(generation.finish_reason)
+            n_tokens.append(generation.completion_tokens)
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                group.start_soon(partial(answer, max_tokens=400))
+                await anyio.lowlevel.checkpoint()  # it has its turn
+                group.start_soon(partial(answer, max_tokens=400, deadline_s=0.05))
+    assert reasons == ["deadline", "length"]
+    assert n_tokens == [0, 400]
 
 
 @pytest.mark.parametrize("sequences", [1, 2])

@@ -18,6 +18,7 @@ from edge_run.cli.commands.run import run as run_command
 from kit_models import GREEDY, KIT, PROMPT
 from program import assert_refused
 
+pytestmark = pytest.mark.usefixtures("known_models")
 KEYS = {field.name for field in dataclasses.fields(Generation)}
 NESTED_KEYS = {
     name: {field.name for field in dataclasses.fields(kind)}

@@ -19,6 +19,7 @@ from edge_run import (
     ConfigError,
     Model,
     Request,
+    SamplingConfig,
     Turn,
 )
 from edge_run.runtime.generation.batch import Batch
@@ -80,6 +81,22 @@ def test_a_batch_that_was_left_is_ended_by_the_next_answer(model: Model) -> None
     batch.advance()
     del batch
     assert model.generate(PROMPT, max_tokens=8, temperature=0).result().text == wanted
+
+
+def test_a_pass_ends_at_once_where_all_that_are_left_were_cancelled(model: Model) -> None:
+    """Of two that were cancelled in one pass, neither was alone, and the pass went on for nobody."""
+    wanted = model.generate(PROMPT, max_tokens=8, temperature=0).result().text
+    with model.open_batch() as batch:
+        first, second = (batch.submit(model.begin(Request("Another one", 20)), Turn()) for _ in range(2))
+        batch.advance()
+        interrupt, is_set = model._engine.interrupt, list[bool]()
+        for step, number in ((batch.cancel, first), (batch.cancel, second), (batch.drop, first), (batch.drop, second)):
+            step(number)
+            is_set.append(interrupt.is_set)
+        assert is_set == [False, True, False, False]
+        batch.submit(model.begin(Request(PROMPT, 8, SamplingConfig(temperature=0))), Turn())
+        texts = [event.piece.text for _ in range(99) if not batch.is_idle for event in batch.advance() if event.piece]
+    assert "".join(texts) == wanted
 
 
 @in_child

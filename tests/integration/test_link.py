@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import random
 import socket
@@ -17,6 +18,7 @@ import zmq
 from edge_run.base.errors import Cancelled, DeviceLost, MeshError, NotTrusted, ProtocolError
 from edge_run.base.mesh import Message
 from edge_run.devices.link import inbox as link_inbox
+from edge_run.devices.link import service
 from edge_run.devices.link.connection import Candidate, Keys, Peer
 from edge_run.devices.link.data_link import DataLink
 from edge_run.devices.link.frames import MOST_HEADER_BYTES, MOST_PARTS, FrameKind, Head, pack
@@ -258,12 +260,13 @@ def test_noise_at_the_listener_harms_nobody() -> None:
         assert b.receive(timeout_s=0.1) is None
 
 
-def test_a_member_that_sends_nonsense_is_refused_message_by_message() -> None:
+def test_a_member_that_sends_nonsense_is_refused_message_by_message(caplog: pytest.LogCaptureFixture) -> None:
     """500 messages of a member that went wrong: truncated, foreign, with gaps, too many parts: none is handed on."""
     chance = random.Random(9)
     good = pack(Head(FrameKind.DATA, 5, 0, {"n": 0}, (4,)))
     context = zmq.Context()
     keys = Keys(*zmq.curve_keypair())
+    caplog.set_level(logging.WARNING)
     with contextlib.closing(DataLink()) as b:
         rogue = Peer("rogue", "1", keys.public.decode(), ("tcp://127.0.0.1:1",))
         b.set_peers({"rogue": rogue})
@@ -295,6 +298,8 @@ def test_a_member_that_sends_nonsense_is_refused_message_by_message() -> None:
             assert b.receive(timeout_s=0.2) is None
             candidate.socket.send_multipart([pack(Head(FrameKind.DATA, 6, 0, {"n": 1}))])
             assert get(b).header == {"n": 1}
+            told = [one for one in caplog.records if one.getMessage().startswith("data link: refused")]
+            assert 1 <= len(told) <= 2, "the log does not grow with what is refused"
         finally:
             candidate.close()
             context.destroy(0)
@@ -345,6 +350,19 @@ def test_whoever_is_watched_is_missed_though_it_never_spoke(when: str) -> None:
             b.receive(timeout_s=3)
         assert caught.value.node == "a"
         assert b.receive(timeout_s=0.3) is None, "once"
+
+
+def test_whoever_is_watched_is_missed_also_after_a_while_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "IDLE_S", 0.2)
+    with pair() as (a, b):
+        b.watch("a")
+        until(lambda: "a" in b.rates())
+        time.sleep(0.5)
+        a.close()
+        b.drop("a", "it is silent")
+        with pytest.raises(DeviceLost) as caught:
+            b.receive(timeout_s=3)
+        assert caught.value.node == "a"
 
 
 def until(is_so: Callable[[], object]) -> None:

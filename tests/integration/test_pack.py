@@ -16,6 +16,7 @@ from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, Pack
 from edge_run.base.units import MIB
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine import supply
+from edge_run.runtime.streaming import assemble
 from edge_run.runtime.tools.pack import pack
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.packed import PackedBlocks
@@ -148,6 +149,28 @@ def _is_refused(model: Path) -> None:
             pass
         opened = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
         assert str(packed_path(model)) not in opened
+
+
+def test_nothing_stays_open_where_the_system_refuses_what_comes_after_the_packed_file(model: Path) -> None:
+    _system_refuses(model=model)
+
+
+@in_child
+def _system_refuses(model: Path) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # of no memory `open_at` would ask again
+
+    pack(model)
+    with streaming_engine(model, packed=str(packed_path(model))):
+        pass
+    before = set(os.listdir("/proc/self/fd"))
+    assemble.ExpertCache = refuse  # type: ignore[assignment, misc]
+    with (
+        pytest.raises(TierReadError, match="temporarily unavailable"),
+        streaming_engine(model, packed=str(packed_path(model))),
+    ):
+        pass
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_packed_file_that_is_replaced_while_the_model_opens_is_told(model: Path, tmp_path: Path) -> None:

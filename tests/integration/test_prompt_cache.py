@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -15,10 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled
+from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.keeping import restoring
+from edge_run.runtime.keeping.opening import open_keeper
 from in_child import in_child
-from kept_prompts import TOKENS, WIDTH, opened, same, talk, talks
+from kept_prompts import OPTIONS, OURS, TOKENS, WIDTH, opened, same, talk, talks
 from program import Program, begin
 from tiny_models import make_model, make_trained_on
 
@@ -193,6 +197,26 @@ def test_a_conversation_goes_on_as_if_it_had_not_been_interrupted(folder: Path, 
                 for token in text[held:]:
                     session.step(token)
                 assert np.array_equal(session.feed([*text, *TOKENS[:20]])[0], wanted)
+
+
+@in_child
+def test_a_model_whose_file_was_replaced_once_it_was_open_has_no_cache(folder: Path, kept: Path) -> None:
+    """Else its rows would be kept, and found, as those of the file that took its place."""
+    path, said = make_model("llama", folder), list[str]()
+    engine = Engine.open(path, ModelConfig(**OPTIONS, **OURS, prompt_cache=kept))
+    try:
+        copy = Path(shutil.copy(path, folder / "copy.gguf"))
+        with copy.open("r+b") as file:
+            file.seek(-1000, os.SEEK_END)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 1]))
+        copy.replace(path)
+        assert open_keeper(engine, said.append) is None
+        assert len(said) == 1
+        assert "changed" in said[0]
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove", "swap"])

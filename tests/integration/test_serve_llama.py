@@ -146,6 +146,17 @@ def test_tokens(server: Served, model: Model) -> None:
     assert post(server, "/detokenize", tokens=[-1]).status_code == 400
 
 
+def test_tokens_that_are_part_of_a_letter_or_none_of_the_text_have_their_pieces(server: Served) -> None:
+    """The first were question marks, and control tokens nothing."""
+    found = post(server, "/tokenize", content="🦊<|eos|>", with_pieces=True).json()["tokens"]
+    pieces = [one["piece"].encode() if isinstance(one["piece"], str) else bytes(one["piece"]) for one in found]
+    assert pieces[-1] == b"<|eos|>"
+    assert b"".join(pieces).strip() == "🦊<|eos|>".encode()
+    assert any(isinstance(one["piece"], list) for one in found)
+    tokens = [one["id"] for one in found]
+    assert post(server, "/detokenize", tokens=tokens).json()["content"].strip() == "🦊<|eos|>"
+
+
 def test_templates(server: Served, model: Model) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     assert post(server, "/apply-template", messages=messages).json() == {"prompt": model.chat_prompt(messages)}

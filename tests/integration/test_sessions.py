@@ -14,6 +14,7 @@ import pytest
 from kit_models import KIT
 from program import Program, assert_refused, begin, run_program
 
+pytestmark = pytest.mark.usefixtures("known_models")
 SETTINGS = ["-c", "1024", "-ub", "32", "-t", "1", "-n", "24", "--temp", "0"]
 FIRST = "Once upon a time there was a fox who lived in a small house at the end of the wood. " * 14
 SECOND = "The next day"

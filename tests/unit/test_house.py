@@ -33,9 +33,34 @@ LINES, MODULES = 400, 20
 CLASS_LINES, PARAMETERS = 200, 8
 
 
-def imported_packages(tree: ast.AST) -> set[str]:
+@functools.cache
+def source_of(path: str) -> str:
+    """Return what is in the file at `path`; many tests read each file."""
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+@functools.cache
+def tree_of(path: str) -> ast.Module:
+    """Return the syntax tree of the file at `path`, which nobody changes."""
+    return ast.parse(source_of(path))
+
+
+@functools.cache
+def statements_of(path: str) -> list[ast.AST]:
+    """Return all statements of the file at `path`, also those within others.
+
+    `ast.walk` goes through expressions too, of which there are many more, and which hold no statements.
+    """
+    found = list[ast.AST](tree_of(path).body)
+    for one in found:  # grows meanwhile
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            found += getattr(one, part, ())
+    return found
+
+
+def imported_packages(path: str) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in statements_of(path):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -45,11 +70,9 @@ def imported_packages(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("path", PRODUCT)
 def test_product_file(path: str) -> None:
-    source = (ROOT / path).read_text(encoding="utf-8")
-    tree = ast.parse(source)
-    assert ast.get_docstring(tree), "no module docstring"
-    assert path in CTYPES_FILES or "ctypes" not in imported_packages(tree), f"only {CTYPES_FILES} import ctypes"
-    assert path in BINDING_TABLES or source.count("\n") <= LINES, f"more than {LINES} lines"
+    assert ast.get_docstring(tree_of(path)), "no module docstring"
+    assert path in CTYPES_FILES or "ctypes" not in imported_packages(path), f"only {CTYPES_FILES} import ctypes"
+    assert path in BINDING_TABLES or source_of(path).count("\n") <= LINES, f"more than {LINES} lines"
 
 
 def package_of(path: str) -> str:
@@ -76,7 +99,7 @@ def test_no_circles() -> None:
     modules = {module_of(path): path for path in PRODUCT}
     graph: dict[str, set[str]] = {module: set() for module in modules}
     for module, path in modules.items():
-        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        for node in statements_of(path):
             if isinstance(node, ast.Import):
                 graph[module].update(alias.name for alias in node.names if alias.name in modules)
             elif isinstance(node, ast.ImportFrom) and node.module in modules:
@@ -97,18 +120,13 @@ def test_package_is_small(package: str) -> None:
         assert names == ["__init__"], "modules lie in the packages below"
     if package not in ("edge_run", "edge_run.cli"):
         (path,) = (path for path in PRODUCT if module_of(path) == package)
-        assert len(ast.parse((ROOT / path).read_text(encoding="utf-8")).body) == 1, "more than a docstring"
+        assert len(tree_of(path).body) == 1, "more than a docstring"
 
 
 @functools.cache
 def classes() -> list[tuple[str, ast.ClassDef]]:
     """Return all classes, each with its file."""
-    return [
-        (path, node)
-        for path in PRODUCT
-        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    ]
+    return [(path, node) for path in PRODUCT for node in statements_of(path) if isinstance(node, ast.ClassDef)]
 
 
 def test_public_classes_have_names_of_their_own() -> None:
@@ -156,35 +174,32 @@ def test_installed_version_is_the_package_version() -> None:
 
 def test_numpy_random_is_imported_with_the_module() -> None:
     """Imported later, as `np.random` does, it may lose a Ctrl-C that comes meanwhile."""
-    assert not [path for path in PRODUCT if "np.random" in (ROOT / path).read_text(encoding="utf-8")]
+    assert not [path for path in PRODUCT if "np.random" in source_of(path)]
 
 
 def test_why_the_system_refused_is_said_in_one_way() -> None:
     """An OSError that a library raises may be without the system's words."""
     told = re.compile(r"(?<!\bos)\.strerror\b")
-    assert {path for path in PRODUCT if told.search((ROOT / path).read_text(encoding="utf-8"))} == set()
+    assert {path for path in PRODUCT if told.search(source_of(path))} == set()
 
 
 def test_threads_are_counted_in_one_place() -> None:
     """Elsewhere the limits of control groups are forgotten, and the kernel stops all threads again and again."""
     counting = ("len(usable_cpus())", "os.cpu_count()")
     known = {"devices/host/machine.py", "devices/host/memory.py"}  # the latter: of the machine, for its kernel's books
-    assert {
-        path for path in PRODUCT if any(one in (ROOT / path).read_text(encoding="utf-8") for one in counting)
-    } <= known
+    assert {path for path in PRODUCT if any(one in source_of(path) for one in counting)} <= known
 
 
 @pytest.mark.parametrize("path", PRODUCT)
 def test_locks_are_taken_by_themselves(path: str) -> None:
     """Ctrl-C within `Condition.__enter__`, which is Python, would leave its lock taken for good."""
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     conditions = {
         ast.unparse(target).split(".")[-1]
-        for node in ast.walk(tree)
+        for node in statements_of(path)
         if isinstance(node, ast.Assign) and "Condition(" in ast.unparse(node.value)
         for group in node.targets
         for target in (group.elts if isinstance(group, ast.Tuple) else [group])
     } | {"changed", "_changed"}  # of another module
-    taken = (one.context_expr for node in ast.walk(tree) if isinstance(node, ast.With) for one in node.items)
+    taken = (one.context_expr for node in statements_of(path) if isinstance(node, ast.With) for one in node.items)
     wrong = [f"line {one.lineno}" for one in taken if ast.unparse(one).split(".")[-1] in conditions]
     assert not wrong, "take the lock that the condition is on"

@@ -201,6 +201,17 @@ def test_a_load_counts_what_comes(address: ServerAddress) -> None:
     }
 
 
+def test_a_load_asks_nothing_that_an_earlier_one_has_asked(address: ServerAddress) -> None:
+    """A server that holds its prompts still would read nothing."""
+    seen = list[set[str]]()
+    for _ in range(2):
+        run_load(address, LoadTask(2, 0.2, 5, 4), lambda second: None)
+        seen.append({body["prompt"] for _, body in Handler.seen})
+        Handler.seen.clear()
+    assert all(seen)
+    assert seen[0].isdisjoint(seen[1])
+
+
 def test_clients_for_which_there_are_no_threads_are_an_error_in_one_line(
     address: ServerAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import pytest
 
@@ -143,6 +147,62 @@ def test_closing_waits_for_what_is_in_flight_and_drops_the_rest() -> None:
     assert not is_run.is_set()
     readers.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("edge-run-reader")]
+
+
+class Pressing:
+    """Somebody who presses Ctrl-C so often while this thread waits, each time when the last one was heard."""
+
+    def __init__(self, n_times: int) -> None:
+        self._n_times, self._heard, self._is_over = n_times, threading.Semaphore(0), False
+        self._thread = threading.Thread(target=self._press)
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGINT, self._hear)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        self._thread.join()
+        signal.signal(signal.SIGINT, self._before)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._heard.release()
+        if not self._is_over:
+            raise KeyboardInterrupt
+
+    def _press(self) -> None:
+        for _ in range(self._n_times):
+            time.sleep(0.15)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert self._heard.acquire(timeout=WAIT_S)
+
+
+def test_who_insisted_on_an_end_while_a_read_hung_need_not_insist_again() -> None:
+    readers, gate = Readers(1), Gate()
+    readers.submit(gate)
+    assert gate.has_begun.wait(WAIT_S)
+    with Pressing(3), pytest.raises(KeyboardInterrupt):
+        readers.close()
+    began_s = time.monotonic()
+    readers.close()
+    assert time.monotonic() - began_s < 2
+    gate.open()
+    for thread in readers._threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+def test_who_pressed_ctrl_c_once_waits_for_what_is_in_flight() -> None:
+    readers, gate = Readers(1), Gate()
+    readers.submit(gate)
+    assert gate.has_begun.wait(WAIT_S)
+    timer = threading.Timer(0.5, gate.open)
+    timer.start()
+    with Pressing(1), pytest.raises(KeyboardInterrupt):
+        readers.close()
+    assert readers.totals.bytes_read == 1
+    assert not any(thread.is_alive() for thread in readers._threads)
+    timer.join()
 
 
 def test_fewer_threads_read_while_others_rest_and_all_of_them_again() -> None:

@@ -45,7 +45,8 @@ class Setting:
 
     def is_right(self, row: int) -> bool:
         start = row * self.row_bytes
-        return content(self.base + start, self.row_bytes) == self.data[start : start + self.row_bytes]
+        wanted = self.data[start : start + self.row_bytes]
+        return content(self.base + start, len(wanted)) == wanted
 
     def resident_pages(self) -> int:
         """How many pages of the table are in memory, as the kernel counts them."""
@@ -181,6 +182,37 @@ def test_what_a_failed_call_did_read_is_given_back(path: Path, base: int, reader
         with pytest.raises(ModelFileError, match="cut while in use"):
             setting.fetch(row, 60)
     assert setting.resident_pages() <= 8
+
+
+@pytest.mark.parametrize("row", [10, N_PAGES - 1])  # the last page is not whole
+@pytest.mark.parametrize("change", ["content", "mode"])
+def test_rows_that_are_read_again_are_compared_where_the_file_may_have_changed(
+    path: Path, base: int, readers: Readers, change: str, row: int
+) -> None:
+    """As after an edit whose time was set back; the mode of a file is nothing of its content."""
+    os.truncate(path, N_PAGES * PAGE - 123)
+    setting, before = Setting(path, base, readers, 1, PAGE), path.stat()
+    setting.fetch(row)
+    setting.fetch(20)
+    time.sleep(0.02)  # the time of a change is exact to some milliseconds
+    if change == "content":
+        with path.open("r+b") as file:
+            file.seek(row * PAGE + 100)
+            file.write(bytes([setting.data[row * PAGE + 100] ^ 1]))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    else:
+        path.chmod(0o640)
+    setting.source.check_unchanged()
+    assert setting.source.is_doubtful
+    if change == "content":
+        with pytest.raises(ModelFileError, match="changed while it was in use"):
+            setting.fetch(row)
+    else:
+        setting.fetch(row)
+        assert setting.is_right(row)
+    setting.fetch(20)
+    assert setting.is_right(20)
+    assert setting.reads == [(row, 1), (20, 1), (row, 1), (20, 1)]
 
 
 def test_a_wait_for_a_drive_that_hangs_can_be_ended(path: Path, base: int, readers: Readers) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
 
 import pytest
@@ -12,6 +14,7 @@ from zmq.utils import z85
 from edge_run.base.errors import ProtocolError
 from edge_run.devices.link import places as link_places
 from edge_run.devices.link.places import AddressFilter, Mark, check_key, is_own, may_try, parse_link_address
+from edge_run.devices.mesh import checkup
 
 FIELD = 2**255 - 19
 
@@ -92,3 +95,13 @@ def test_what_could_not_be_found_out_is_not_remembered(monkeypatch: pytest.Monke
             patch.setattr(link_places, "is_marked", fail)
             assert not places.usable("k", ["tcp://127.0.0.1:5003"])
         assert places.usable("k", ["tcp://127.0.0.1:5003"])
+
+
+def test_a_checkup_says_why_an_address_could_not_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(key: str, place: str) -> bool:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(checkup, "may_try", fail)
+    found = checkup._try("k", "tcp://10.0.0.1:5000")
+    assert isinstance(found, str)
+    assert "Too many open files" in found

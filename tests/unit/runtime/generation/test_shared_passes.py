@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 from collections import Counter
 from contextlib import aclosing
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -172,6 +174,34 @@ def test_a_grammar_whose_answer_is_over_by_its_turn_is_not_opened(monkeypatch: p
         assert deadlines[0] < 1e-300
 
     anyio.run(main)
+
+
+def test_a_deadline_counts_from_the_asking() -> None:
+    """It counted from the end of the pass at hand, which may take longer than an answer may."""
+    deadlines, is_computing = list[float](), threading.Event()
+
+    class Slow(Passes):
+        def submit(self, answer: int, turn: Any) -> int:
+            deadlines.extend([turn.deadline_s] if turn.deadline_s else [])
+            return super().submit(answer, turn)
+
+        def advance(self) -> list[Event]:
+            is_computing.set()
+            time.sleep(0.3)
+            return super().advance()
+
+    async def main() -> None:
+        passes, found = SharedPasses(Slow(), ModelThread()), Counter[str]()  # type: ignore[arg-type]
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                group.start_soon(read, passes, 2, None, found)
+                await anyio.to_thread.run_sync(is_computing.wait, 60)
+                await anyio.sleep(0.05)
+                assert [piece async for piece in passes.stream(Request([1], 1, turn=Turn(deadline_s=0.1)))]
+
+    anyio.run(main)
+    assert len(deadlines) == 1
+    assert deadlines[0] < 1e-300
 
 
 @pytest.mark.parametrize("most_fitting", [3, 99])

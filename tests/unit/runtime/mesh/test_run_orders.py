@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+from collections.abc import Iterable
 
 import pytest
 
 from edge_run.base.errors import Cancelled, MeshError
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Document, HasLeft
-from edge_run.runtime.mesh.failover import Deposed
+from edge_run.runtime.mesh import orders as run_orders
+from edge_run.runtime.mesh.failover import Deposed, Refused
 from edge_run.runtime.mesh.orders import Failed, RunOrders
 from fake_mesh import Hub
 
@@ -82,3 +85,33 @@ def test_who_has_left_blames_nobody() -> None:
     stuck = orders.who_is_stuck(["b", "c"])
     assert isinstance(stuck, Deposed)
     assert stuck.why == left.message
+
+
+def check_who_reads(said: Iterable[int], why: str) -> None:
+    """Check that a device that says it has read so many bytes, each time it is asked, is refused in 400 times."""
+    hub, asked, so_far = Hub(), list[None](), iter(said)
+    mesh = hub.join("a")
+
+    def handle(coordinator: str, epoch: int, order: Document) -> Document:
+        asked.append(None)
+        time.sleep(0.002)
+        return {"reading": {"file": "m.gguf", "read_bytes": next(so_far), "size_bytes": 1 << 40}}
+
+    def check() -> None:
+        assert len(asked) < 400, "it is asked without end"
+
+    hub.join("b").serve(handle)
+    with pytest.raises(Failed) as failed:
+        RunOrders(mesh, check).prepare({"order": "prepare"}, {"b"}, 20.0)
+    refusal = failed.value.event
+    assert isinstance(refusal, Refused)
+    assert (refusal.node, why in refusal.why) == ("b", True), refusal.why
+
+
+def test_who_begins_to_read_again_and_again_is_not_waited_for() -> None:
+    check_who_reads(itertools.cycle((0, 1)), "has begun to read 64 files")
+
+
+def test_who_reads_a_byte_at_a_time_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_orders, "STALL_S", 0.2)
+    check_who_reads(itertools.count(), "hardly anything")

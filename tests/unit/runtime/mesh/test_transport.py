@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from edge_run.base.errors import Cancelled, DeviceLost, ProtocolError
 from edge_run.base.mesh import Document, Message
 from edge_run.runtime.mesh.activation_coding import ActivationCoder
-from edge_run.runtime.mesh.transport import LinkTransport, PassFailed
+from edge_run.runtime.mesh.transport import MOST_WAITING, LinkTransport, Overdue, PassFailed
 from edge_run.runtime.slices.slice import TAIL, Share
 
 OWNERS = ("a", "b", "c", "a")
@@ -39,7 +40,7 @@ class NothingMore(Exception):
     """Nothing more comes."""
 
 
-def transport_of(node: str) -> tuple[LinkTransport, Link]:
+def transport_of(node: str, owners: Sequence[str] = OWNERS) -> tuple[LinkTransport, Link]:
     link = Link()
 
     def stop() -> None:
@@ -47,7 +48,7 @@ def transport_of(node: str) -> tuple[LinkTransport, Link]:
             return
         raise NothingMore
 
-    return LinkTransport(link, 9, Share(OWNERS, node), ActivationCoder("exact", {}), stop, 1 << 20), link  # type: ignore[arg-type]
+    return LinkTransport(link, 9, Share(owners, node), ActivationCoder("exact", {}), stop, 1 << 20), link  # type: ignore[arg-type]
 
 
 def activation(number: int, unit: int) -> Message:
@@ -148,3 +149,41 @@ def test_only_what_is_of_the_run_is_taken_from_the_link() -> None:
     assert not link.is_wanted(Message("b", {"kind": "activation", "epoch": 8, "number": 5}))
     assert not link.is_wanted(Message("stranger", {"kind": "activation", "epoch": 9, "number": 5}))
     assert not link.is_wanted(Message("b", {}))
+
+
+class Flood(Link):
+    """A link on which messages of a pass that is over come without end, one each millisecond."""
+
+    n_come = 0
+
+    def receive(self, **_: object) -> Message:
+        self.n_come += 1
+        if self.n_come > 200:
+            raise NothingMore
+        return activation(0, 2)
+
+
+def test_messages_that_nobody_waits_for_do_not_keep_a_pass_from_its_deadline() -> None:
+    link, checks = Flood(), list[int]()
+    share, coder = Share(OWNERS, "c"), ActivationCoder("exact", {})
+
+    def check() -> None:
+        checks.append(link.n_come)
+
+    transport = LinkTransport(link, 9, share, coder, check, 1 << 20, lambda: link.n_come / 1e3)  # type: ignore[arg-type]
+    transport.expect(5, deadline_s=0.1)
+    with pytest.raises(Overdue):
+        transport.receive(2, [64])
+    assert len(checks) == link.n_come, "a pass that is stopped meanwhile ends too"
+
+
+def test_of_too_many_messages_that_wait_who_sent_most_is_blamed() -> None:
+    transport, link = transport_of("c", ("a", "b", "c", "d", "a"))
+    transport.expect(5)
+    transport._round = 1
+    link.items += [replace(activation(10**6 + i, 4), node="d") for i in range(MOST_WAITING)]
+    link.items.append(command(6, 5))
+    with pytest.raises(ProtocolError) as found:
+        transport.receive(2, [64])
+    assert found.value.node == "d"
+    assert not link.items, "the message that was too many came of another one"

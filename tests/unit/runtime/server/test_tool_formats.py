@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,6 +124,29 @@ def test_content_of_gpt_oss_comes_as_it_is_made() -> None:
     assert [delta.content for delta in parser.push("age|>Blue")] == ["Blue"]
     assert [delta.content for delta in parser.push(" sky <|en")] == [" sky "]
     assert [delta.content for delta in parser.push("ergy|>")] == ["<|energy|>"]
+
+
+WIDE = FunctionTool("wide", None, {"type": "object", "properties": {"a": {"anyOf": [{"type": "integer"}] * 5000}}})
+UNNAMED = f"<tool_call>add{'<arg_key></arg_key><arg_value>' * 3000}</tool_call>"
+LONG: list[tuple[ToolFormat, str, tuple[str, str, list[Any]]]] = [
+    *((form, text := f"{form.begins}add{' ' * 20_000}x", (text, "", [])) for form in (MISTRAL, MISTRAL_ARGS)),
+    (HERMES, UNNAMED, (UNNAMED, "", [])),
+    (
+        HERMES,
+        f"<tool_call><function=wide>{'<parameter=a>1</parameter>' * 300}</function></tool_call>",
+        ("", "", [("wide", {"a": 1})]),
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "wanted"), LONG, ids=range(len(LONG)))
+def test_what_is_long_takes_no_longer_than_its_length_explains(
+    form: ToolFormat, text: str, wanted: tuple[str, str, list[Any]]
+) -> None:
+    """Each of these took seconds or minutes, in which nobody else was answered."""
+    began_s = time.process_time()
+    assert parsed(form.parser("", False, Toolbox([*TOOLS, WIDE]).schemas, 1000), text) == wanted
+    assert time.process_time() - began_s < 1.0
 
 
 CODER_TEMPLATE = (

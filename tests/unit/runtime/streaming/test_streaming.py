@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from edge_run.base.errors import TierReadError
+from edge_run.base.interrupt import go_on
 from edge_run.partition.plan import ResidencyPlan
 from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.runtime.decoding.driver import Steps
@@ -16,7 +19,9 @@ from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.graph.nodes import Node, WeightRead
 from edge_run.runtime.graph.segments import chunks_of
 from edge_run.runtime.llama import _ggml
+from edge_run.runtime.streaming import assemble
 from edge_run.runtime.streaming import lookups as lookups_module
+from edge_run.runtime.streaming.assemble import WeightMemory
 from edge_run.runtime.streaming.lookups import Lookups
 from edge_run.runtime.streaming.weights import StageVisits, WeightStreaming
 from edge_run.tiers.address_space import AddressSpace
@@ -377,3 +382,28 @@ def test_pinned_chunks_that_are_given_up_are_acquired_in_each_pass_until_they_ar
     assert weights.pins == [(22,), (2, 7, 22, 27)]
     assert asked_in_a_pass() == set(range(30)), "they are waited for once more"
     assert asked_in_a_pass() == set(range(20, 30))
+
+
+def test_a_table_whose_successor_is_refused_is_closed(
+    address_space: AddressSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges = [RowRange(at * CHUNK, (at + 4) * CHUNK, 0, 0, CHUNK, is_apart=True) for at in (0, 8, 16)]
+    made, closed = list[RowRange](), list[RowRange]()
+
+    class Table:
+        """A table that notes its end; there is no memory for a second one."""
+
+        def __init__(self, range: RowRange, *_: object) -> None:
+            made.append(range)
+            if len(made) == 2:
+                raise OSError(errno.ENOMEM, "no memory")
+            self.range = range
+
+        def close(self) -> None:
+            closed.append(self.range)
+
+    monkeypatch.setattr(assemble, "RowTable", Table)
+    memory = WeightMemory(address_space, [None], None, go_on)  # type: ignore[list-item, arg-type]
+    with pytest.raises(OSError, match="no memory"), contextlib.ExitStack() as undo:
+        memory.lookups(ranges, undo)
+    assert (made, closed) == (ranges[:2], ranges[:1])

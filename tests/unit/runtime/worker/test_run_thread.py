@@ -170,3 +170,21 @@ def test_what_fails_when_others_are_told_ends_no_thread(
     assert "some.gguf" in told
     monkeypatch.undo()
     check_that_it_computes(link, thread)
+
+
+def test_a_run_whose_link_is_closed_is_given_up(
+    link: FakeMesh, thread: RunThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asked again at once, and wrote a line each time."""
+    run: Any = Run(link)
+    asked: list[float] = []
+
+    def closed(timeout_s: float) -> None:
+        asked.append(timeout_s)
+        raise MeshError("data link: is closed")
+
+    monkeypatch.setattr(run, "command", closed)
+    thread.begin(run)
+    wait_until(lambda: thread.run is None)
+    assert len(asked) < 5
+    check_that_it_computes(link, thread)

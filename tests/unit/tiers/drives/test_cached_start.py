@@ -219,6 +219,26 @@ def test_a_failing_copy_is_told_and_what_was_mapped_stays(
         assert bytes_in(space, start.mapped) == data
 
 
+def test_a_drive_may_have_a_bad_moment(
+    path: Path, source: SourceFile, space: AddressSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_run.tiers.source.PAUSE_S", 0.01)
+    failures, good = [errno.EIO], source.read_into
+
+    def fail_once(address: int, length: int, offset: int) -> int:
+        if failures:
+            raise TierReadError("the drive is reset", errno=failures.pop())
+        return good(address, length, offset)
+
+    monkeypatch.setattr(source, "read_into", fail_once)
+    with started(space, source) as start:
+        start._thread.join()
+        start.check()
+        assert not failures
+        assert start.copied_bytes == 20 * CHUNK_BYTES
+        assert bytes_in(space, start.mapped) == path.read_bytes()[: 20 * CHUNK_BYTES]
+
+
 def test_a_thread_that_cannot_start_is_told_and_tried_again(
     path: Path, source: SourceFile, space: AddressSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from edge_run.tiers import _libc
 from edge_run.tiers.drives import copied_source, copy_check, stripes
 from edge_run.tiers.drives.copied_source import CopiedSource, Drives
 from edge_run.tiers.drives.copy_check import check_copy, find_copies
-from edge_run.tiers.drives.lanes import PART_BYTES
+from edge_run.tiers.drives.lanes import PART_BYTES, Lane
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.source import SourceFile
 from mapped import PAGE, content, write_random
@@ -128,6 +128,28 @@ def test_a_drive_that_hangs_is_left_alone(
     pair.read_all()
 
 
+def test_what_the_page_cache_lost_in_between_and_the_drive_fails_at_is_read_from_the_copy(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        if path == pair.paths[0]:
+            raise TierReadError(f"{path}: reading failed (Input/output error)")
+
+    pair.source.use_page_cache(keeps=False)
+    monkeypatch.setattr(pair.source._cache, "holds", lambda *_, **__: True)
+    pair.refuse = refuse
+    pair.read_all()
+    assert all(pair.reads.values())
+
+
+def test_what_the_page_cache_does_not_hold_whole_is_read_from_both(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One page that is missing is read from a drive, which may hang."""
+    pair.source.use_page_cache(keeps=False)
+    monkeypatch.setattr(pair.source._cache, "holds", lambda at, length, least_share=0.9: least_share < 1)
+    pair.read_all()
+    assert pair.drives.totals.copy_bytes > 0
+
+
 def test_where_both_fail_the_read_fails(pair: Pair) -> None:
     def refuse(path: Path) -> None:
         raise TierReadError(f"{path}: no")
@@ -202,6 +224,19 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     pair.drives.close()
     assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
     assert not pair.drives._buffers
+
+
+def test_threads_of_one_drive_end_where_those_of_the_other_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lane(n_threads: int, drive: int) -> Lane:
+        if drive == 1:
+            raise RuntimeError("can't start new thread")
+        return Lane(n_threads, drive)
+
+    before = threading.active_count()
+    monkeypatch.setattr(copied_source, "Lane", lane)
+    with pytest.raises(RuntimeError, match="can't start"):
+        Drives(4)
+    assert threading.active_count() == before
 
 
 @pytest.fixture
