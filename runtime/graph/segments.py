@@ -54,8 +54,8 @@ def chunks_of(read: WeightRead, address_space: AddressSpace, tables: Sequence[Ro
 def slices_of(node: Node, address_space: AddressSpace, segment_chunks: int) -> list[tuple[range, WeightRead]]:
     """Return slices of rows of about a chunk each, and what each reads of the matrix that `node` multiplies by.
 
-    There are none where the matrix is no larger than some segments of `segment_chunks` chunks, or than some of usual
-    ones, or `node` is computed elsewhere.
+    There are none where the matrix is no larger than SLICED_SEGMENTS segments of `segment_chunks` chunks, or of usual
+    ones where those are longer, or `node` is computed elsewhere.
     """
     if len(node.reads) != 1 or not node.is_computed or node.is_on_gpu or node.is_border:
         return []

@@ -159,10 +159,8 @@ def _by_expert(
     n_dense_frames = 0 if moe.residency else len(moe.dense) - len(address_space.ragged)
     states = OnDemand(address_space.n_chunks, n_dense_frames + n_frames, address_space.ragged)
     weights = memory.weights(states, READ_BYTES // address_space.chunk_bytes, sources)
-    part, lookups = (
-        DensePart.of(experts, moe.dense, has_row_slices=terms.has_row_slices),
-        memory.lookups(moe.ranges, undo),
-    )
+    part = DensePart.of(experts, moe.dense, has_row_slices=terms.has_row_slices)
+    lookups = memory.lookups(moe.ranges, undo)
     dense: WeightStreaming
     if moe.residency:
         dense = _dense_in_order(graph, moe.residency, part, lookups, memory)
