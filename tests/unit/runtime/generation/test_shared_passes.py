@@ -204,6 +204,31 @@ def test_a_deadline_counts_from_the_asking() -> None:
     assert deadlines[0] < 1e-300
 
 
+def test_an_answer_whose_time_is_over_before_there_is_room_for_its_grammar_ends_without_one() -> None:
+    """It failed for the lack of room."""
+    grammars = list[str | None]()
+
+    class Full(Passes):
+        most_parallel = 2
+
+        def open_grammar(self, sampling: SamplingConfig) -> Any:
+            raise BudgetError("there is no room")
+
+        def begin(self, request: Request, *opened: Any) -> Any:
+            assert not opened
+            grammars.append(request.sampling.grammar)
+            return super().begin(request)
+
+    async def main() -> None:
+        passes = SharedPasses(Full(), ModelThread())  # type: ignore[arg-type]
+        request = Request([1], 1, SamplingConfig(grammar="root ::= x"), Turn(deadline_s=0.05))
+        with anyio.fail_after(60):
+            assert [piece async for piece in passes.stream(request)]
+
+    anyio.run(main)
+    assert grammars == [None]
+
+
 @pytest.mark.parametrize("most_fitting", [3, 99])
 def test_no_more_grammars_are_open_than_answers_that_run_or_are_next(most_fitting: int) -> None:
     """And none of a key is opened while another key, which has fewer, waits for one. None fails where fewer fit."""

@@ -187,3 +187,15 @@ def test_of_too_many_messages_that_wait_who_sent_most_is_blamed() -> None:
         transport.receive(2, [64])
     assert found.value.node == "d"
     assert not link.items, "the message that was too many came of another one"
+
+
+def test_of_messages_that_are_too_large_together_who_sent_most_is_blamed() -> None:
+    transport, link = transport_of("c", ("a", "b", "c", "d", "a"))
+    transport.expect(5)
+    transport._round = 1
+    transport._most_waiting_bytes = 2 * PART.nbytes
+    link.items += [replace(activation(10**6 + i, 4), node="d") for i in range(2)]
+    link.items.append(activation(10**6 + 2, 1))
+    with pytest.raises(ProtocolError) as found:
+        transport.receive(2, [64])
+    assert found.value.node == "d"
