@@ -21,7 +21,7 @@ from edge_run.runtime.mesh.failover import Deposed, Gone, LessRoom, Refused
 STATUS_TIMEOUT_S = 3.0
 CHECK_S = 0.1
 TELL_S, STALL_S = 3.0, 120.0
-LEAST_READ_BYTES = 16 << 20  # in STALL_S, of a file that has more left: no drive is slower
+LEAST_READ_BYTES = 16 << 20  # in STALL_S: no drive is slower
 MOST_BEGUN = 64  # files that a device begins to read for one model
 
 _Answer = TypeVar("_Answer")

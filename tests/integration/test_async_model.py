@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -234,37 +233,6 @@ async def test_a_task_that_would_wait_for_itself_is_told(kit: Path) -> None:
                 await pieces.aclose()
             assert found
             assert [piece async for piece in model.generate(PROMPT, max_tokens=2)]
-
-
-@pytest.mark.parametrize("sequences", [1, 2])
-async def test_a_deadline_ends_an_answer_however_it_is_computed(grown: Path, sequences: int) -> None:
-    async with AsyncModel(grown, **{**streamed(), "sequences": sequences}) as model:
-        for prompt, deadline_s in ((PROMPT, 0.3), (PROMPT * 40, 0.05), (PROMPT, 1e-9)):
-            pieces = [p async for p in model.generate(prompt, temperature=0, ignore_eos=True, deadline_s=deadline_s)]
-            assert pieces[-1].generation is not None
-            assert pieces[-1].generation.finish_reason == "deadline"
-        pieces = [piece async for piece in model.generate(PROMPT, max_tokens=3, deadline_s=600)]
-        assert pieces[-1].generation is not None
-        assert pieces[-1].generation.finish_reason in ("length", "stop")
-
-
-async def test_a_deadline_ends_an_answer_that_waits_for_its_turn(kit: Path) -> None:
-    """It was told only when the answer before it had ended, which goes on whatever becomes of others."""
-    reasons, n_tokens = list[str](), list[int]()
-    async with AsyncModel(kit, context_tokens=512, threads=1) as model:
-
-        async def answer(**options: Any) -> None:
-            generation = await model.complete(PROMPT, temperature=0, ignore_eos=True, **options)
-            reasons.append(generation.finish_reason)
-            n_tokens.append(generation.completion_tokens)
-
-        with anyio.fail_after(60):
-            async with anyio.create_task_group() as group:
-                group.start_soon(partial(answer, max_tokens=400))
-                await anyio.lowlevel.checkpoint()  # it has its turn
-                group.start_soon(partial(answer, max_tokens=400, deadline_s=0.05))
-    assert reasons == ["deadline", "length"]
-    assert n_tokens == [0, 400]
 
 
 @pytest.mark.parametrize("sequences", [1, 2])

@@ -13,7 +13,6 @@ import pytest
 
 from edge_run.base.results import to_json
 from edge_run.base.units import GIB, KIB, MIB
-from edge_run.cli.reports.findings import _in_one_line
 from edge_run.devices.host import checkup
 from edge_run.devices.host.findings import NOTE, OK, PROBLEM, Finding, Report
 from edge_run.devices.host.ledger import Ledger, Run
@@ -404,13 +403,6 @@ def test_without_a_process_for_llama_cpp_the_others_are_examined(
     assert by_topic["llama.cpp"].state == PROBLEM
     assert "no process can be started for it" in by_topic["llama.cpp"].finding
     assert "swap" in by_topic
-
-
-def test_a_command_in_a_finding_keeps_the_blanks_of_a_path() -> None:
-    path = "/a  b/demo-x"
-    found = _in_one_line(Finding("left\nover", NOTE, f"one\n  {path}", shlex.join(["rm", "-r", path])))
-    assert (found.topic, found.finding) == ("left over", f"one   {path}")
-    assert shlex.split(found.advice)[2] == path
 
 
 def test_kernels_for_repacked_weights_are_named() -> None:
