@@ -1,9 +1,9 @@
 """The figures that the README and the docs give are those of result files, the newest of their kind.
 
-In the README's part on what was measured, each paragraph, list item or table is held against the results that it links
-to, or else against those of the last one before it that links to any. Elsewhere, each sentence that names a benchmark
-or a result is, and the table after it: against the newest results of that benchmark, and against the script, which says
-what is done. Each number must be there, as it is, rounded, or in bytes.
+In docs/measurements.md, and the README's part on what was measured, each paragraph, list item or table is held against
+the results that it links to, or else against those of the last one before it that links to any. Elsewhere, each
+sentence that names a benchmark or a result is, and the table after it: against the newest results of that benchmark,
+and against the script, which says what is done. Each number must be there, as it is, rounded, or in bytes.
 """
 
 import csv
@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-LINK = re.compile(r"\]\(benchmarks/results/([\w.-]+)\.md\)")
+LINK = re.compile(r"\]\((?:\.\./)?benchmarks/results/([\w.-]+)\.md\)")
 NUMBER = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?!\w|\.\d)")
 RESULT = re.compile(r"benchmarks/results/([\w.-]+)\.md")
 SCRIPT = re.compile(r"(?:benchmarks/|`)(\w+)\.py\b")
@@ -26,7 +26,8 @@ CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 UNIT = re.compile(r"\s*(KiB|MiB|GiB)\b")
 UNIT_BYTES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MEASURED = "## What was measured\n"
+MEASURED = "# What was measured\n"
+OF_MEASUREMENTS = [ROOT / "README.md", ROOT / "docs" / "measurements.md"]
 UNREAD = re.compile(r"`[^`]*`|\]\([^)]*\)|<!--.*?-->")
 
 
@@ -70,8 +71,9 @@ def is_in(number: str, names: Sequence[str], unit_bytes: int = 0) -> bool:
 
 
 def measured(text: str) -> str:
-    """Return the README's part on what was measured."""
-    return text.partition(MEASURED)[2].partition("\n## ")[0]
+    """Return the part on what was measured: of the README a chapter, of docs/measurements.md all."""
+    before, title, after = text.partition(MEASURED)
+    return after.partition("\n## ")[0] if before.endswith("#") else after if title else ""
 
 
 def claims(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -125,22 +127,24 @@ def wrong(found: Iterable[tuple[str, list[str]]]) -> list[str]:
     ]
 
 
-def test_figures_of_the_readme_are_those_of_results() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert sum(len(numbers(block)) for block, _ in claims(text)) > 50, "the part on what was measured was not found"
+@pytest.mark.parametrize(("page", "n_least"), [(OF_MEASUREMENTS[0], 30), (OF_MEASUREMENTS[1], 200)])
+def test_figures_of_what_was_measured_are_those_of_results(page: Path, n_least: int) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert sum(len(numbers(block)) for block, _ in claims(text)) > n_least, "what was measured was not found"
     assert wrong(claims(text)) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_figures_elsewhere_are_those_of_results_too(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    found = list(sentences_that_claim(text.replace(measured(text), "") if MEASURED in text else text))
+    found = list(sentences_that_claim(text.replace(measured(text), "") if page in OF_MEASUREMENTS else text))
     assert found or page.name not in ("README.md", "how-it-works.md"), "no sentence was found that names a benchmark"
     assert wrong((block, names) for block, names in found if names) == []
 
 
-def test_figures_are_of_the_newest_results() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", OF_MEASUREMENTS, ids=lambda page: page.name)
+def test_figures_are_of_the_newest_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     assert [name for name in LINK.findall(text) if newest().get(name[11:]) != name] == []
 
 
