@@ -1,13 +1,13 @@
 """A batch of questions on a model that does not fit: its speed against one answer after the other, and kills.
 
-    batch_questions.py MODEL [--share 0.5] [--questions 1000] [--kills 5] [--alone 30]
+    batch_questions.py MODEL [--share 0.5] [--questions 1000] [--kills 5] [--alone 30] [--awake]
 
 `edge-run batch` answers questions of GSM8K in a budget of a share of the file, as many at once as the planner chooses.
 It gets SIGKILL when 1/6, 2/6 ... of the answers are there, give or take a random number of them, and is started again
 each time. In the end every question must have one answer, and no answer may have been made twice: what was written
 before a kill must still be there, the same. The rate counts all tokens of answers over all the time that the batch ran,
-with what the kills threw away and all openings. Then `--alone` questions are answered one after the other. Reach: 8
-times.
+with what the kills threw away and all openings. `--alone` questions are answered one after the other, half of them
+before the batch and half after it, so that a machine whose speed changes shows. Reach: 8 times.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from _box import ROOT, SHARED, write_results
+from _box import ROOT, SHARED, kept_awake, write_results
 from batch_dask import line, n_lines, questions_of
 from edgebox import NO_BOX, boxed
 
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--alone", type=int, default=30)
     parser.add_argument("--mbps", type=int, default=0, help="of the drive; 0: no limit")
+    parser.add_argument("--awake", action="store_true", help="keep a virtual machine's CPUs from falling idle")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--source", type=Path, default=SHARED / "data" / "prompts" / "gsm8k.jsonl")
     parser.add_argument("--name", default="batch-questions")
@@ -46,12 +48,21 @@ def main() -> None:
     chance = random.Random(given.seed)
     step = given.questions / (given.kills + 1)
     kills = [round((number + 1 + chance.uniform(-0.4, 0.4)) * step) for number in range(given.kills)]
-    rows = [answered(given, "together", questions, kills), answered(given, "alone", questions[: given.alone], [])]
-    ratio = rows[0]["tokens_per_s"] / rows[1]["tokens_per_s"]
+    before, after = questions[: given.alone // 2], questions[given.alone // 2 : given.alone]
+    with kept_awake() if given.awake else nullcontext():
+        rows = [
+            answered(given, "alone", before, []),
+            answered(given, "together", questions, kills),
+            answered(given, "alone", after, []),
+        ]
+    first, together, last = rows
+    alone_per_s = (first["tokens"] + last["tokens"]) / (first["wall_s"] + last["wall_s"])
     text = (
-        f"{rows[0]['answers']} of {given.questions} questions have an answer, each once, after {len(kills)} kills "
-        f"(at {', '.join(map(str, kills))} answers): {rows[0]['tokens_per_s']:.1f} tokens/s against "
-        f"{rows[1]['tokens_per_s']:.2f} one after the other, {ratio:.1f} times."
+        f"{together['answers']} of {given.questions} questions have an answer, each once, after {len(kills)} kills "
+        f"(at {', '.join(map(str, kills))} answers): {together['tokens_per_s']:.1f} tokens/s against "
+        f"{alone_per_s:.2f} one after the other ({first['tokens_per_s']:.2f} before the batch, "
+        f"{last['tokens_per_s']:.2f} after it), {together['tokens_per_s'] / alone_per_s:.1f} times."
+        + (" Loops of the lowest class kept the CPUs awake." if given.awake else "")
     )
     write_results(given.name, rows, f"{(__doc__ or '').strip()}\n\n* {given.model.name}: {text}")
 
