@@ -17,6 +17,7 @@ from edge_run.devices.host.system_files import system_text
 
 USUAL_MAP_COUNT = 65530
 LEAST_BUDGET_BYTES = 256 * MIB
+MUCH_TIME = 0.05  # of the processor time that was asked for: so much taken by a host changes what is measured
 _SETS_ITS_OWN_SPEED = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")  # `powersave` is their normal governor
 
 
@@ -51,6 +52,21 @@ def check_quota(root: Path = Path("/")) -> Finding | None:
     threads = format_count(cores.at_once, "thread")
     text = f"control groups leave the time of {cores.quota:g} of {cores.logical} processors: {threads} by default"
     return Finding("processor time", NOTE, text, "to have more: docker run --cpus, CPUQuota= of a systemd unit")
+
+
+def check_host(root: Path = Path("/")) -> Finding | None:
+    """What the host of a virtual machine took of the processor time that was asked for, since the machine started."""
+    fields = next((line.split() for line in _lines(root / "proc/stat") if line.startswith("cpu ")), [])
+    ticks = [int(field) for field in fields[1:9] if field.isdecimal()]
+    if len(ticks) < 8 or not ticks[7]:  # real machines have none
+        return None
+    user, nice, system, _, _, interrupts, softirqs, stolen = ticks
+    share = stolen / (user + nice + system + interrupts + softirqs + stolen)
+    text = f"the host took {100 * share:.1f} % of the processor time that was asked for since the machine started"
+    if share < MUCH_TIME:
+        return Finding("host", OK, text)
+    advice = "speeds change with its other guests: trust bench more than plan, or ask for processors of your own"
+    return Finding("host", NOTE, text, advice)
 
 
 def check_runs(ledger: Ledger) -> list[Finding]:

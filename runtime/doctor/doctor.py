@@ -83,6 +83,7 @@ def _device(ledger: Ledger, budget_bytes: int, gguf: GgufModel | None) -> Iterat
     yield "memory", lambda: checkup.check_memory(psutil.virtual_memory().total, budget_bytes)
     yield "memory limit", checkup.check_groups
     yield "processor time", checkup.check_quota
+    yield "host", checkup.check_host
     yield "other runs", lambda: checkup.check_runs(ledger)
     yield "swap", checkup.check_swap
     yield "swap", lambda: checkup.check_swapped(ledger.runs())

@@ -14,7 +14,7 @@ import pytest
 
 from edge_run.base.units import GIB
 from edge_run.devices.host import machine
-from edge_run.devices.host.checkup import check_quota
+from edge_run.devices.host.checkup import check_host, check_quota
 from edge_run.devices.host.machine import Cores, OtherLoad, compute_threads, describe_machine, usable_cores
 
 X86 = "processor\t: 0\nmodel name\t: AMD  EPYC\n\nprocessor\t: 1\nmodel name\t: AMD  EPYC\n"
@@ -89,6 +89,24 @@ def test_a_quota_of_processor_time(
     note = check_quota(tmp_path)
     assert (note is not None) == (quota < 4)
     assert note is None or note.finding.startswith(f"control groups leave the time of {quota:g} of 4 processors: ")
+
+
+@pytest.mark.parametrize(
+    ("times", "state", "percent"),
+    [
+        ("100 0 100 9000 0 0 0 0 0 0", None, ""),  # a real machine
+        ("100 0 100 9000", None, ""),  # an old kernel
+        ("900 20 50 9000 70 5 5 20 0 0", "ok", "2.0 %"),
+        ("500 100 100 9000 70 50 50 200 0 0", "note", "20.0 %"),
+    ],
+)
+def test_time_that_a_host_takes(times: str, state: str | None, percent: str, tmp_path: Path) -> None:
+    assert check_host(tmp_path) is None
+    write(tmp_path / "proc/stat", f"cpu  {times}\ncpu0 {times}\nintr 5 0\n")
+    found = check_host(tmp_path)
+    assert (found and found.state) == state
+    assert found is None or f" {percent} of the processor time" in found.finding
+    assert found is None or bool(found.advice) == (state == "note")
 
 
 def test_cores_are_as_psutil_counts_them() -> None:
