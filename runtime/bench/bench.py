@@ -65,7 +65,7 @@ class Bencher(Closing):
             [self._path.absolute().parent], self._path, self._config, on_step=self._on_step, store=self._store
         )
         planned = planner(self._path, self._config)  # what was measured may decide what is repacked
-        self._config = replace(self._config, kv_type=planned.config.kv_type)  # of all runs, where it was left open
+        self._config = planned.config  # of all runs: they decide nothing anew
         plan = planned.timed(planned.plan(), profile, self._task.prompt_tokens)
         self._runs = runs = ColdRuns([shard.path for shard in planned.gguf.shards], plan.budget_bytes)
         measurements, problem = self._measure(runs, planned, plan)

@@ -137,9 +137,11 @@ def drop_from_page_cache(paths: Sequence[Path]) -> None:
 def read_ahead_bytes(path: Path, root: Path = Path("/")) -> int:
     """Return how much the kernel reads ahead of a page fault in the file at `path`, 0 where it does not say."""
     device = path.stat().st_dev
-    place = root / f"sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
-    text = system_text(place)
-    return int(text) * KIB if text.isdecimal() else 0
+    number = f"{os.major(device)}:{os.minor(device)}"
+    # Only whole disks are in the first place; a partition lies in the folder of its disk, which it reads ahead with.
+    places = f"sys/class/bdi/{number}/read_ahead_kb", f"sys/dev/block/{number}/../queue/read_ahead_kb"
+    texts = (system_text(root / place) for place in places)
+    return next((int(text) * KIB for text in texts if text.isdecimal()), 0)
 
 
 def parse_measurement(text: str) -> Measurement:

@@ -105,7 +105,12 @@ class Supply:
 
     @property
     def read_totals(self) -> ReadTotals:
-        """What the readers read so far."""
+        """What the readers read so far; of two drives, all that they read since the model was opened."""
+        return self.own_totals + (self._drives.totals if self._drives else NOTHING_READ)
+
+    @property
+    def own_totals(self) -> ReadTotals:
+        """The same, without what the drives count: they are the model's, which may have one supply after the other."""
         totals = self._readers.totals if self._readers else NOTHING_READ
         if (backing := self._loaded.backing) is None:
             return totals
@@ -113,7 +118,7 @@ class Supply:
             copied_bytes = self._cached.copied_bytes if self._cached else 0
             arrived_bytes = min(cached_bytes, totals.bytes_read + copied_bytes)  # a copy that is under way is no part
             totals += ReadTotals(copied_bytes, cached_bytes=arrived_bytes)
-        return totals + (backing.drives.totals if backing.drives else NOTHING_READ)
+        return totals
 
     @property
     def wait_s(self) -> float:

@@ -22,12 +22,14 @@ from edge_run.tiers.gguf_header import ArrayValue
 LEAST_TOKENS = 512  # of the longest text, where nobody asked for a length
 USUAL_TOKENS = 2048  # where the file does not say what the model was trained for
 OUTPUT_SHARE = 1 / 8  # of the budget, at most, for the outputs of longer texts
+_SCORING = frozenset({"cls.weight", "cls.output.weight"})  # without these llama.cpp gives the vector for a score
 
 
 def embedding_config(config: ModelConfig, gguf: GgufModel, budget_bytes: Callable[[], int]) -> ModelConfig:
     """Return `config` with what is left open of embeddings decided for `gguf`; it is for text where these are not.
 
-    Raises NotSupported for text of an encoder, and ConfigError for what does not go with embeddings.
+    Raises NotSupported for text of an encoder, and for scores of a model that gives none, and ConfigError for what does
+    not go with embeddings.
     """
     named, is_wanted = _named_pooling(gguf), config.embeddings
     if is_wanted is None:
@@ -38,6 +40,10 @@ def embedding_config(config: ModelConfig, gguf: GgufModel, budget_bytes: Callabl
     if config.gpu_memory != 0:
         raise NotSupported("embeddings: run on the processor alone; give --gpu-memory 0")
     chosen = config.pooling if config.pooling != "auto" else named or ("mean" if is_encoder(gguf) else "last")
+    if chosen == "rank" and not any(tensor.name in _SCORING for tensor in gguf.tensors):
+        raise NotSupported(
+            "pooling rank: this model has nothing that gives scores; give a reranker, or another --pooling"
+        )
     config = replace(
         config,
         embeddings=True,

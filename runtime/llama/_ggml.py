@@ -636,7 +636,7 @@ class _Log:
         self._changing = threading.Lock()  # lists are replaced: another thread may be telling those of the old one
         self._callback = L.llama_log_callback(self._on_line)
         self._deaf = ctypes.cast(L.llama_supports_mmap, L.llama_log_callback)  # a function that does nothing
-        self._failure: BaseException | None = None
+        self._failures: dict[int, BaseException] = {}  # by the thread that heard
 
     def _on_line(self, level: int, text: bytes, _: Any) -> None:
         try:
@@ -647,7 +647,7 @@ class _Log:
             _tell(self._listeners, line)
             logger.debug("%s", line)
         except BaseException as error:  # it cannot travel through llama.cpp: raised when the listening ends
-            self._failure = error
+            self._failures[threading.get_ident()] = error
 
     @contextlib.contextmanager
     def overhearing(self, overhear: Callable[[bytes], None]) -> Iterator[None]:
@@ -664,7 +664,10 @@ class _Log:
 
     @contextlib.contextmanager
     def listening(self, listener: Callable[[str], None]) -> Iterator[None]:
-        """Pass this thread's lines to `listener`, which must be quick and must not raise."""
+        """Pass this thread's lines to `listener`, which must be quick and must not raise.
+
+        What it raises all the same is raised at the end, unless the block has failed already.
+        """
         entry = threading.get_ident(), listener
         with self._changing:
             self._listeners = [*self._listeners, entry]
@@ -676,7 +679,7 @@ class _Log:
                 self._listeners = [one for one in self._listeners if one is not entry]
                 if not (self._listeners or logger.isEnabledFor(logging.DEBUG)):
                     L.llama_log_set(self._deaf, None)
-        failure, self._failure = self._failure, None
+            failure = self._failures.pop(threading.get_ident(), None)  # also where the block failed
         if failure is not None:
             raise failure
 

@@ -28,6 +28,7 @@ _CACHE = re.compile(r"(?<!buffer )size =\s*([\d.]+) MiB(?:.*?(\d+) layers)?")
 _OF_CELLS = "llama_kv_cache"
 _LAYERS = re.compile(r"(\d+) cells, *(\d+) layers")
 _TELLING = ("error", "fail", "require")
+_NO_ROOM = ("unable to allocate", "failed to allocate", "out of memory")
 _READY_TO_MAP = ("print_info:", "load_tensors:")
 
 
@@ -60,11 +61,11 @@ class _Lines:
         return re.sub(r"^\w+: (?:error loading model: )?(?:error loading model \w+: )?", "", text)[:300]
 
 
-def _refusal(path: Path, reason: str) -> EdgeRunError:
-    if "unable to allocate" in reason:
+def _refusal(path: Path, reason: str, *, has_gpu: bool) -> EdgeRunError:
+    if any(words in reason for words in _NO_ROOM):
         return BudgetError(
-            f"{path}: llama.cpp cannot load it: {reason}: less memory is free there than was asked for; lower "
-            "--gpu-memory, or give 0 to leave the GPU out"
+            f"{path}: llama.cpp cannot load it: {reason}: less memory is free there than was asked for; "
+            + ("lower --gpu-memory, or give 0 to leave the GPU out" if has_gpu else "close other programs")
         )
     if "unknown model architecture" in reason:
         return NotSupported(
@@ -106,7 +107,7 @@ class LlamaModel(Closing):
         nothing and only tell their sizes; `vocabulary`, which has nothing else. path: the file that errors name, the
         first of `paths` by default. is_repacked: whether llama.cpp repacks what it has kernels for, into memory of its
         own. Raises ModelFileError with llama.cpp's own reason when it refuses the file, NotSupported when it does not
-        know the architecture.
+        know the architecture, BudgetError when memory is short.
         """
         self.path = path or paths[0]
         L.llama_backend_init()
@@ -147,7 +148,7 @@ class LlamaModel(Closing):
             self.close()
             raise
         if not self.handle:
-            raise _refusal(self.path, lines.reason())
+            raise _refusal(self.path, lines.reason(), has_gpu=placement is not None)
         self.vocab = L.llama_model_get_vocab(self.handle)
         self._spelling, self._splitting = Spelling(self.vocab), Splitting(self.handle, self.vocab)
         self.vocabulary: int = L.llama_vocab_n_tokens(self.vocab)

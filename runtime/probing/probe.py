@@ -24,6 +24,7 @@ from edge_run.devices.host.mount import Mount, find_mount
 from edge_run.devices.host.profile import (
     CostsFigure,
     DiskFigure,
+    Figure,
     KernelFigure,
     MeasuredSetup,
     Measurements,
@@ -93,10 +94,12 @@ def probe(
     session.repacked_kernels(_kernels(gguf), threads)
     costs = session.costs(threads)
     kernel_figures = session.known_kernels(threads)
-    figures: list[CostsFigure | KernelFigure | DiskFigure] = [costs, *kernel_figures, *session.known.repacked, *disks]
+    gpus = session.gpus(_kernels(gguf), config)
+    known = session.known
+    figures: list[Figure] = [costs, *kernel_figures, *known.repacked, *disks, *known.gpu_kernels, *known.gpu_costs]
     if any(figure.is_disturbed for figure in figures) and not store.problem:
         store.problem = DISTURBED
-    return session.profile(costs, kernel_figures, disks, session.gpus(_kernels(gguf), config))
+    return session.profile(costs, kernel_figures, disks, gpus)
 
 
 def recall(gguf: GgufModel, config: ModelConfig) -> DeviceProfile | None:

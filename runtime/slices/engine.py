@@ -198,7 +198,8 @@ class SliceEngine:
 
     def release(self) -> None:
         """Give up all weights and all that was decoded. Idempotent."""
-        self._past_reads, self._past_wait_s, spilled = self.read_totals, self.wait_s, self.kv_spill
+        self._past_reads += self._supply.own_totals
+        self._past_wait_s, spilled = self.wait_s, self.kv_spill
         self._past_spill = replace(spilled, away_bytes=0) if spilled else None
         assignment, self._assignment, self._supply = self._assignment, None, self._idle
         if assignment:

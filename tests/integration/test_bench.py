@@ -113,6 +113,26 @@ def test_other_tokens_are_an_error(
     assert not picture.exists()
 
 
+def test_runs_are_of_what_was_planned(
+    kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the width and the context that the plan chose where nobody asked for any."""
+    configs: list[ModelConfig] = []
+
+    def note(self: object, config: ModelConfig, *given: object) -> Measurement:
+        configs.append(config)
+        return samples.measurement(config.backend)
+
+    monkeypatch.setattr(ColdRuns, "run", note)
+    words = ["bench", kit, "--memory", BUDGET_BYTES, "-t", 1, "--cache-dir", tmp_path, "--prompt-tokens", 16, "--json"]
+    assert run(*map(str, words)) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert [config.backend for config in configs] == [OURS, MMAP, OURS, MMAP]
+    shapes = {(config.context_tokens, config.micro_batch_tokens) for config in configs}
+    assert shapes == {(plan["context_tokens"], plan["micro_batch_tokens"])}
+    assert plan["micro_batch_tokens"] > 0
+
+
 def test_mmap_that_has_too_little_memory_is_left_out(
     kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -209,6 +209,7 @@ def test_a_model_is_for_text_or_for_vectors(tmp_path: Path) -> None:
         ({"gpu_memory": "1GiB"}, NotSupported, "processor alone"),
         ({"context_tokens": 2048}, ConfigError, "learned positions for 1,024 tokens; give -c 1024"),
         ({"pooling": "most"}, ConfigError, "pooling 'most': must be one of"),
+        ({"pooling": "rank"}, NotSupported, "pooling rank: this model has nothing that gives scores"),
     ],
 )
 def test_options_that_do_not_go_with_vectors(

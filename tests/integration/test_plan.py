@@ -15,20 +15,23 @@ import pytest
 import edge_run
 from bench_samples import PLAN, PROFILE
 from edge_run import BudgetError, ConfigError, Model
-from edge_run.base.profile import RepackedSpeed
-from edge_run.base.results import Progress
+from edge_run.base.profile import DeviceProfile, RepackedSpeed
+from edge_run.base.results import Plan, Progress
 from edge_run.base.units import GIB, MIB
+from edge_run.cli import app
 from edge_run.cli.reports import forecasts
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.terminal import Terminal
 from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL, Abreast
 from edge_run.runtime.forecasting.forecast import pass_work
+from edge_run.runtime.planning import micro_batch, prepare
 from edge_run.runtime.planning import planner as planner_module
-from edge_run.runtime.planning import prepare
 from edge_run.runtime.planning.plan import planner
 from edge_run.runtime.planning.planner import abreast, packed
+from edge_run.runtime.probing import probe as probing
 from edge_run.tiers.source import SourceFile
 from kit_models import streamed
+from known_device import know_device
 from program import fresh_environment, run_program
 from tiny_models import make_model
 
@@ -74,6 +77,33 @@ def test_with_a_probe_it_says_how_long_it_takes_and_remembers_the_device(run: Ru
         lines = done.stdout.partition("Expected on this device:\n")[2].splitlines()
         assert [line.split("  ")[0].strip() or line.split()[0] for line in lines[:1]] == ["opening"]
         assert any(line.startswith("   answer") and "tokens/s" in line for line in lines)
+
+
+def test_the_first_plan_of_a_device_is_decided_by_what_it_measured(
+    grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the second one is, which finds it measured: here the width of passes."""
+    measure = probing.probe
+
+    def probe(*given: Any, **named: Any) -> DeviceProfile:
+        know_device(tmp_path, grown)
+        return measure(*given, **named)
+
+    def text_s(
+        prepared: prepare.Prepared, plan: Plan, n_tokens: int, width: int, profile: DeviceProfile | None
+    ) -> float:
+        return 1.0 if width == (128 if profile else 32) else 2.0
+
+    monkeypatch.setattr(probing, "probe", probe)
+    monkeypatch.setattr(micro_batch, "text_s", text_s)
+    monkeypatch.setattr(micro_batch, "SMALL_SHARE", 0)  # so that all widths are weighed
+    words = ["plan", grown, "--memory", "160MiB", "-c", 1024, "--repack", "off", "--cache-dir", tmp_path, "--json"]
+    plans = []
+    for _ in range(2):
+        assert app._run([str(word) for word in words], Terminal()) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    assert [plan["micro_batch_tokens"] for plan in plans] == [128, 128]
+    assert plans[0] == plans[1]
 
 
 def test_a_sweep_is_a_table(run: Run, grown: Path) -> None:

@@ -13,10 +13,15 @@ import pytest
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.protocols import BatchToken
+from edge_run.base.units import KIB
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.slices.engine import SliceEngine
+from edge_run.runtime.slices.slice import Share
 from exactness import open_at, run
 from in_child import in_child
 from program import run_program
+from slices import QueueTransport
 from tiny_models import make_model, split_model
 
 OPTIONS: dict[str, object] = {
@@ -111,6 +116,23 @@ def test_where_both_fail_it_is_an_error_and_all_goes_on_when_they_are_back(shard
     os.preadv = real
     engine.decoder.clear()
     assert np.array_equal(logits_of(engine), wanted)
+    engine.close()
+
+
+@in_child
+def test_a_slice_counts_what_the_copy_gave_once(shards: list[Path]) -> None:
+    """Whatever it gave up and took anew meanwhile: both drives stay open."""
+    config = ModelConfig(memory="2GiB", also=shards[0].parent / "copy", chunk_bytes=16 * KIB, **OPTIONS)
+    engine = SliceEngine.open(shards[0], config)
+    assert engine.loaded.backing is not None
+    drives = engine.loaded.backing.drives
+    assert drives is not None
+    for _ in range(2):
+        engine.assign(Share(("a",) * len(engine.layout.units), "a"), QueueTransport({}, "a"))
+        engine.decoder.decode([BatchToken(1, 0, 0, True)])
+        engine.release()
+        assert 0 < engine.read_totals.copy_bytes < engine.read_totals.bytes_read
+        assert engine.read_totals.copy_bytes == drives.totals.copy_bytes
     engine.close()
 
 

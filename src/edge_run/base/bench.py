@@ -158,12 +158,14 @@ def compare(plan: Plan, measurements: Iterable[Measurement]) -> tuple[Comparison
 def same_tokens(measurements: Iterable[Measurement]) -> bool | None:
     """Return whether all of `measurements` gave the same tokens under one numerics key.
 
-    None for fewer than two, and where only some ran with repacked weights, each kind of run with tokens of its own.
+    None for fewer than two, and where only some ran with repacked weights, or as llama.cpp's own loader repacks,
+    each kind of run with tokens of its own.
     """
-    outcomes: dict[str, list[object]] = {}
+    outcomes: dict[tuple[str, bool], list[object]] = {}
     for measurement in measurements:
-        outcome = measurement.token_ids, measurement.numerics
-        outcomes.setdefault(measurement.numerics.repacked, []).append(outcome)
+        numerics = measurement.numerics
+        kind = numerics.repacked, numerics.use_extra_bufts
+        outcomes.setdefault(kind, []).append((measurement.token_ids, numerics))
     if any(len(set(found)) > 1 for found in outcomes.values()):
         return False
     return True if len(outcomes) == 1 and sum(map(len, outcomes.values())) > 1 else None

@@ -82,8 +82,8 @@ def plan(
             context_tokens=context_tokens,
         )
     profile = _profile(planned, model_file, terminal) if is_probed else None
-    if profile and (config.repack == "auto" or is_batch):
-        planned = planner(model_file, config)  # what was measured may decide what is repacked, and how many at once
+    if profile:  # what was measured may decide what is repacked, how wide passes are, and how many answers share them
+        planned = planner(model_file, config)
 
     if sweep:
         budgets = Sweep(tuple(planned.timed(one, profile, prompt_tokens) for one in planned.sweep()))

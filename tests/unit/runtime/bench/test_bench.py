@@ -64,6 +64,8 @@ def test_tokens_of_repacked_weights_are_compared_with_each_other_alone() -> None
     assert same_tokens([*BOTH, other]) is None
     assert same_tokens([other, other]) is True
     assert same_tokens([*BOTH, other, samples.measurement(numerics=repacked)]) is False
+    of_llama_cpp = samples.measurement(MMAP, numerics=replace(samples.NUMERICS, use_extra_bufts=True))
+    assert same_tokens([BOTH[0], of_llama_cpp]) is None, "a file with nothing to repack"
 
 
 def test_what_a_child_writes_is_read_again() -> None:
@@ -183,6 +185,17 @@ def test_read_ahead(tmp_path: Path) -> None:
     place.mkdir(parents=True)
     (place / "read_ahead_kb").write_text("128\n")
     assert read_ahead_bytes(tmp_path, tmp_path) == 131072
+
+
+def test_a_partition_is_read_ahead_of_as_its_disk_is(tmp_path: Path) -> None:
+    device, disk = tmp_path.stat().st_dev, tmp_path / "sys/devices/disk"
+    for folder in (disk / "partition", disk / "queue", tmp_path / "sys/dev/block"):
+        folder.mkdir(parents=True)
+    number = f"{os.major(device)}:{os.minor(device)}"
+    (tmp_path / "sys/dev/block" / number).symlink_to("../../devices/disk/partition")
+    assert read_ahead_bytes(tmp_path, tmp_path) == 0
+    (disk / "queue/read_ahead_kb").write_text("256\n")
+    assert read_ahead_bytes(tmp_path, tmp_path) == 262144
 
 
 def test_dropped_pages_are_read_from_storage_again(tmp_path: Path) -> None:

@@ -7,10 +7,14 @@ import ctypes
 import logging
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from edge_run.base.errors import BudgetError
 from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.llama import model as module
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.model import LlamaModel
 from kit_models import KIT
@@ -72,3 +76,66 @@ def test_a_model_that_was_loaded_in_vain_is_freed(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(KeyboardInterrupt):
         LlamaModel([KIT], mode="vocabulary")
     assert len(freed) == 1
+
+
+def refuse(line: str) -> None:
+    """A listener that fails."""
+    raise OSError(line)
+
+
+def test_what_a_listener_raises_is_of_the_block_that_heard_it() -> None:
+    def hear() -> None:
+        with ggml.log.listening(refuse):
+            ggml.log._on_line(2, b"a line\n", None)
+
+    def hear_and_fail() -> None:
+        with ggml.log.listening(refuse):
+            ggml.log._on_line(2, b"a line\n", None)
+            raise ValueError("of the block")
+
+    with pytest.raises(OSError, match="a line"):
+        hear()
+    with pytest.raises(ValueError, match="of the block"):
+        hear_and_fail()
+    with ggml.log.listening(lambda line: None):
+        pass  # hears nothing, and fails with nothing
+
+
+def test_what_a_listener_raises_is_of_its_thread() -> None:
+    heard, over = threading.Event(), threading.Event()
+
+    def hear() -> None:
+        with ggml.log.listening(refuse):
+            ggml.log._on_line(2, b"a line\n", None)
+            heard.set()
+            assert over.wait(10)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(hear)
+        try:
+            assert heard.wait(10)
+            with ggml.log.listening(lambda line: None):
+                pass
+        finally:
+            over.set()
+        with pytest.raises(OSError, match="a line"):
+            other.result(10)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"ggml_backend_cuda_buffer_type_alloc_buffer: allocating 900 MiB on device 0: cudaMalloc failed: out of memory",
+        b"alloc_tensor_range: failed to allocate Vulkan0 buffer of size 1073741824",
+        b"llama_model_load: error loading model: unable to allocate CUDA0 buffer",
+        b"ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 1073741824",
+    ],
+)
+def test_where_memory_is_short_the_file_is_not_to_blame(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*given: Any) -> None:
+        """What llama.cpp does then: no model, and a line that says why."""
+        ggml.log._on_line(4, line, None)
+
+    monkeypatch.setattr(module, "_load", load)
+    with pytest.raises(BudgetError, match="less memory is free there than was asked for; close other programs"):
+        LlamaModel([KIT])

@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 
+from edge_run.base.config import ModelConfig
 from edge_run.base.errors import NotSupported
 from edge_run.base.profile import KernelSpeed
 from edge_run.base.units import GIB
 from edge_run.devices.host.profile import MeasuredSetup, Measurements, ProfileStore
+from edge_run.runtime.gpu import devices
 from edge_run.runtime.gpu.devices import DISCRETE, INTEGRATED, SOFTWARE, Gpu
 from edge_run.runtime.probing import gpu_probe
 from edge_run.runtime.probing.gpu_probe import gpu_profile, is_known, measure_gpu, missing_of
+from edge_run.runtime.probing.probe import DISTURBED, probe
 from edge_run.runtime.probing.workbench import GpuBench
+from kit_models import KIT
+from known_device import know_device
 
 REAL = Gpu(1, "GPU0", "a GPU", DISCRETE, 8 * GIB, 7 * GIB)
 PLAYED = replace(REAL, kind=SOFTWARE, description="llvmpipe")
@@ -93,3 +98,17 @@ def test_what_was_measured_is_kept(tmp_path: Path) -> None:
     known = measured(REAL, WANTED)
     assert store.save(identity, known)
     assert store.load(identity) == known
+
+
+@pytest.mark.parametrize(("kind", "problem"), [(DISCRETE, ""), (INTEGRATED, DISTURBED)])
+def test_a_probe_tells_that_the_figures_of_a_gpu_are_wrong(
+    kind: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know_device(tmp_path, KIT)
+    monkeypatch.setattr(devices, "find_gpus", lambda: [replace(REAL, kind=kind)])
+    monkeypatch.setattr(devices, "measure_upload", lambda gpu: 5e9)
+    monkeypatch.setattr(gpu_probe.kernels, "lacks_room", lambda tokens: True)
+    store = ProfileStore(tmp_path)
+    (gpu,) = probe(model=KIT, config=ModelConfig(cache_folder=tmp_path), store=store).gpus
+    assert gpu.kernels
+    assert store.problem == problem
