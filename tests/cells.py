@@ -21,14 +21,14 @@ def row_of(text: Sequence[int]) -> Logits:
 class Cells:
     """A decoder that keeps tokens by position and sequence, and says what each token sees before it."""
 
-    def __init__(self, can_branch: bool, failing: random.Random | None = None) -> None:
-        self.capabilities = Capabilities(CONTEXT, 12, 6, VOCABULARY, True, can_branch, 12)
+    def __init__(self, can_branch: bool, failing: random.Random | None = None, n_cells: int = CONTEXT) -> None:
+        self.capabilities = Capabilities(n_cells, 12, 6, VOCABULARY, True, can_branch, 12)
         self.cells: list[tuple[int, int, set[int]]] = []
         self._failing = failing
         self.is_in_order = True
 
     def decode(self, batch: Sequence[BatchToken]) -> Logits:
-        assert len(self.cells) + len(batch) <= CONTEXT, "more cells than there are"
+        assert len(self.cells) + len(batch) <= self.capabilities.context_tokens, "more cells than there are"
         rows = []
         fails = self._failing is not None and self._failing.random() < 0.2
         for token in batch:

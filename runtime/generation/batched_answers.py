@@ -21,7 +21,6 @@ from edge_run.base.closing import Closing
 from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, TierReadError, lacks_room, system_errors
 from edge_run.base.protocols import Clock
 from edge_run.base.results import Piece, Speculation
-from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.session import Keeper
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.continuation import Continuation
@@ -29,7 +28,7 @@ from edge_run.runtime.generation.meter import Interval, Meter
 from edge_run.runtime.generation.pass_costs import pass_costs
 from edge_run.runtime.generation.report import Course, report
 from edge_run.runtime.generation.request import Turn
-from edge_run.runtime.generation.scheduled_passes import BegunPass, ComputedPart, ScheduledPasses
+from edge_run.runtime.generation.scheduled_passes import BegunPass, ComputedPart, ScheduledPasses, recount
 from edge_run.runtime.generation.speculation_setup import open_shared_guesses
 from edge_run.runtime.generation.stream import GAVE_WAY
 from edge_run.runtime.llama.prompt_text import check_room
@@ -114,8 +113,8 @@ class BatchedAnswers(Closing):
         self._widths = PassWidths(costs, able.micro_batch_tokens)
         self._guesses, self._why_plain = open_shared_guesses(engine, costs)
         self._scheduler = Scheduler(pool, self._widths, clock, rules)
-        recount = partial(_recount, pool, most_parallel, engine.decoder)
-        self._passes = ScheduledPasses(self._scheduler, self._decoder, keeper, recount)
+        counting = partial(recount, pool, most_parallel, engine.decoder)
+        self._passes = ScheduledPasses(self._scheduler, pool, self._decoder, keeper, counting)
         self._open: dict[int, _Open] = {}
         self._cancelling = threading.Lock()
         self._cancelled: set[int] = set()
@@ -170,10 +169,11 @@ class BatchedAnswers(Closing):
     def cancel(self, number: int) -> None:
         """End a request after the pass at hand, from any thread; where all are ended, end the pass too."""
         with self._cancelling:
-            self._cancelled.add(number)
             left = set(self._open)
-            if number in left and left <= self._cancelled:
-                self._engine.interrupt.cancel()
+            if number in left:  # else it has ended
+                self._cancelled.add(number)
+                if left <= self._cancelled:
+                    self._engine.interrupt.cancel()
 
     def advance(self) -> list[Event]:
         """Compute one pass; return what it brought. Raises the errors of `Decoder.decode`; `advance` may go on then.
@@ -262,9 +262,9 @@ class BatchedAnswers(Closing):
         """End the requests that were cancelled, or whose time is over."""
         with self._cancelling:
             cancelled = self._cancelled & self._open.keys()
-            self._cancelled -= cancelled
-            if cancelled:
-                self._engine.interrupt.reset()  # it may have been for one of these
+            if self._cancelled:
+                self._engine.interrupt.reset()  # it may have been for one of these, or for one that has ended since
+            self._cancelled.clear()
         for number in cancelled:
             yield self._end(number, "cancelled")
         now = self._clock()
@@ -281,7 +281,12 @@ class BatchedAnswers(Closing):
             if not request.has_begun:
                 request.has_begun = True
                 request.course.cached_tokens = self._scheduler.n_held(number)
-                request.answer.begin()
+                try:
+                    request.answer.begin()
+                except EdgeRunError as error:  # as where its owner has closed it
+                    self._forget(number)
+                    self._events.append(Event(number, error=error))
+                    continue
                 if self._guesses:
                     self._guesses.begin(number)
 
@@ -332,7 +337,8 @@ class BatchedAnswers(Closing):
         for one, n_tokens in zip(computed, widths, strict=True):
             if (request := self._open.get(one.part.request)) is None:
                 continue  # it was dropped while the pass was in flight
-            note = request.course.prefilled if self._is_prompt(one.part) else request.course.decoded
+            is_read = one.part.start < len(request.answer.prompt) and not one.tree  # a last token alone, too
+            note = request.course.prefilled if is_read else request.course.decoded
             note(begun.drafting + lap, n_tokens / sum(widths), passed_s)
             if one.found and self._scheduler.is_at_end(one.part):
                 yield from self._choose_all(one.part.request, request, one.found)
@@ -387,9 +393,3 @@ class BatchedAnswers(Closing):
             self._guesses.end(number)
         request.answer.close()
         return request
-
-
-def _recount(pool: SequencePool, n_sequences: int, decoder: LocalDecoder) -> None:
-    """Have `decoder` count cells as `pool` does, whose sequences are the first ones; the others are for guesses."""
-    lengths = [pool.n_held(one) if one < n_sequences else 0 for one in range(decoder.capabilities.sequences)]
-    decoder.recount(lengths, pool.used_cells)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import BudgetError, Cancelled, ContextFull, EdgeRunError
+from edge_run.base.errors import BudgetError, Cancelled, ConfigError, ContextFull, EdgeRunError
 from edge_run.base.results import Generation, Piece
 from edge_run.runtime.generation.batched_answers import BatchedAnswers, Event
 from edge_run.runtime.generation.continuation import Continuation
@@ -32,41 +32,49 @@ class ManyStream(Closing):
     def __init__(self, owner: object, many: ManyAnswers, workplace: Workplace) -> None:
         self._owner, self._many, self._workplace = owner, many, workplace
         self._asking, self._asker = threading.Lock(), 0  # the thread that asked last
+        self._ended: dict[int, Generation | EdgeRunError] = {}  # what came of prompts while `results` asked
+        self._n_given = 0  # the ends of answers that who iterates was given
         weakref.finalize(self, many.answers.leave).atexit = False  # not `many`, whose prompts may know this stream
 
     def __iter__(self) -> Iterator[tuple[int, Piece | EdgeRunError]]:
         return self
 
     def __next__(self) -> tuple[int, Piece | EdgeRunError]:
-        if self._asking.locked():
-            raise self._workplace.refusal(self._asker)
-        with self._asking:
-            self._asker = threading.get_ident()
-            found = self._many.next()
+        found = self._next()
         if found is None:
             raise StopIteration
+        self._n_given += _end_of(found[1]) is not None
         return found
 
     def results(self) -> list[Generation | EdgeRunError]:
         """Run to the end; return what came of each prompt, in their order: its answer, or the error that ended it.
 
-        After `Model.cancel` that is of the prompts that were taken by then.
+        After `Model.cancel` that is of the prompts that were taken by then. Where an error ended it, it may be called
+        again, and goes on. Raises ConfigError where iterating gave the end of an answer before: that is not kept.
         """
-        found: dict[int, Generation | EdgeRunError] = {}
-        for number, piece in self:
-            if isinstance(piece, EdgeRunError):
-                found[number] = piece
-            elif piece.generation:
-                found[number] = piece.generation
-        if not self._many.is_complete or len(found) < self._many.n_taken:
+        if self._n_given:
+            raise ConfigError("results: iterating gave whole answers already, which are not kept; iterate to the end")
+        while (found := self._next()) is not None:
+            number, piece = found
+            if (end := _end_of(piece)) is not None:
+                self._ended[number] = end
+        if not self._many.is_complete or len(self._ended) < self._many.n_taken:
             raise Cancelled("the answers were ended before they finished")
-        return [found[number] for number in range(self._many.n_taken)]
+        return [self._ended[number] for number in range(self._many.n_taken)]
 
     def close(self) -> None:
         """End all answers here. Idempotent."""
         if self._asking.locked():
             raise self._workplace.refusal(self._asker)
         self._many.close()
+
+    def _next(self) -> tuple[int, Piece | EdgeRunError] | None:
+        """Return what comes next; None at the end."""
+        if self._asking.locked():
+            raise self._workplace.refusal(self._asker)
+        with self._asking:
+            self._asker = threading.get_ident()
+            return self._many.next()
 
 
 class ManyAnswers:
@@ -175,3 +183,8 @@ class ManyAnswers:
         except ContextFull as error:
             answer.close()
             return error
+
+
+def _end_of(piece: Piece | EdgeRunError) -> Generation | EdgeRunError | None:
+    """Return what came of a prompt, where `piece` is the last there is of it."""
+    return piece if isinstance(piece, EdgeRunError) else piece.generation

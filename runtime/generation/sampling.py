@@ -170,7 +170,8 @@ class Sampler(Closing):
             if not self._grammar.fits(token):
                 raise ConfigError(f"sampling: token {token} cannot come next in the grammar")
             self._grammar.accept(token)
-        ggml.L.llama_sampler_accept(self._chain, token)
+        if not self._takes_best:  # else the samplers have nothing to remember
+            ggml.L.llama_sampler_accept(self._chain, token)
 
     def prime(self, tokens: Sequence[int]) -> None:
         """Note the tokens of the prompt: penalties count them, the grammar begins after them."""
@@ -190,7 +191,7 @@ class Sampler(Closing):
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise RuntimeError("this sampler is closed")
+            raise ConfigError("this answer was closed; begin another one")
 
     def _choose(self, logits: Logits, is_grammar_first: bool) -> int:
         table = self._table.fill(logits, self._biased, self._bias)

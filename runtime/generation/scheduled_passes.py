@@ -1,7 +1,8 @@
 """The passes that a scheduler plans, computed by a decoder; what becomes of them is told to the scheduler.
 
 A decoder that spreads a model over devices can have several passes in flight. What they compute counts as computed from
-when they are begun, as all that follows happens after them; where one fails, all are taken back.
+when they are begun, as all that follows happens after them; where one fails, all are taken back. Sequences that came to
+share what these were to compute lose it too: devices that did not get to it have nothing there.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import dataclass, field, replace
 
 from edge_run.base.errors import ContextFull
 from edge_run.base.protocols import BatchToken, Decoder, Logits
+from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.one_at_a_time import pass_queue
 from edge_run.runtime.decoding.session import Keeper
 from edge_run.runtime.generation.meter import Interval
 from edge_run.runtime.scheduling.scheduler import PassPart, PlannedPass, Scheduler
+from edge_run.runtime.scheduling.sequences import SequencePool
 from edge_run.runtime.speculation.drafting import plan_tree
 from edge_run.runtime.speculation.shared_guesses import SharedTree
 from edge_run.runtime.speculation.verification import Verification
@@ -44,17 +47,20 @@ class BegunPass:
     trees: the guesses of what follows, by requests.
     drafting: what making them cost.
     began_s: when that began.
+    first_cell: the first of the cells that it takes; known once it is in flight.
     """
 
     planned: PlannedPass
     trees: Mapping[int, SharedTree]
     drafting: Interval = field(default_factory=Interval)
     began_s: float = 0.0
+    first_cell: int = 0
 
 
 class ScheduledPasses:
     """Computes what a scheduler plans. Not thread-safe.
 
+    pool: the sequences of `scheduler`.
     keeper: the prompt cache, which has the rows of sequence 0 where no other sequence has any.
     recount: is called before a pass: the decoder counts cells that sequences share for each of them.
     """
@@ -62,12 +68,13 @@ class ScheduledPasses:
     def __init__(
         self,
         scheduler: Scheduler,
+        pool: SequencePool,
         decoder: Decoder,
         keeper: Keeper | None = None,
         recount: Callable[[], None] = lambda: None,
     ) -> None:
-        self._scheduler, self._decoder, self._queue, self._keeper = scheduler, decoder, pass_queue(decoder), keeper
-        self._recount = recount
+        self._scheduler, self._pool, self._decoder, self._keeper = scheduler, pool, decoder, keeper
+        self._queue, self._recount = pass_queue(decoder), recount
         self._in_flight: deque[BegunPass] = deque()
 
     @property
@@ -126,8 +133,8 @@ class ScheduledPasses:
             self._undo(planned, trees)
             self.abandon()
             raise
+        self._in_flight.append(replace(begun, first_cell=self._pool.next_cell))
         self._scheduler.begun(planned)
-        self._in_flight.append(begun)
         return True
 
     def finish(self) -> tuple[BegunPass, list[ComputedPart]]:
@@ -154,6 +161,8 @@ class ScheduledPasses:
         finally:
             for begun in taken:
                 self._undo(begun.planned, begun.trees)
+            for sequence, n_tokens in self._pool.holding_since(taken[-1].first_cell):  # who shared them meanwhile
+                self._scheduler.placed(sequence, self._decoder.rewind(sequence, n_tokens))
 
     def settle(self, computed: ComputedPart) -> None:
         """Let the sequence of a part hold what its text followed of the guesses, and nothing else of them."""
@@ -201,3 +210,9 @@ def _parts(begun: BegunPass, rows: Logits) -> list[ComputedPart]:
             at += len(verified)
         computed.append(ComputedPart(part, found, tree))
     return computed
+
+
+def recount(pool: SequencePool, n_sequences: int, decoder: LocalDecoder) -> None:
+    """Have `decoder` count cells as `pool` does, whose sequences are the first ones; the others are for guesses."""
+    lengths = [pool.n_held(one) if one < n_sequences else 0 for one in range(decoder.capabilities.sequences)]
+    decoder.recount(lengths, pool.used_cells)

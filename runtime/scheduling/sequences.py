@@ -8,6 +8,7 @@ several sequences, so it takes no memory twice.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ class _Held:
     """What a sequence holds.
 
     tokens: its tokens.
-    cells: the cells that they lie in, by numbers of ours.
+    cells: the cells that they lie in, by numbers of ours, which rise.
     user: the request that uses it; None where its request has ended.
     ended: when that was, counted in requests.
     salt: whom the tokens may serve.
@@ -51,6 +52,7 @@ class SequencePool:
     """The sequences of one context. A state machine without I/O; `check` holds after every call.
 
     n_cells: the cells of the context, for the tokens of all sequences together.
+    next_cell: the number of the cell that is taken next; those taken later have higher ones.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class SequencePool:
         self.n_cells = n_cells
         self._can_rewind, self._can_share, self._keeps_ended = can_rewind, can_share, keeps_ended
         self._held = [_Held() for _ in range(n_sequences)]
-        self._numbers, self._endings = itertools.count(), itertools.count(1)
+        self.next_cell, self._endings = 0, itertools.count(1)
         self._uses = Counter[int]()  # of each cell, by sequences
 
     @property
@@ -125,7 +127,8 @@ class SequencePool:
     def extend(self, sequence: int, tokens: Sequence[int]) -> None:
         """A pass has computed `tokens`, which `sequence` holds now."""
         held = self._held[sequence]
-        cells = list(itertools.islice(self._numbers, len(tokens)))
+        cells = range(self.next_cell, self.next_cell + len(tokens))
+        self.next_cell = cells.stop
         held.tokens += tokens
         held.cells += cells
         self._uses.update(cells)
@@ -138,6 +141,11 @@ class SequencePool:
             if not self._uses[cell]:
                 del self._uses[cell]
         del held.tokens[n_tokens:], held.cells[n_tokens:]
+
+    def holding_since(self, cell: int) -> list[tuple[int, int]]:
+        """Return the sequences with tokens in `cell` or later ones, each with how many tokens it has before these."""
+        before = [(number, bisect_left(held.cells, cell)) for number, held in enumerate(self._held)]
+        return [(number, n_tokens) for number, n_tokens in before if n_tokens < self.n_held(number)]
 
     def end(self, sequence: int) -> None:
         """The request of `sequence` has ended; what the sequence holds may serve others."""

@@ -23,6 +23,7 @@ from edge_run import (
     Turn,
 )
 from edge_run.runtime.generation.batch import Batch
+from edge_run.runtime.generation.batched_answers import Event
 from edge_run.runtime.generation.stream import Stream
 from in_child import in_child
 
@@ -97,6 +98,41 @@ def test_a_pass_ends_at_once_where_all_that_are_left_were_cancelled(model: Model
         batch.submit(model.begin(Request(PROMPT, 8, SamplingConfig(temperature=0))), Turn())
         texts = [event.piece.text for _ in range(99) if not batch.is_idle for event in batch.advance() if event.piece]
     assert "".join(texts) == wanted
+
+
+def test_a_cancel_in_the_last_pass_of_a_request_ends_no_later_one(model: Model) -> None:
+    """The interrupt stayed set: it ended what came next."""
+    interrupt = model._engine.interrupt
+    with model.open_batch() as batch:
+        last = batch.submit(model.begin(Request("Another one", 1)), Turn())
+        answers = batch._answers
+        end = answers._end
+
+        def end_cancelled(number: int, why: str) -> Event:
+            if number == last:
+                batch.cancel(number)  # as from another thread, when its pass is computed
+            return end(number, why)
+
+        answers._end = end_cancelled  # type: ignore[method-assign]
+        (ended,) = [event for _ in range(9) if not batch.is_idle for event in batch.advance() if event.is_last]
+        assert reason_of(ended) == "length"
+        assert interrupt.is_set
+        batch.submit(model.begin(Request(PROMPT, 8, SamplingConfig(temperature=0))), Turn())
+        events = [event for _ in range(99) if not batch.is_idle for event in batch.advance()]
+        assert reason_of(events[-1]) == "length"
+        batch.cancel(last)  # which has ended, and means nothing
+        assert not interrupt.is_set
+        batch.submit(model.begin(Request(PROMPT, 8, SamplingConfig(temperature=0))), Turn())
+        batch.cancel(last)
+        events = [event for _ in range(99) if not batch.is_idle for event in batch.advance()]
+        assert reason_of(events[-1]) == "length"
+
+
+def reason_of(event: Event) -> str:
+    """Return why the answer ended whose last event this is."""
+    assert event.piece is not None
+    assert event.piece.generation is not None
+    return event.piece.generation.finish_reason
 
 
 @in_child

@@ -6,6 +6,7 @@ In one process, over a mesh made of queues; the last test has real processes and
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,39 @@ def test_real_devices_one_of_which_is_killed_in_the_middle(folder: Path, tmp_pat
         assert [node.name for node in use.nodes] == ["here", "b"]
         assert use.recoveries == 1
         engine.close()
+
+
+@in_child
+def test_what_was_shared_in_flight_is_computed_anew_where_its_pass_was_stopped(folder: Path) -> None:
+    """Later answers to prompts that begin alike went on from what the other devices had never computed."""
+    coordinator.plan_pipeline = over_all
+    prompts = [[*PROMPT, 7 + i] for i in range(4)]
+    with running(make_model("llama", folder), options=MANY) as run:
+        wanted = answers(run.engine, prompts)
+        for moment in (3, 4):
+            sent = itertools.count()
+
+            def stop(source: str, target: str, header: Document, sent: Any = sent, moment: int = moment) -> None:
+                if header["kind"] == "activation" and next(sent) == moment:
+                    run.engine.interrupt.cancel()
+                    time.sleep(0.1)  # so that what was begun after it is not computed
+
+            batch = BatchedAnswers(run.engine, Meter(run.engine), 4)
+            run.hub.on_send = stop
+            said(batch, run.engine, prompts)
+            run.hub.on_send = lambda source, target, header: None
+            run.engine.interrupt.reset()
+            assert said(batch, run.engine, prompts) == wanted, moment
+            batch.close()
+
+
+def said(batch: BatchedAnswers, engine: Engine, prompts: Sequence[list[int]]) -> list[list[int]]:
+    """Return the tokens of greedy answers in passes of `batch`, as far as these get."""
+    texts = [
+        Continuation(engine.model, one, 12, SamplingConfig(temperature=0), engine.context_tokens) for one in prompts
+    ]
+    for text in texts:
+        batch.submit(text, Turn())
+    while not batch.is_idle:
+        batch.advance()
+    return [text.tokens for text in texts]

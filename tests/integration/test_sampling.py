@@ -396,5 +396,5 @@ def test_tokens_outside_the_vocabulary_are_refused(engine: Engine, token: int) -
 def test_a_closed_sampler_refuses_to_work(engine: Engine) -> None:
     (sampler := engine.sampler(grammar='root ::= "x"')).close()
     sampler.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(ConfigError, match="closed"):
         sampler.choose(engine.row(1.0))

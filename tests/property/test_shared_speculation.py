@@ -85,7 +85,7 @@ class Served:
         pool = SequencePool(N_TEXTS, CONTEXT, can_rewind=True, can_share=can_branch)
         self.pool = pool
         self.scheduler = Scheduler(pool, PassWidths(WidthCosts(), WIDTH), lambda: 0.0, PassRules(CONTEXT))
-        self.passes = ScheduledPasses(self.scheduler, self.decoder)
+        self.passes = ScheduledPasses(self.scheduler, pool, self.decoder)
         self.guesses = SharedGuesses(
             AnyWidth(self.chance),
             SpeculationTally("random"),

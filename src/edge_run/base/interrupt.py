@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 import signal
 import threading
 import time
@@ -138,8 +137,11 @@ class Interrupt:
 
     @contextlib.contextmanager
     def cancelling_at(self, until_s: float) -> Iterator[None]:
-        """Cancel what is done in this block where it is still done at `until_s`, as `time.monotonic` counts."""
-        if until_s == math.inf:
+        """Cancel what is done in this block where it is still done at `until_s`, as `time.monotonic` counts.
+
+        What is over a century away, half of what a thread can wait for, is never.
+        """
+        if until_s - time.monotonic() > threading.TIMEOUT_MAX / 2:
             yield
             return
         is_over = threading.Event()

@@ -50,7 +50,8 @@ def config_of(kind: type[_Config], config: _Config | None, options: Mapping[str,
 def check_types(config: Any) -> None:
     """Raise ConfigError where a field of a dataclass is none of what it is declared as.
 
-    Whole numbers are numbers, truths are neither, and a text is a path too.
+    Whole numbers are numbers, truths are neither, and a text is a path too. Whole numbers of other kinds, as NumPy's,
+    become Python's: those overflow, and JSON has none.
     """
     for name, kinds in _declared(config.__class__).items():
         value = getattr(config, name)
@@ -58,6 +59,8 @@ def check_types(config: Any) -> None:
         if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
             words = " or ".join(_WORDS.get(kind, kind.__name__) for kind in kinds)
             raise ConfigError(f"{name.replace('_', ' ')} {value!r:.60}: must be {words}")
+        if int in kinds and isinstance(value, Integral) and not isinstance(value, int):
+            object.__setattr__(config, name, operator.index(value))  # also where the dataclass is frozen
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from edge_run.base.errors import ConfigError
 from edge_run.base.options import make_config
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.base.units import GIB
+from edge_run.runtime.generation.request import Turn
 
 
 @pytest.mark.parametrize(
@@ -165,3 +166,15 @@ def test_what_programs_compute_is_taken(tmp_path: Path) -> None:
     assert config.memory == 1_500_000_000
     assert config.cache == tmp_path
     assert SamplingConfig(temperature=1, top_p=np.float32(0.5), stop=iter(["a"])).stop == ("a",)  # type: ignore[arg-type]
+
+
+def test_whole_numbers_of_other_kinds_become_pythons_own(tmp_path: Path) -> None:
+    """NumPy's overflow, and are none that JSON has."""
+    config = ModelConfig(threads=np.int64(2), sequences=np.uint8(3), cache_folder=tmp_path)  # type: ignore[arg-type]
+    sampling = SamplingConfig(seed=np.int64(3), top_k=np.int32(4))  # type: ignore[arg-type]
+    turn = Turn(priority=np.int16(-1))  # type: ignore[arg-type]
+    found = [config.threads, config.sequences, sampling.seed, sampling.top_k, turn.priority]
+    assert found == [2, 3, 3, 4, -1]
+    assert {type(one) for one in found} == {int}
+    assert config.exact is False
+    assert SamplingConfig().seed is None

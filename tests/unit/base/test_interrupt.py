@@ -1,5 +1,6 @@
 """Interrupts: Ctrl-C and cancels are noted, who asks is told, and nothing is raised anywhere else."""
 
+import math
 import signal
 import threading
 import time
@@ -172,3 +173,24 @@ def test_who_insists_need_not_wait_for_what_hangs() -> None:
     assert not thread.has_ended.is_set()
     end.set()
     assert thread.has_ended.wait(60)
+
+
+@pytest.mark.parametrize("deadline_s", [1e10, threading.TIMEOUT_MAX, 1e308, math.inf])
+def test_a_deadline_beyond_what_threads_can_wait_for_is_never(deadline_s: float) -> None:
+    """A thread that waited for it ended with a traceback on standard error."""
+    interrupt = Interrupt()
+    with interrupt.cancelling_at(time.monotonic() + deadline_s):
+        time.sleep(0.05)
+    interrupt.check()
+
+
+def test_a_deadline_cancels_what_is_not_done() -> None:
+    interrupt = Interrupt()
+    with interrupt.cancelling_at(time.monotonic() + 60):
+        pass
+    interrupt.check()
+    until_s = time.monotonic() + 60
+    with interrupt.cancelling_at(time.monotonic() + 0.01):
+        while not interrupt.is_set and time.monotonic() < until_s:
+            time.sleep(0.001)
+    assert interrupt.is_set

@@ -103,3 +103,14 @@ def test_tokens_serve_requests_of_their_salt_only() -> None:
     for request in range(3):
         pool.end(request)
     assert pool.plan([1, 2, 3, 4], "a").n_tokens == 0
+
+
+def test_sequences_that_share_cells_are_known_with_what_they_have_before_these() -> None:
+    pool = make_pool()
+    first = run(pool, 0, [1, 2, 3])
+    since = pool.next_cell
+    pool.extend(first, [4, 5])
+    assert pool.holding_since(since) == [(first, 3)]
+    shorter, longer = run(pool, 1, [1, 2, 9]), run(pool, 2, [1, 2, 3, 4, 8])
+    assert sorted(pool.holding_since(since)) == sorted([(first, 3), (shorter, 2), (longer, 3)])
+    assert pool.holding_since(pool.next_cell) == []

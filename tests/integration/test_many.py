@@ -1,0 +1,100 @@
+"""`ManyStream.results` where something came between, and the figures of answers whose prompts were there already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from at_once import PROMPT
+from edge_run import ConfigError, Generation, Model, Request, SamplingConfig, TierReadError
+from edge_run.base.protocols import BatchToken, Logits
+from edge_run.runtime.generation.request import Turn
+from kit_models import streamed
+
+PROMPTS = ["Once upon a time", "One day", "Two", "In a town"]
+
+
+@pytest.fixture
+def model(model_of_two: Model) -> Model:
+    return model_of_two
+
+
+def test_results_go_on_after_an_error_with_what_had_ended(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What had ended by then was lost, and in the end the rest too, with an error that was not true."""
+    decode, n_passes, failing = model._engine.decoder.decode, 0, 4
+
+    def fail_once(batch: Sequence[BatchToken]) -> Logits:
+        nonlocal n_passes
+        n_passes += 1
+        if n_passes == failing:
+            raise TierReadError("the drive fails")
+        return decode(batch)
+
+    wanted = model.generate_many(PROMPTS, max_tokens=3, temperature=0).results()
+    monkeypatch.setattr(model._engine.decoder, "decode", fail_once)
+    stream = model.generate_many(PROMPTS, max_tokens=3, temperature=0)
+    with pytest.raises(TierReadError, match="the drive fails"):
+        stream.results()
+    assert stream._ended, "some of them"
+    found = stream.results()
+    assert [text_of(one) for one in found] == [text_of(one) for one in wanted]
+    assert stream.results() == found, "as often as one likes"
+
+
+def text_of(found: object) -> str:
+    assert isinstance(found, Generation)
+    return found.text
+
+
+def test_who_iterates_over_answers_has_no_results_of_them(model: Model) -> None:
+    """All others were computed, for an error that was not true."""
+    stream = model.generate_many(PROMPTS, max_tokens=3, temperature=0)
+    n_ended = 0
+    for _, piece in stream:
+        if isinstance(piece, Exception) or piece.generation:
+            n_ended += 1
+            break
+    with pytest.raises(ConfigError, match="iterating gave whole answers already"):
+        stream.results()
+    n_ended += sum(isinstance(piece, Exception) or piece.generation is not None for _, piece in stream)
+    assert n_ended == len(PROMPTS)
+    begun = model.generate_many(PROMPTS, max_tokens=3, temperature=0)
+    next(begun)  # of the answer's first piece nothing is missed
+    assert len(begun.results()) == len(PROMPTS)
+
+
+def test_a_last_token_that_is_read_alone_is_of_its_prompt(grown: Path) -> None:
+    """Prompts that were there already had no speed, and what was read for their last token counted for the next."""
+    with Model(grown, **{**streamed(), "sequences": 2, "context_tokens": 512}) as model:
+        many = model.generate_many([PROMPT] * 3, max_parallel=1, max_tokens=2, temperature=0)
+        first, *later = map(answer, many.results())
+        assert first.cached_tokens == 0
+        for one in later:
+            assert one.cached_tokens == one.prompt_tokens - 1
+            assert one.prefill_tokens_per_s > 0
+            assert one.decode_tokens_per_s > 0
+            assert one.io.bytes_per_token < 0.7 * one.io.bytes_read, "of two passes one is the prompt's"
+        (single,) = map(answer, model.generate_many([PROMPT], max_tokens=1, temperature=0).results())
+        assert single.io.bytes_read > 0
+        assert single.io.bytes_per_token == 0
+        assert single.prefill_tokens_per_s > 0
+        assert single.decode_tokens_per_s == 0
+
+
+def answer(found: object) -> Generation:
+    assert isinstance(found, Generation)
+    return found
+
+
+def test_greedy_answers_open_no_samplers(model: Model) -> None:
+    with model.open_batch() as batch:
+        greedy, drawn = (model.begin(Request(PROMPT, 3, SamplingConfig(temperature=one))) for one in (0, 1))
+        for text in (greedy, drawn):
+            batch.submit(text, Turn())
+        while not batch.is_idle:
+            batch.advance()
+    assert len(greedy.tokens) == 3
+    assert greedy._sampler._opened_chain is None
+    assert drawn._sampler._opened_chain is not None
