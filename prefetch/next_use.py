@@ -141,7 +141,7 @@ class NextUsePolicy(Policy):
         """Count `experts`; return the weight of frequencies in p, and the part of similar tokens for each expert."""
         others = [0.0] * self._n_experts
         frequencies, resemblance = self._frequencies[place], self._resemblance
-        if len(experts) > self._n_used:
+        if len(experts) > self._n_used or resemblance.is_in_prompt(place):
             for i in range(max(0, len(experts) - PROMPT_TOKENS * self._n_used), len(experts), self._n_used):
                 frequencies.note(experts[i : i + self._n_used], PROMPT_TOKEN)
             resemblance.note_prompt(place, experts)

@@ -37,6 +37,10 @@ class Resemblance:
         self._followers: list[tuple[int, float]] = []
         self.weight = 0.0
 
+    def is_in_prompt(self, layer: int) -> bool:
+        """Return whether `layer` comes after those of a batch so far, and so is of the same tokens, if only of one."""
+        return self._was_prefill and layer > self._layer
+
     def note_prompt(self, layer: int, experts: Sequence[int]) -> None:
         """Learn what a batch of tokens used in `layer`, `n_used` each; it may have routed only the last of them."""
         rows = [experts[i : i + self._n_used] for i in range(0, len(experts), self._n_used)][-(TOKENS - 1) :]

@@ -105,17 +105,18 @@ class Session:
 
     def _resume(self, prompt: Sequence[int], common: int) -> int:
         """Hold what is there of `prompt`, of which `common` tokens are in memory; return how much that is."""
+        held = self._cut(common)  # first: of what cannot be cut there nothing is left, and all that is kept is more
         if self.keeper is None:
-            return self._cut(common)
+            return held
         try:
-            held = self.keeper.resume(prompt, common)
+            resumed = self.keeper.resume(prompt, held)
         except BaseException:
             self.history.clear()
             raise
-        if held is None:
-            return self._cut(common)
-        self.history[:] = prompt[:held]
-        return held
+        if resumed is None:
+            return held
+        self.history[:] = prompt[:resumed]
+        return resumed
 
     def finish(self) -> None:
         """The answer is complete: nothing follows it before the next prompt."""

@@ -60,8 +60,9 @@ class FetchedModels:
         folder = self._folder / model
         with contextlib.ExitStack() as undo:
             try:
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                with locked(self._folder / "lock"):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                with locked(self._folder / "lock"):  # else who makes room could remove the folder before it is used
+                    folder.mkdir(exist_ok=True, mode=0o700)
                     if any(read_living(folder, _USER)):
                         raise MeshError(f"{folder}: another process computes with it now")
                     user = LivingFile(folder, _USER, b"in use")

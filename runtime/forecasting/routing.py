@@ -124,8 +124,11 @@ class Usage:
 
     @property
     def hit_rate(self) -> float:
-        """The share of the bytes used by tokens that was in memory; 0 where nothing was decoded."""
-        return 1 - self._read_bytes / self._used_bytes if self._used_bytes else 0.0
+        """The share of the bytes used by tokens that was in memory; 0 where nothing was decoded.
+
+        It is 0 too where more was read than used: what was predicted in vain, and what else lies in the chunks.
+        """
+        return max(0.0, 1 - self._read_bytes / self._used_bytes) if self._used_bytes else 0.0
 
     @property
     def point(self) -> Point | None:

@@ -29,7 +29,7 @@ class Turn:
     key: whose it is: keys that wait have equal shares of the tokens.
     deadline_s: the seconds after which its answer ends as it is; None for never.
     salt: what was computed for a request serves those of the same salt only, so that no other can tell from the time
-    that it takes what was asked before.
+    that it takes what was asked before. A prompt cache on disk serves all salts: leave it off where that matters.
     """
 
     priority: int = 0

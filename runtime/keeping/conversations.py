@@ -103,7 +103,10 @@ class Conversations:
             self._is_begun = True
 
     def load(self, name: str) -> Conversation:
-        """Return a conversation. Raises ConfigError where there is none of this name, or its file is damaged."""
+        """Return a conversation.
+
+        Raises ConfigError where there is none of this name, or its file is damaged, and TierReadError.
+        """
         path = self._path(name)
         if not self.has(name):
             raise ConfigError(f"{name}: no such conversation; edge-run sessions list names all")
@@ -114,8 +117,18 @@ class Conversations:
             raise ConfigError(f"{path}: is damaged, or of another version of edge-run; remove it") from error
 
     def has(self, name: str) -> bool:
-        """Return whether a conversation of this name is kept. Raises ConfigError for a bad name."""
-        return self._path(name).exists()
+        """Return whether a conversation of this name is kept.
+
+        Raises ConfigError for a bad name, and TierReadError where the drive does not say: "no" might have it replaced.
+        """
+        path = self._path(name)
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise TierReadError(f"{path}: cannot be read ({reason_of(error)})", errno=error.errno) from error
+        return True
 
     def names(self) -> list[tuple[str, float]]:
         """Return the names, and when each was last changed (seconds since the epoch), the latest first."""

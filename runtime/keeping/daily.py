@@ -26,20 +26,27 @@ class DailyWrites:
     @property
     def written_bytes(self) -> int:
         """What was written today."""
-        try:
-            found = parse((self._folder / WRITTEN).read_bytes())
-            is_today = found["day"] == self._today().isoformat()
-            return max(0, int(found["bytes"])) if is_today else 0
-        except (OSError, ValueError, KeyError, TypeError):  # none was written yet, or the power failed meanwhile
-            return 0
+        return self._written_on(self._today().isoformat())
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether `size_bytes` more may be written today, as far as others do not write meanwhile."""
+        return self.written_bytes + size_bytes <= self.most_bytes
 
     def take(self, size_bytes: int) -> bool:
         """Note that `size_bytes` are about to be written; return False where that would be too much. Raises OSError."""
         with locked(self._folder / LOCK):
-            written_bytes = self.written_bytes + size_bytes
+            day = self._today().isoformat()  # asked once, as midnight may come meanwhile
+            written_bytes = self._written_on(day) + size_bytes
             if written_bytes > self.most_bytes:
                 return False
-            note = {"day": self._today().isoformat(), "bytes": written_bytes}
+            note = {"day": day, "bytes": written_bytes}
             with whole_file(self._folder / WRITTEN, 0o600) as draft:
                 draft.write_text(json.dumps(note))
         return True
+
+    def _written_on(self, day: str) -> int:
+        try:
+            found = parse((self._folder / WRITTEN).read_bytes())
+            return max(0, int(found["bytes"])) if found["day"] == day else 0
+        except (OSError, ValueError, KeyError, TypeError):  # none was written yet, or the power failed meanwhile
+            return 0

@@ -105,6 +105,7 @@ class RowRestorer:
 
     def _place_cells(self, tokens: Sequence[int], passes: Sequence[RowPass]) -> None:
         for number, (start, width) in enumerate(passes):
+            self._check()
             part = [*tokens[start : start + width]]
             part += [0] * (width - len(part))  # of guesses that were taken back
             self._place(part, start)

@@ -130,10 +130,11 @@ class BlockWriter:
             self._store.used(paths)
             if paths[-1].exists():  # another process had the same text
                 return True
-            if not self._store.make_room(head.file_bytes, frozenset(paths)):
+            may_today = self._store.daily.has_room(head.file_bytes)  # asked first: else others would go in vain
+            if may_today and not self._store.make_room(head.file_bytes, frozenset(paths)):
                 self._fail(f"no room for {head.file_bytes:,} bytes more")
                 return False
-            if not self._store.daily.take(head.file_bytes):
+            if not (may_today and self._store.daily.take(head.file_bytes)):
                 written = format_size(self._store.daily.written_bytes)
                 self._fail(f"{written} were written today (--prompt-cache-daily)")
                 return False

@@ -45,22 +45,19 @@ class RouteRecorder:
         self.n_tokens = {PREFILL: 0, DECODE: 0}
         self.is_resident: Callable[[int, int], bool] = lambda address, expert: True
         self._header, self._writer = header, writer
-        self._ids: int | None = None
+        self._first: dict[int, str] = {}  # by layer, the weight of experts that is multiplied by first
         self._layer = -1
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Stop before the first node of each layer that uses the ids of its experts."""
-        seen: set[int | None] = set()
         for i, node in enumerate(graph):
-            if routed_read(node) and node.expert_ids not in seen:
-                seen.add(node.expert_ids)
-                steps.stop_before(i, partial(self._record, node))
+            if (layer := self._layer_begun(node)) is not None:
+                steps.stop_before(i, partial(self._record, node, layer))
 
     def before_unknown(self, node: Node, address: int) -> bool:
-        """Record at the first node that uses ids; stop after nodes that may make ids."""
-        if routed_read(node) and node.expert_ids != self._ids:
-            self._ids = node.expert_ids
-            self._record(node, address)
+        """Record at the first node of a layer that uses ids of experts; stop after nodes that may make ids."""
+        if (layer := self._layer_begun(node)) is not None:
+            self._record(node, layer, address)
         return makes_ids(address)
 
     def after_unknown(self) -> None:
@@ -69,12 +66,19 @@ class RouteRecorder:
     def abandon(self) -> None:
         """Keep what was recorded."""
 
-    def _record(self, node: Node, address: int) -> None:
+    def _layer_begun(self, node: Node) -> int | None:
+        """Return the layer whose first multiplication by experts `node` is; None for any other node.
+
+        A layer may choose twice, as those of GroveMoE, whose second experts each go with several of the first.
+        """
         read = routed_read(node)
         match = _LAYER.match(read.name) if read else None
         if read is None or match is None or int(match[1]) not in self._header.expert_bytes:
-            return
+            return None
         layer = int(match[1])
+        return layer if self._first.setdefault(layer, read.name) == read.name else None
+
+    def _record(self, node: Node, layer: int, address: int) -> None:
         rows = chosen_experts(address, self._header.n_experts).tolist()
         if layer <= self._layer or self._layer < 0:  # a new pass
             self.n_tokens[self.phase] += len(rows)
@@ -83,7 +87,7 @@ class RouteRecorder:
         routes = []
         for step, experts in enumerate(rows, first):
             for slot, expert in enumerate(experts):
-                is_there = self.is_resident(read.address, expert)
+                is_there = self.is_resident(node.reads[0].address, expert)
                 size = 0 if is_there else self._header.expert_bytes[layer]
                 routes.append(Route(0, self.phase, step, layer, slot, expert, 0.0, int(is_there), size))
         self._writer.write(routes)

@@ -43,11 +43,13 @@ def trace(
 
     max_tokens: at most so many, up to where the model ends or the context is full. is_overwritten: an `output` that
     exists is replaced. on_token: hears of every token. opening: a context to open the model in. options: the fields of
-    `ModelConfig`, as for `Model`. Raises like `Model`; NotSupported for a model without experts, ConfigError for an
-    output that exists, is the model itself or has no folder, TierReadError where it cannot be written. Nothing is left
-    of a trace that was not finished.
+    `ModelConfig`, as for `Model`. Raises like `Model`; NotSupported for a model without experts, ConfigError for
+    `exact`, and for an output that exists, is the model itself or has no folder, TierReadError where it cannot be
+    written. Nothing is left of a trace that was not finished.
     """
     config = config_of(ModelConfig, config, options)
+    if config.exact:
+        raise ConfigError("exact: its passes have padding tokens, which would be in the trace; leave out exact")
     gguf = read_gguf(Path(path))
     output = check_target(Path(output), [shard.path for shard in gguf.shards], "the model itself", is_overwritten)
     header = route_header(gguf)

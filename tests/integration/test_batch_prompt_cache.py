@@ -74,6 +74,17 @@ def test_what_shared_passes_leave_is_not_in_what_is_kept_later(name: str, folder
     assert found.cached_tokens
 
 
+def test_a_prompt_cache_serves_requests_of_all_salts(folder: Path, tmp_path: Path) -> None:
+    path, n_cached = make_model("llama", folder), list[int]()
+    for salt in ("a", "b"):
+        with Model(path, **OPTIONS, prompt_cache=tmp_path) as model:
+            request = make_request(PROMPT, turn=Turn(salt=salt), **GREEDY)
+            (found,) = model.generate_many([request]).results()
+            assert isinstance(found, Generation)
+            n_cached.append(found.cached_tokens)
+    assert n_cached == [0, 256]
+
+
 def test_it_can_be_cancelled_while_rows_are_read(folder: Path, tmp_path: Path) -> None:
     path = make_model("llama", folder)
     with Model(path, **OPTIONS, prompt_cache=tmp_path) as model:

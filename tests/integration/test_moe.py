@@ -190,11 +190,17 @@ def test_a_trace_is_the_same_streamed_and_resident(moe: Path, tmp_path: Path) ->
     assert {step for _, step, *_ in decoded} == set(range(9))
 
 
-def test_a_trace_can_be_replayed(moe: Path, tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    recording = edge_run.trace(moe, TEXT, path, max_tokens=5, **OPTIONS)
+@pytest.mark.parametrize("name", ["qwen3moe", "grovemoe"])
+def test_a_trace_can_be_replayed(name: str, folder: Path, tmp_path: Path) -> None:
+    """Layers of the second model choose twice, the second time among experts that go with several of the first."""
+    model, path = make_model(name, folder), tmp_path / "trace.csv"
+    recording = edge_run.trace(model, TEXT, path, max_tokens=5, **OPTIONS)
     result = edge_run.replay(path)
     assert (result.decoded_tokens, result.layers, result.experts) == (5, recording.layers, recording.experts)
+    assert recording.decoded_tokens == 5
+    decoded = Counter((step, layer) for phase, step, layer, *_ in rows_of(path) if phase == 1)
+    assert len(decoded) == 5 * recording.layers
+    assert set(decoded.values()) == {read_gguf(model).used_experts}
 
 
 def test_what_cannot_be_traced(moe: Path, folder: Path, tmp_path: Path) -> None:
@@ -203,6 +209,8 @@ def test_what_cannot_be_traced(moe: Path, folder: Path, tmp_path: Path) -> None:
         edge_run.trace(make_model("llama", folder), TEXT, path, **OPTIONS)
     with pytest.raises(ConfigError, match="prompt: is empty"):
         edge_run.trace(moe, "", path, **OPTIONS)
+    with pytest.raises(ConfigError, match="exact: its passes have padding tokens"):
+        edge_run.trace(moe, TEXT, path, exact=True, **OPTIONS)
     with pytest.raises(ConfigError, match="cannot be written: its folder is not there"):
         edge_run.trace(moe, TEXT, tmp_path / "nowhere" / "trace.csv", **OPTIONS)
     assert list(tmp_path.iterdir()) == [], "nothing is left of a trace that was not finished"

@@ -167,6 +167,20 @@ def test_streamed_with_lent_memory(name: str, folder: Path, kept: Path) -> None:
     assert same(kept[2], compare_with[1])
 
 
+@pytest.mark.parametrize("name", ["gemma3", "mamba"])
+@in_child
+def test_what_a_context_that_cannot_be_cut_has_lost_comes_back_from_disk(name: str, folder: Path, kept: Path) -> None:
+    """It had more of the prompt than is kept, until it was emptied."""
+    path = make_model(name, folder)
+    (wanted,) = talks(path, None, TOKENS[:350])
+    with opened(path, kept) as (session, _, said):
+        found = [session.feed(TOKENS[:length])[1] for length in (350, 900)]
+        again = talk(session, TOKENS[:350])
+        assert [*found, again[1]] == [0, 350, 320]
+        assert same(again, wanted)
+        assert not said
+
+
 @in_child
 def test_a_conversation_goes_on_as_if_it_had_not_been_interrupted(folder: Path, kept: Path) -> None:
     """Its rows come from prompts of any length and from single tokens; what no block has is computed anew."""
@@ -345,22 +359,24 @@ def test_only_the_latest_turns_of_a_conversation_have_snapshots(folder: Path, ke
         assert at(tokens, passes).exists()
 
 
+@pytest.mark.parametrize("n_cells", [64, 512], ids=["while cells are placed", "while rows are read"])
 @in_child
-def test_stopped_while_it_reads_leaves_an_empty_context(folder: Path, kept: Path) -> None:
+def test_stopped_while_it_reads_leaves_an_empty_context(n_cells: int, folder: Path, kept: Path) -> None:
     path = make_model("llama", folder)
     wanted = talks(path, kept, TOKENS[:600])[0]
     with opened(path, kept) as (session, keeper, _):
         assert keeper
-        restorer = keeper._restorer
-        checks = iter([None, None, Cancelled("stop")])
+        restorer, placed = keeper._restorer, list[int]()
 
         def check() -> None:
-            if error := next(checks, None):
-                raise error
+            placed.append(restorer._decoder._lengths()[0])
+            if placed[-1] >= n_cells:
+                raise Cancelled("stop")
 
         real, restorer._check = restorer._check, check
         with pytest.raises(Cancelled):
             session.feed(TOKENS[:600])
+        assert placed[-1] == n_cells
         assert session.history == []
         restorer._check = real
         found = talk(session, TOKENS[:600])

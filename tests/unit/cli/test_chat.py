@@ -295,6 +295,19 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_read_from(
     assert "/save: " in said[-1]
 
 
+def test_a_folder_that_cannot_be_looked_into_ends_no_chat(tmp_path: Path) -> None:
+    """Its path is too long here; a drive that fails, or refuses, answers alike."""
+    folder, said, terminal = tmp_path / ("x" * 300), list[str](), quiet_terminal()
+    terminal.say = lambda text, *style: said.append(text)
+    model: Any = SimpleNamespace(notices=(), keep_answers=lambda *_: None, conversation_rows=None)
+    talk = TemplateTalk(model, "", None, SamplingConfig())
+    chat = Chat(model, talk, terminal, ConversationBook(folder, tmp_path / "model.gguf", model))
+    for command in ("/load", "/save"):
+        chat.command(command, "fox")
+        assert said[-1].startswith(f"{command}: {folder}")
+        assert said[-1].endswith("fox.json: cannot be read (File name too long)")
+
+
 @pytest.mark.parametrize(
     "odd", [None, [], "text", {}, {"data": None}, {"data": "text"}, {"data": ["text", None]}, {"data": [{"id": 5}]}]
 )

@@ -11,7 +11,7 @@ from edge_run.base.errors import ConfigError
 from edge_run.base.units import MIB
 from edge_run.prefetch import next_use, resemblance
 from edge_run.prefetch.experts import ExpertCache, MoeShape, Outcome, Unit
-from edge_run.prefetch.next_use import Frequencies
+from edge_run.prefetch.next_use import Frequencies, NextUsePolicy
 from edge_run.prefetch.optimum import OptimalPolicy
 from edge_run.prefetch.policies import POLICIES, make_policy
 from edge_run.prefetch.replay import Trace, run_policy
@@ -136,6 +136,20 @@ def test_what_followed_a_like_token_is_expected_again() -> None:
     memory.vote(0, 1.0, votes)
     assert memory.weight > 0
     assert {expert for expert in range(8) if votes[expert] >= max(votes)} == {2, 3}
+
+
+def test_the_last_layer_of_a_prompt_begins_no_token() -> None:
+    """Where one row is wanted, that layer has the experts of the last token only, as a token by itself has."""
+    policy, last, others = NextUsePolicy(TWO), [4, 5], ([6, 7], [2, 3])
+    policy.note(0, [0, 1, 2, 3, *last], (), 1)
+    policy.note(1, last, (), 1)
+    for token in others:
+        for layer in (0, 1):
+            policy.note(layer, token, (), 1)
+    policy.note(0, last, (), 1)
+    votes = [0.0] * 8
+    policy._resemblance.vote(0, 1.0, votes)
+    assert votes[6] > votes[2] > 0, "6 and 7 came right after it"
 
 
 def test_like_tokens_are_forgotten() -> None:

@@ -50,7 +50,7 @@ class ConversationBook:
         try:
             self._take(conversation.name)
             is_as_it_was = self.conversations.load(conversation.name) == conversation
-        except ConfigError:
+        except (ConfigError, TierReadError):
             is_as_it_was = False
         if not is_as_it_was:
             self._take(_new_name())

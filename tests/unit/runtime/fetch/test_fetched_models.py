@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from edge_run.base.errors import MeshError, TierReadError
+from edge_run.devices.host.locks import locked
 from edge_run.runtime.fetch import store as module
 from edge_run.runtime.fetch.store import FetchedModel, FetchedModels
 from edge_run.tiers.pieces import PIECE_BYTES, model_hash, piece_digest
@@ -83,6 +85,27 @@ def test_a_model_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:
         open_model(models, 1)
     fetched.close()
     open_model(models, 1).close()
+
+
+def test_who_makes_room_meanwhile_does_not_remove_what_is_being_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = FetchedModels(tmp_path, int(6.5 * PIECE_BYTES))
+    old = open_model(models, 1)
+    fill(old, range(5))
+    old.close()
+    fresh = open_model(models, 2)
+
+    def after_another(path: Path) -> AbstractContextManager[None]:
+        """Take the lock once another process, which had it before, has let it go."""
+        monkeypatch.undo()
+        models.make_room(fresh, range(6))
+        return locked(path)
+
+    monkeypatch.setattr(module, "locked", after_another)
+    with closing(open_model(models, 1)) as again:
+        assert held(again) == 0, "the pieces were removed"
+    fresh.close()
 
 
 def test_digests_are_kept_and_checked(tmp_path: Path) -> None:

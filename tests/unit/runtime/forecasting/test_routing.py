@@ -59,6 +59,11 @@ def test_what_tokens_read_is_counted_and_what_prompts_read_is_not() -> None:
     assert usage(0.5, 0.7, 0).hit_rate == 0
 
 
+def test_who_reads_more_than_is_used_had_nothing_in_memory() -> None:
+    """What is predicted in vain is read too: that is no share below zero."""
+    assert usage(0.5, -0.4).hit_rate == 0
+
+
 def test_keys_and_values_that_are_read_back_are_no_experts() -> None:
     """Neither their bytes nor the wait for them."""
     drive, now, spill = Drive(), [0.0], SimpleNamespace(wait_s=0.0, awaited_bytes=0)

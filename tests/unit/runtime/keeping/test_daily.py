@@ -26,3 +26,14 @@ def test_a_note_that_is_half_counts_as_none(text: str, tmp_path: Path) -> None:
     daily = DailyWrites(tmp_path, 100, lambda: date(2026, 3, 1))
     assert daily.written_bytes == 0
     assert daily.take(100)
+
+
+def test_what_is_noted_at_midnight_is_of_one_day(tmp_path: Path) -> None:
+    """The sum of a day that has ended is none of the next one's."""
+    before, after = date(2026, 3, 1), date(2026, 3, 2)
+    assert DailyWrites(tmp_path, 100, lambda: before).take(90)
+    looks = iter([before])
+    daily = DailyWrites(tmp_path, 100, lambda: next(looks, after))
+    assert daily.take(10)
+    assert daily.written_bytes == 0
+    assert daily.take(100)

@@ -93,6 +93,18 @@ def test_a_limit_for_the_day_ends_with_the_day(tmp_path: Path) -> None:
     assert one.save() == 3
 
 
+def test_at_the_limit_of_the_day_nothing_is_removed_in_vain(tmp_path: Path) -> None:
+    one = Written(tmp_path)
+    assert one.save() == 3
+    kept = sorted(tmp_path.rglob("*.rows"))
+    full = PromptStore(tmp_path, KeptIdentity(bytes(16), {"library": "", "path": "", "file": ""}), one.head.file_bytes)
+    full.daily.most_bytes = full.daily.written_bytes
+    other = BlockWriter(full, KvLayout([]), SavingBlocks())
+    assert not other.write([full.path_of(bytes([1] * 16), 0)], one.head, iter(()))
+    assert "(--prompt-cache-daily)" in other.failure
+    assert sorted(tmp_path.rglob("*.rows")) == kept
+
+
 def test_a_folder_that_another_process_removed_is_made_anew(tmp_path: Path) -> None:
     """A prompt that comes then is kept as it is read for the first time."""
     one, own = Written(tmp_path), tmp_path / bytes(16).hex()
