@@ -1,8 +1,9 @@
 """Context shift: where a context is full, tokens are taken out of its middle, and the text goes on.
 
-It is llama.cpp's: of what comes after the first tokens, the older half goes, and the keys of the rest are turned to
-their new positions. So what is computed next is not what llama.cpp computes for the text that is left: its keys and
-values still come from the whole text. That the first few tokens must stay is known from StreamingLLM (Xiao 2024).
+It is that of llama.cpp's server: before the last cell is used, the older half of what comes after the first tokens
+goes, and the keys of the rest are turned to their new positions. So what is computed next is not what llama.cpp
+computes for the text that is left: its keys and values still come from the whole text. That the first few tokens must
+stay is known from StreamingLLM (Xiao 2024).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import Protocol
 
 WHOLE_PROMPT = -1
+LEAST_SPARE = 4  # tokens of a context that do not stay whatever is to stay
 
 
 class ShiftingDecoder(Protocol):
@@ -25,15 +27,22 @@ class ShiftingDecoder(Protocol):
 
 
 class ContextShift:
-    """Makes room in a full context. keep_tokens: the first tokens that stay; WHOLE_PROMPT is those of the prompt."""
+    """Makes room in a full context.
 
-    def __init__(self, decoder: ShiftingDecoder, keep_tokens: int) -> None:
-        self._decoder, self._keep_tokens = decoder, keep_tokens
+    keep_tokens: the first tokens that stay; WHOLE_PROMPT is those of the prompt.
+    context_tokens: as many have room.
+    adds_bos: whether the vocabulary has texts begin with a token of its own: one more stays then.
+    """
+
+    def __init__(self, decoder: ShiftingDecoder, keep_tokens: int, context_tokens: int, *, adds_bos: bool) -> None:
+        self._decoder, self._context_tokens = decoder, context_tokens
+        self._keep_tokens, self._adds_bos = keep_tokens, adds_bos
 
     def plan_shift(self, prompt_tokens: int, all_tokens: int) -> tuple[int, int]:
-        """Return which tokens go, as (position, how many), 0 where none can."""
-        keep = prompt_tokens if self._keep_tokens == WHOLE_PROMPT else min(self._keep_tokens, prompt_tokens)
-        return keep, (all_tokens - keep) // 2
+        """Return which of so many tokens go before the next one comes, as (position, how many), 0 for none."""
+        keep = (prompt_tokens if self._keep_tokens == WHOLE_PROMPT else self._keep_tokens) + self._adds_bos
+        keep = min(keep, max(0, self._context_tokens - LEAST_SPARE))
+        return keep, max(0, all_tokens - keep) // 2 if all_tokens + 1 >= self._context_tokens else 0
 
     def shift(self, position: int, n_tokens: int) -> None:
         """Let these tokens go. Their keys are turned in the next pass; where that fails, `give_up` must follow."""

@@ -70,11 +70,15 @@ class Session:
         cached = self._resume(prompt, n_common(self.history, prompt))
         return self._append(prompt[cached:]), cached
 
-    def step(self, token: int) -> Logits:
-        """Append one token; return the logits after it, `(vocabulary,)`. In a full context, others go first."""
-        if self._shift is None or not self._lacks_cells:
+    def step(self, token: int, n_more: int | None = None) -> Logits:
+        """Append one token; return the logits after it, `(vocabulary,)`. In a full context, others go first.
+
+        n_more: as many tokens are appended after it at most, None where that is not known: no more than these are
+            worth guessing.
+        """
+        position, n_tokens = self._next_shift
+        if self._shift is None or not n_tokens:
             return self._append([token])
-        position, n_tokens = self._shift.plan_shift(self._prompt_tokens, len(self.history))
         self.shifted_tokens += n_tokens
         try:
             self._shift.shift(position, n_tokens)
@@ -96,12 +100,12 @@ class Session:
     @property
     def is_full(self) -> bool:
         """Whether there is no room for another token."""
-        can_shift = self._shift and self._shift.plan_shift(self._prompt_tokens, len(self.history))[1]
-        return self._lacks_cells and not can_shift
+        return len(self.history) >= self._decoder.capabilities.context_tokens and not self._next_shift[1]
 
     @property
-    def _lacks_cells(self) -> bool:
-        return len(self.history) >= self._decoder.capabilities.context_tokens
+    def _next_shift(self) -> tuple[int, int]:
+        """Which tokens go before another one comes, as (position, how many)."""
+        return self._shift.plan_shift(self._prompt_tokens, len(self.history)) if self._shift else (0, 0)
 
     def _resume(self, prompt: Sequence[int], common: int) -> int:
         """Hold what is there of `prompt`, of which `common` tokens are in memory; return how much that is."""

@@ -9,6 +9,7 @@ from edge_run.runtime.decoding.padding import LEAST_TOKENS
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.pass_costs import pass_costs
+from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.speculation.drafting import Drafter
 from edge_run.runtime.speculation.lookup import Lookup
 from edge_run.runtime.speculation.overlap import Overlap
@@ -64,7 +65,12 @@ def _context_shift(engine: Engine) -> ContextShift | None:
         return None
     if why := engine.decoder.why_no_shift:
         raise NotSupported(f"context shift: {why}, or leave out --context-shift")
-    return ContextShift(engine.decoder, engine.config.context_keep_tokens)
+    return ContextShift(
+        engine.decoder,
+        engine.config.context_keep_tokens,
+        engine.front.capabilities.context_tokens,
+        adds_bos=bool(L.llama_vocab_get_add_bos(engine.model.vocab)),
+    )
 
 
 def open_shared_guesses(engine: Engine, costs: WidthCosts) -> tuple[SharedGuesses | None, str]:

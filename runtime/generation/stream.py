@@ -145,7 +145,7 @@ class Answer:
                         reason = reason_to_stop
                         break
                     self._meter.lap()
-                    logits = self._session.step(piece.token_ids[0])
+                    logits = self._session.step(piece.token_ids[0], continuation.n_left - 1)
                     course.decoded(self._meter.lap())
                 else:
                     reason = "length" if continuation.wants_none else "stop"

@@ -11,12 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
+from edge_run.base.errors import KernelError
 from edge_run.base.protocols import BatchToken, Clock, Decoder, Logits
 from edge_run.partition.width_costs import SLOPE, WidthCurve
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Pace, Path, WantedGuesses
 
 CHOICES = 6  # tokens considered after each guess
+COLUMNS = 1024  # that a vocabulary is laid out in, to find the likeliest tokens in a few of them
 LEAST_VALUE = 0.004
 TIMED_EVERY = 16  # trees, at least: what a level takes changes with what else a device does
 _RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
@@ -113,15 +116,32 @@ class DraftTrees:
         return grown
 
     def _choices(self, logits: Logits, value: float, acceptance: Acceptance) -> Iterator[tuple[int, Guess]]:
-        """Return the likeliest tokens after a path of `value`, likeliest first."""
+        """Return the likeliest tokens after a path of `value`, likeliest first. Raises KernelError where none is."""
         usable = logits[: self.n_usable]
-        best = np.argpartition(usable, -CHOICES)[-CHOICES:]
+        highest = float(usable.max())
+        if not np.isfinite(highest):  # a single one that is no number would spoil all that is known of guesses
+            raise KernelError("draft model: gave logits that are not numbers; copy or download it again")
+        best = likeliest(usable)
         best = best[np.argsort(-usable[best], kind="stable")]
-        highest = float(usable[best[0]])
         rates = np.exp(usable[best] - highest) / float(np.exp(usable - highest).sum())
         for rank, (token, rate) in enumerate(zip(best.tolist(), rates.tolist(), strict=True)):
             kind = ("draft", rank, sum(rate > edge for edge in _RATES))
             yield token, Guess(value * acceptance.chance(kind, rate), kind, rate)
+
+
+def likeliest(logits: Logits) -> NDArray[np.intp]:
+    """Return the CHOICES tokens with the highest logits, which are numbers; in no order, and any of equal ones.
+
+    Laid out in columns, they lie in as many of them: those whose own highest logits are the highest. To sort these by
+    parts takes a fraction of what it takes with the whole of a large vocabulary.
+    """
+    end = len(logits) - len(logits) % COLUMNS
+    if not end:
+        return np.argpartition(logits, -CHOICES)[-CHOICES:]
+    highest = logits[:end].reshape(-1, COLUMNS).max(axis=0)
+    columns = np.argpartition(highest, -CHOICES)[-CHOICES:]
+    tokens = np.append(np.add.outer(np.arange(0, end, COLUMNS), columns), np.arange(end, len(logits)))
+    return tokens[np.argpartition(logits[tokens], -CHOICES)[-CHOICES:]]
 
 
 def _computing(width: int) -> float:

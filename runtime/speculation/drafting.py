@@ -97,6 +97,11 @@ class Acceptance:
         self._count(self._makers.setdefault(guess.kind[0], [0.0, 0.0]), is_hit, guess.prior)
         self._count(self._kinds.setdefault(guess.kind, [0.0, 0.0]), is_hit, 1.0)
 
+    def forget(self, kind: Kind) -> None:
+        """Leave what was seen of guesses of this kind, and of their maker."""
+        self._makers.pop(kind[0], None)
+        self._kinds.pop(kind, None)
+
     def _count(self, entry: list[float], is_hit: bool, amount: float) -> None:
         entry[0] += is_hit
         entry[1] += amount

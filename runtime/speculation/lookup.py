@@ -16,6 +16,7 @@ from edge_run.runtime.speculation.drafting import Guess, Guesses, Path, WantedGu
 
 LONGEST_RUN = 5
 MOST_PLACES = 4  # that are guessed from: after longer runs, and later ones, first
+MOST_TAKEN_BACK = 64  # of the last tokens, where others came: as of what was foreseen; else the text is indexed anew
 _LONGEST_KIND = 12
 _LEAST_ROOM, _SLOTS_OF_A_TOKEN = 512, 8  # powers of two
 _MOST_STEPS = 32  # back along the runs of a slot
@@ -62,8 +63,8 @@ class Lookup:
     def _follow(self, history: Sequence[int]) -> None:
         """Index what is new in `history`; a conversation that is another one is indexed anew."""
         known = len(self._tokens)
-        if known > len(history) or list(history[:known]) != self._tokens:
-            self._tokens, self._runs, known = [], _Runs(0, _LEAST_ROOM), 0
+        if list(history[:known]) != self._tokens:
+            known = self._take_back(history)
         self._tokens.extend(history[known:])
         if len(self._tokens) - self._runs.start > self._runs.room:
             known = self._runs.start
@@ -72,6 +73,19 @@ class Lookup:
             self._runs = _Runs(known, len(self._tokens) - known)
         for end in range(known + 1, len(self._tokens) + 1):
             self._runs.add(self._tokens, end)
+
+    def _take_back(self, history: Sequence[int]) -> int:
+        """Take back the last tokens, which `history` does not have, or forget all; return how many stay."""
+        common = max(self._runs.start + 1, len(self._tokens) - MOST_TAKEN_BACK)
+        if list(history[:common]) != self._tokens[:common]:
+            self._tokens, self._runs = [], _Runs(0, _LEAST_ROOM)
+            return 0
+        while common < len(history) and history[common] == self._tokens[common]:
+            common += 1
+        while len(self._tokens) > common:
+            self._runs.take_back(self._tokens)
+            self._tokens.pop()
+        return common
 
 
 class _Runs:
@@ -99,6 +113,14 @@ class _Runs:
             last[slot] = len(before)
         if end < LONGEST_RUN:
             before.extend([0] * (LONGEST_RUN - end))
+
+    def take_back(self, tokens: Sequence[int]) -> None:
+        """Take back the runs that end `tokens`, which were added last."""
+        slots = self._slots(tokens, len(tokens))
+        numbers = self._before[-LONGEST_RUN:]
+        for slot, number in reversed(list(zip(slots, numbers, strict=False))):  # several may share a slot
+            self._last[slot] = number
+        del self._before[-LONGEST_RUN:]
 
     def places(self, tokens: Sequence[int]) -> Iterator[int]:
         """Return where runs that end `tokens` were before: long ones first, then late ones, some steps back."""

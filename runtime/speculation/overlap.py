@@ -32,6 +32,11 @@ logger = logging.getLogger(__name__)
 class AsideDrafter(Protocol):
     """A drafter that can go on beside a pass, with one text; see `DraftModel`."""
 
+    @property
+    def once_s(self) -> float:
+        """Of the latest guesses, the seconds that others do not take."""
+        ...
+
     def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
         """Return guesses of what follows `history`; see `Drafter.draft`."""
         ...
@@ -46,10 +51,13 @@ class AsideDrafter(Protocol):
 
 
 class Overlap:
-    """A drafter that goes on while its guesses are verified, if that pays. One thread at a time."""
+    """A drafter that goes on while its guesses are verified, if that pays. One thread at a time.
+
+    once_s: as of its drafter; 0 for guesses that were made beside a pass.
+    """
 
     def __init__(self, drafter: AsideDrafter) -> None:
-        self._drafter = drafter
+        self._drafter, self.once_s = drafter, 0.0
         self._controller = Controller([Tunable("overlap", (OFF, ON))])
         self._asked = WantedGuesses(0, 0, Acceptance())
         self._ahead: tuple[list[int], Guesses] | None = None
@@ -72,11 +80,14 @@ class Overlap:
 
     def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
         """Return guesses of what follows `history`; see `Drafter.draft`."""
-        self._asked = wanted
+        self._asked, self.once_s = wanted, 0.0
         ahead, self._ahead = self._ahead, None
         found = following(*ahead, history) if ahead else {}
         self._was_ahead = bool(found)
-        return found or self._drafter.draft(history, wanted)
+        if not found:
+            found = self._drafter.draft(history, wanted)
+            self.once_s = self._drafter.once_s
+        return found
 
     @contextmanager
     def going_on(self, text: Sequence[int]) -> Iterator[None]:

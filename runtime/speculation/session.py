@@ -93,6 +93,7 @@ class SpeculativeSession(Session):
         self._settle()
         self._guessed = self._plain_row = None
         self._has_drafted = False
+        self._acceptance.forget(FORESEEN)  # the next answer may be sampled otherwise
         self._tally.begin()
         self._control.begin()
         return super().feed(prompt)
@@ -110,19 +111,20 @@ class SpeculativeSession(Session):
             self._settle()
         super().finish()
 
-    def step(self, token: int) -> Logits:
-        """Append one token; return the logits after it, `(vocabulary,)`: of a guess that came true without a pass."""
+    def step(self, token: int, n_more: int | None = None) -> Logits:
+        """Append one token; see `Session.step`. The logits are there without a pass where a guess came true."""
+        most_depth = self._decoder.capabilities.context_tokens if n_more is None else n_more
         guessed = self._guessed
         is_guessed = guessed is not None and guessed.follows(token, self._acceptance, self._tally)
         if guessed is None or guessed.rows is None or not is_guessed:
             if guessed and guessed.rows is None and not is_guessed:
                 self._guessed = None
-            return self._verify(token, ())
+            return self._verify(token, (), most_depth)
         tree, node = guessed.tree, guessed.node
         if self._is_exact and node >= tree.main_length:
             foreseen = self._foreseen(tree, node, guessed.rows)
             guessed.node = tree.parents[node]
-            return self._verify(token, foreseen)
+            return self._verify(token, foreseen, most_depth)
         self.history.append(token)
         self._tally.accepted()
         self._tally.looked_at(guessed.row)
@@ -166,10 +168,10 @@ class SpeculativeSession(Session):
     def _names(self) -> tuple[int, ...]:
         return (self._sequence, *self._branches)
 
-    def _verify(self, token: int, foreseen: Sequence[int]) -> Logits:
-        """Append `token` with a pass over it and guesses of what follows."""
+    def _verify(self, token: int, foreseen: Sequence[int], most_depth: int) -> Logits:
+        """Append `token` with a pass over it and guesses of what follows; see `_guess`."""
         self._settle()
-        guesses = self._guess(token, foreseen)
+        guesses = self._guess(token, foreseen, most_depth)
         values = [guess.value for guess in guesses.values()]
         width = self._control.choose(values) if values else 1
         again = width > 1 and self._plain_row is not None and not self._is_exact and bool(self._branches)
@@ -188,29 +190,34 @@ class SpeculativeSession(Session):
                 self._guessed = Verification(plan_tree(token, guesses, list(guesses)))
         return np.asarray(rows[0])
 
-    def _guess(self, token: int, foreseen: Sequence[int]) -> Guesses:
+    def _guess(self, token: int, foreseen: Sequence[int], most_depth: int) -> Guesses:
         """Return guesses of what follows the history and `token`, in the order in which a tree takes them.
 
-        foreseen: tokens that follow as good as surely. There are as many guesses as there is room for, and none where
-        they are not worth their time.
+        foreseen: tokens that follow surely, where always the likeliest one is chosen.
+        most_depth: as many tokens after `token` are of use.
+
+        There are as many guesses as there is room for, and none where they are not worth their time.
         """
         capabilities = self._decoder.capabilities
         room = capabilities.context_tokens - len(self.history) - 1
         most = min(room, capabilities.outputs_per_pass - 1, capabilities.micro_batch_tokens - 1)
-        if most < 1 or self._tally.has_given_up or not self._control.wants_guesses():
+        deepest = min(most, most_depth)
+        if deepest < 1 or self._tally.has_given_up or not self._control.wants_guesses():
             return {}
         started = self._clock()
-        before = tuple(foreseen[:most])
-        depth = min(MOST_DEPTH, most - len(before))
+        before, sure = tuple(foreseen[:deepest]), self._acceptance.chance(FORESEEN, _SURE)
+        depth = min(MOST_DEPTH, deepest - len(before))
         history = [*self.history, token, *before]
         several = self._drafted(history, depth, most) if depth > 0 else []
-        guesses: dict[Path, Guess] = {before[: i + 1]: Guess(_SURE, FORESEEN, _SURE) for i in range(len(before))}
+        guesses: dict[Path, Guess] = {before[:n]: Guess(sure**n, FORESEEN, _SURE) for n in range(1, len(before) + 1)}
         for path, guess in merged(several).items():
-            guesses[(*before, *path)] = replace(guess, value=guess.value * _SURE)
+            if len(path) <= depth:  # those that were made beside the pass before may be longer
+                guesses[(*before, *path)] = replace(guess, value=guess.value * sure ** len(before))
         ranked = rank_guesses(guesses, 1 + len(self._branches))[:most]
         self._guessed_s = self._clock() - started
-        reading_s = 0.0 if self._has_drafted else self._guessed_s  # the prompt, the first time
-        self._control.observe_drafting(self._guessed_s, once_s=reading_s)
+        once_s = sum(overlap.once_s for overlap in self._overlaps)
+        once_s = min(self._guessed_s, once_s) if self._has_drafted else self._guessed_s  # first the prompt is read
+        self._control.observe_drafting(self._guessed_s, once_s=once_s)
         self._has_drafted = True
         self._tally.drafted(self._guessed_s)
         return {path: guesses[path] for path in ranked}

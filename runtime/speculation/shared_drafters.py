@@ -46,6 +46,10 @@ class _OneText:
     def __init__(self, draft: DraftModel) -> None:
         self._draft, self.number = draft, 0
 
+    @property
+    def once_s(self) -> float:
+        return self._draft.once_s
+
     def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
         found = self._draft.draft_many({self.number: history}, wanted)
         return {path[1:]: guess for path, guess in found.items()}

@@ -11,7 +11,7 @@ from edge_run.runtime.speculation.drafting import Acceptance, DraftTree, Kind
 from edge_run.runtime.speculation.tally import SpeculationTally
 
 FORESEEN: Kind = ("foreseen", 0, 0)
-"""Of what is no guess: it says nothing of a drafter when it comes true."""
+"""Of what the model's own logits say best: that it comes true says nothing of a drafter, and hangs on the sampling."""
 
 
 class Verification:
@@ -40,9 +40,9 @@ class Verification:
         children = self.tree.children[self.node]
         for guessed, child in children.items():
             guess = self.tree.guesses[child]
-            if guess is not None and guess.kind != FORESEEN:
+            if guess is not None:
                 acceptance.observe(guess, guessed == token)
-                if self.rows is not None:
+                if self.rows is not None and guess.kind != FORESEEN:
                     tally.guessed(self.tree.depths[child], guessed == token)
         self.node = children.get(token, self.node)
         return token in children

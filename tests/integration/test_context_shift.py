@@ -24,7 +24,7 @@ TEXT = np.random.default_rng(0).integers(1, N_VOCAB, 8192).tolist()
 
 def say(session: Session, context_tokens: int, n_shifts: int) -> list[np.ndarray]:
     """A prompt that nearly fills the context, tokens beyond it, and then the prompt again."""
-    prompt, half = TEXT[: context_tokens - 8], (context_tokens - 4) // 2
+    prompt, half = TEXT[: context_tokens - 8], (context_tokens - 1 - 4) // 2  # without BOS
     rows = [session.feed(prompt)[0].copy()]
     rows += [session.step(TEXT[-i]).copy() for i in range(1, (n_shifts - 1) * half + 40)]
     assert session.shifted_tokens == n_shifts * half
@@ -77,7 +77,7 @@ def test_a_shift_that_was_stopped_leaves_nothing(llama: Path) -> None:
     engine = open_at(llama, 0.1, {**OPTIONS, "context_tokens": 256})
     session = open_session(engine)
     wanted = session.feed(TEXT[:256][:250])[0].copy()
-    for token in range(1, 7):
+    for token in range(1, 6):
         session.step(token)
     engine.interrupt.cancel()
     with pytest.raises(Cancelled):

@@ -209,6 +209,14 @@ def test_stop_texts_lengths_and_the_end_of_the_context_end_an_answer_as_ever(kit
 
 
 @pytest.mark.usefixtures("eager")
+def test_what_follows_the_last_token_of_an_answer_is_not_guessed(kit: Path) -> None:
+    with Model(kit, draft=kit, **RESIDENT) as model:
+        answers = [model.generate(PROMPT, max_tokens=n, temperature=0).result() for n in (2, 9)]
+    assert [answer.completion_tokens for answer in answers] == [2, 9]
+    assert [answer.speculation.drafted > 0 for answer in answers] == [False, True]
+
+
+@pytest.mark.usefixtures("eager")
 def test_a_conversation_goes_on_where_it_was_left(kit: Path) -> None:
     """An answer that was closed in the middle of a tree, a prompt that goes on, one that turns off."""
     found = []

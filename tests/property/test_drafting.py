@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_run.runtime.llama.holdings import LOOKUP_TOKEN_BYTES, MOST_LOOKUP_TOKENS
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, WantedGuesses, merged, plan_tree, rank_guesses
-from edge_run.runtime.speculation.lookup import Lookup
+from edge_run.runtime.speculation.lookup import MOST_TAKEN_BACK, Lookup, _Runs
 
 KIND = ("draft", 0, 0)
 TEN = WantedGuesses(4, 10, Acceptance())
@@ -125,4 +126,31 @@ def test_the_index_of_a_long_text_takes_no_more_than_the_plan_counts(vocabulary:
 def test_look_up_follows_conversations_that_turn_off(texts: list[list[int]]) -> None:
     lookup = Lookup()
     for text in texts:
-        assert lookup.draft(text, TEN).keys() == Lookup().draft(text, TEN).keys()
+        assert lookup.draft(text, TEN) == Lookup().draft(text, TEN)
+
+
+@pytest.mark.parametrize("n_foreseen", [1, 3, MOST_TAKEN_BACK])
+def test_after_tokens_that_did_not_come_a_text_is_not_indexed_anew(
+    n_foreseen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, ends = random.Random(1), list[int]()
+    text = [chance.randrange(4) for _ in range(600)]
+    foreseen = [*text, *(chance.randrange(4) for _ in range(n_foreseen))]
+    came = [*text, 5]
+    lookup = Lookup()
+    lookup.draft(foreseen, TEN)
+    add = _Runs.add
+
+    def counted(runs: _Runs, tokens: Sequence[int], end: int) -> None:
+        ends.append(end)
+        add(runs, tokens, end)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Runs, "add", counted)
+        for _ in range(20):
+            came.append(chance.randrange(4))
+            lookup.draft([*came, 7, 8], TEN)
+            found = lookup.draft(came, TEN)
+    assert ends[0] == len(text) + 1
+    assert len(ends) < 100
+    assert found == Lookup().draft(came, TEN)

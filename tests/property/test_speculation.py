@@ -23,11 +23,14 @@ from edge_run.runtime.speculation.drafting import Guess, Guesses, WantedGuesses
 from edge_run.runtime.speculation.overlap import Overlap
 from edge_run.runtime.speculation.session import SpeculativeSession
 from edge_run.runtime.speculation.tally import SpeculationTally
+from edge_run.runtime.speculation.verification import FORESEEN
 from edge_run.runtime.speculation.width_control import ONE_TEXT, Offer, WidthControl
 
 
 class Guesser:
     """Guesses at random, sometimes what comes."""
+
+    once_s = 0.0
 
     def __init__(self, chance: random.Random, coming: list[int]) -> None:
         self._chance, self._coming = chance, coming
@@ -68,7 +71,7 @@ class AnyWidth(WidthControl):
         self.draft_s: list[float] = []
 
     def observe_drafting(self, seconds: float, *, once_s: float = 0.0) -> None:
-        self.draft_s += [seconds] * (not once_s)
+        self.draft_s += [seconds - once_s] * (seconds > once_s)
 
     def wants_guesses(self, hoped: Sequence[Offer] = ONE_TEXT) -> bool:
         return self._chance.random() < 0.9
@@ -262,6 +265,105 @@ def test_that_a_drafter_reads_the_prompt_first_is_not_what_guessing_takes() -> N
         session.step(token)
     assert control.draft_s
     assert max(control.draft_s) < 0.02
+
+
+def test_weights_that_come_back_are_not_what_guessing_takes() -> None:
+    """A draft model rests while nothing is guessed: reading it anew is not what each guess would take."""
+    now = 0.0
+
+    class Rested(Guesser):
+        n_calls = 0
+
+        def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
+            nonlocal now
+            self.n_calls += 1
+            self.once_s = 0.9 if self.n_calls % 3 == 0 else 0.0
+            now += 0.01 + self.once_s
+            return super().draft(history, wanted)
+
+    chance = random.Random(1)
+    control, drafter = AnyWidth(chance), Rested(chance, [])
+    session = SpeculativeSession(
+        Cells(False), [Overlap(drafter)], control, SpeculationTally("rested"), clock=lambda: now
+    )
+    session.feed([1])
+    for token in range(20):
+        session.step(token % VOCABULARY)
+    assert drafter.n_calls > 6
+    assert len(control.draft_s) == drafter.n_calls - 1, "all but the first, which read the prompt"
+    assert max(control.draft_s) < 0.02
+
+
+def test_no_deeper_than_the_answer_may_go_on() -> None:
+    asked: list[int] = []
+
+    class Noting(Guesser):
+        def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
+            asked.append(wanted.most_depth)
+            return super().draft(history, wanted)
+
+    for seed in range(20):
+        chance = random.Random(seed)
+        session = SpeculativeSession(
+            Cells(True), [Noting(chance, [])], AnyWidth(chance), SpeculationTally("noting"), branches=range(1, 6)
+        )
+        session.feed([1])
+        session.step(2, 0)
+        assert asked == []
+        session.step(3, 2)
+        assert asked in ([], [2])  # at times nothing is wanted
+        asked.clear()
+
+
+def test_guesses_made_beside_a_pass_end_where_the_answer_does() -> None:
+    """They were made when more of it was left."""
+
+    class Right(Guesser):
+        def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
+            paths = [tuple(text[len(history) :][:depth]) for depth in range(1, wanted.most_depth + 1)]
+            return {path: Guess(0.9 ** len(path), ("right", 0, 0), 0.9) for path in paths}
+
+    text = [random.Random(6).randrange(VOCABULARY) for _ in range(CONTEXT)]
+    for seed, end in itertools.product(range(10), (10, 20)):
+        decoder, chance = Cells(False), random.Random(seed)
+        drafters = [Always(Right(chance, text))]
+        session = SpeculativeSession(decoder, drafters, AnyWidth(chance), SpeculationTally("right"))
+        session.feed(text[:1])
+        for place in range(1, end):
+            session.step(text[place], end - 1 - place)
+            assert all(position < end for position, _, _ in decoder.cells)
+
+
+@given(TEXT, st.integers(0, 2**32), st.booleans(), st.booleans())
+def test_nothing_is_computed_beyond_the_end_of_an_answer(
+    text: list[int], seed: int, can_branch: bool, is_exact: bool
+) -> None:
+    decoder = Cells(can_branch)
+    session = speculating(decoder, text, seed, is_exact)
+    session.feed(text[:1])
+    for place in range(1, len(text)):
+        row = session.step(text[place], len(text) - 1 - place)
+        assert np.array_equal(row, row_of(text[: place + 1]))
+        assert all(position < len(text) for position, _, _ in decoder.cells)
+
+
+def test_the_likeliest_token_is_no_sure_one_where_others_are_drawn() -> None:
+    text = [1, 2]
+    while len(text) < CONTEXT:
+        text.append(int(row_of(text).argmin()))
+    session = speculating(Cells(True), text, 4, is_exact=True)
+    session._control.wants_guesses = lambda hoped=ONE_TEXT: True  # type: ignore[method-assign]
+    session.feed(text[:2])
+    before = session._guess(0, [3, 4], 8)
+    assert before[3,].value > before[3, 4].value > 0.5
+    for token in text[2:-8]:
+        session.step(token)
+    assert session._acceptance.chance(FORESEEN, 0.99) < 0.3
+    after = session._guess(0, [3, 4], 8)
+    assert after[3,].value < 0.3
+    assert all(guess.value < 0.1 for path, guess in after.items() if path != (3,))
+    session.feed([*text[:2], 0])
+    assert session._acceptance.chance(FORESEEN, 0.99) > 0.7, "the next answer may be sampled otherwise"
 
 
 @pytest.mark.parametrize("is_exact", [False, True])

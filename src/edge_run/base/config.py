@@ -120,9 +120,10 @@ class ModelConfig:
         what is computed is not the model's, but cheaper.
     kv_keep_by: which rows those are: `pages` of 16 whose keys answer the query best, and the latest, `blocks` of 256
         alike, as a file has them (`kv_spill`), or `window`: the first four and the latest.
-    context_shift: where the context is full, take tokens out of its middle and go on, as llama.cpp does; what follows
-        is not what the model gives for the text that is left.
-    context_keep_tokens: the first tokens of a prompt, which stay then; -1 is all of them.
+    context_shift: where the context is full, take tokens out of its middle and go on, as llama.cpp's server does; what
+        follows is not what the model gives for the text that is left.
+    context_keep_tokens: the first tokens, which stay then, and one more where the vocabulary adds a BOS token; -1 is
+        those of the prompt.
     check_file: open a file that is not known in a child process first: llama.cpp ends over some broken files.
     draft: a small model, which guesses what comes next; best one with the same tokens.
     speculate: how tokens are guessed, to be verified in one pass: `draft` (by that model), `ngram` (from the text so

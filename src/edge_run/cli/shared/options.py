@@ -189,7 +189,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _memory(
         "--keep", field="context_keep_tokens", **_NUMBER,
-        help="The first tokens of the prompt that stay then; -1: all." + _default("context_keep_tokens"),
+        help="The first tokens that stay then, BOS not counted; -1: the prompt." + _default("context_keep_tokens"),
     ),
     _memory(
         "--check-file/--no-check-file", field="check_file", default=None,

@@ -7,9 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from edge_run.base.errors import KernelError
 from edge_run.base.protocols import BatchToken, Logits
-from edge_run.runtime.speculation.draft_trees import CHOICES, TIMED_EVERY, DraftTrees
+from edge_run.runtime.speculation.draft_trees import CHOICES, TIMED_EVERY, DraftTrees, likeliest
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Pace, WantedGuesses
 
 VOCABULARY, BEAM = 50, 8
@@ -119,3 +122,34 @@ def test_levels_that_took_too_long_are_timed_again_some_time() -> None:
     depths = [max(map(len, trees.grow(lengths, decoder.row[None], 1000, wanted))) for _ in range(20 * TIMED_EVERY)]
     assert depths[0] == 2
     assert depths[-1] > 10
+
+
+@pytest.mark.parametrize("values", [[np.nan], [np.inf], [np.nan] * VOCABULARY, [-np.inf] * VOCABULARY])
+def test_logits_that_are_not_numbers_are_no_guesses(values: Sequence[float]) -> None:
+    """A single chance that is no number would be held against all that come after it."""
+    decoder = Slow([0.5, 0.3, 0.1])
+    decoder.row[-len(values) :] = values
+    with pytest.raises(KernelError, match="draft model: gave logits that are not numbers"):
+        decoder.grown(0.0)
+
+
+def test_tokens_that_cannot_come_are_no_fault() -> None:
+    decoder = Slow([0.5, 0.3, 0.1])
+    decoder.row[10:] = -np.inf
+    assert all(np.isfinite(guess.value) for guess in decoder.grown(0.0).values())
+
+
+@given(
+    st.integers(CHOICES, 5000),
+    st.integers(0, 2**32),
+    st.sampled_from([2, 20, 10**6]),
+    st.floats(0.0, 1.0),
+)
+def test_the_likeliest_tokens_are_those_of_all(length: int, seed: int, n_values: int, none_share: float) -> None:
+    """Also where many are equal, and some cannot come."""
+    chance = np.random.default_rng(seed)
+    logits = chance.integers(n_values, size=length).astype(np.float32)
+    logits[chance.random(length) < none_share] = -np.inf
+    found = likeliest(logits)
+    assert len(set(found.tolist())) == CHOICES
+    assert np.sort(logits[found])[::-1].tolist() == np.sort(logits)[::-1][:CHOICES].tolist()

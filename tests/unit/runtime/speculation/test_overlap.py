@@ -26,6 +26,8 @@ def guess(value: float) -> Guess:
 class Drafter:
     """Guesses 1 and 2 after anything, and after 1 also 3; beside a pass it waits until it is told to end."""
 
+    once_s = 0.5
+
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
         self.aside: list[list[int]] = []
@@ -79,6 +81,15 @@ def test_what_follows_the_token_that_came_is_used() -> None:
     assert drafter.asked == []
     overlap.draft([7, 8, 1], WANTED)  # once only
     assert drafter.asked == [[7, 8, 1]]
+
+
+def test_what_was_guessed_beside_a_pass_had_nothing_to_read_first() -> None:
+    drafter = Drafter()
+    overlap = overlapping(drafter)
+    run_pass(overlap, drafter, [7, 8])
+    assert overlap.once_s == 0.5
+    overlap.draft([7, 8, 1], WANTED)
+    assert overlap.once_s == 0.0
 
 
 @pytest.mark.parametrize("came", [[7, 8, 2], [7, 8, 9], [7, 9, 1], [7, 8], [7, 8, 1, 3], [1]])
