@@ -24,7 +24,7 @@ from edge_run.runtime.llama.context_shape import wants_streams
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel
 
-FORMAT = 15
+FORMAT = 16
 MOST_REMEMBERED = 200
 SHAPING = (
     "context_tokens",

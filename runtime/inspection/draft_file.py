@@ -123,9 +123,13 @@ class DraftFile:
         """Return what it will take of the machine's memory, with `moved_bytes` of it in a GPU's own."""
         return max(0, self.size_bytes - moved_bytes)
 
-    def check_budget(self, budget_bytes: int) -> None:
-        """Raise BudgetError where not even the draft model fits."""
-        needed = self.least_bytes + process_memory().resident_bytes
+    def check_budget(self, budget_bytes: int, moved_bytes: int = 0) -> None:
+        """Raise BudgetError where not even the draft model fits.
+
+        moved_bytes: as of `host_bytes`; of a model that is on a GPU, no keys and values are lent.
+        """
+        own_bytes = self.host_bytes(moved_bytes) if moved_bytes else self.least_bytes
+        needed = own_bytes + process_memory().resident_bytes
         if needed > budget_bytes:
             raise BudgetError(
                 f"memory budget {format_size(budget_bytes)}: too small for the draft model {self.path}, which with the "

@@ -27,7 +27,8 @@ class Inspection:
     loading the vocabulary takes. program_bytes: resident memory of a process that holds nothing but Python, llama.cpp
     and the vocabulary. Both are estimates where it was not loaded. kv_bytes and buffer_bytes: what the context will
     allocate. cell_bytes: of kv_bytes, keys and values that are written cell by cell; cell_rows: of each such tensor its
-    rows (`CellTensor`) and its share of cell_bytes; cell_uses: which of them each attention reads. window_tokens,
+    rows (`CellTensor`), its share where all have as many cells, and how many it has at most, those of the ring of a
+    sliding window, or 0 where these are the context's; cell_uses: which of them each attention reads. window_tokens,
     windowed_share: of attention with a sliding window, and in what share of the layers it is. narrow_bytes: what narrow
     passes touch of the compute buffer. packed_graph: see `graph`; `spans`: its part of the address space.
     """
@@ -42,7 +43,7 @@ class Inspection:
     kv_bytes: int
     buffer_bytes: int
     cell_bytes: int
-    cell_rows: tuple[tuple[int, float], ...]
+    cell_rows: tuple[tuple[int, float, int], ...]
     cell_uses: tuple[tuple[int, ...], ...]
     window_tokens: int
     windowed_share: float
@@ -52,15 +53,13 @@ class Inspection:
 
     @functools.cached_property
     def cells(self) -> Cells:
-        """The context's keys and values, as if all were for the whole context."""
-        tokens = self.context_tokens
-        return Cells(
-            [
-                CellTensor(0, tokens, max(1, round(self.cell_bytes * share / (rows * tokens))), rows)
-                for rows, share in self.cell_rows
-            ],
-            PAGE,
-        )
+        """The context's keys and values."""
+        tensors = [
+            (rows, share, min(most or self.context_tokens, self.context_tokens)) for rows, share, most in self.cell_rows
+        ]
+        of_cell = self.cell_bytes / max(1, sum(share * n_cells for _, share, n_cells in tensors))
+        sizes = ((n_cells, max(1, round(of_cell * share / rows)), rows) for rows, share, n_cells in tensors)
+        return Cells([CellTensor(0, *size) for size in sizes], PAGE)
 
     @functools.cached_property
     def graph(self) -> GraphMap:
@@ -80,7 +79,7 @@ class Inspection:
         spans, rows = fields["spans"], fields["cell_rows"]
         lists = {
             "spans": tuple(MappedSpan(*span) for span in spans),
-            "cell_rows": tuple((int(n), float(s)) for n, s in rows),
+            "cell_rows": tuple((int(n), float(share), int(most)) for n, share, most in rows),
             "cell_uses": tuple(tuple(map(int, use)) for use in fields["cell_uses"]),
         }
         return cls(**fields | lists)

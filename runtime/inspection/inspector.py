@@ -80,10 +80,10 @@ def inspect_here(path: Path, config: ModelConfig, *, is_tried: bool) -> Inspecti
         kv_bytes=sizes.kv_bytes,
         buffer_bytes=sizes.buffer_bytes,
         cell_bytes=sizes.cell_bytes,
-        cell_rows=_cell_rows(narrow.flow.cells),
+        cell_rows=_cell_rows(narrow.flow.cells, sizes.cell_layers, shape.n_streams),
         cell_uses=cell_uses(narrow.graph, narrow.flow),
         window_tokens=sized.sliding_window_tokens,
-        windowed_share=sizes.windowed_share,
+        windowed_share=_windowed_share(sizes.cell_layers),
         narrow_bytes=narrow.touched_bytes,
         spans=tuple(map(_in_files, address_space.spans)),
         packed_graph=pack_graph(_at_file_addresses(narrow.graph, address_space)),
@@ -117,13 +117,13 @@ def _estimate_vocabulary(gguf: GgufModel) -> _Vocabulary:
 
 
 class _Sizes(NamedTuple):
-    """What a context will take."""
+    """What a context will take. cell_layers: as of `LlamaContext`."""
 
     context_tokens: int
     kv_bytes: int
     buffer_bytes: int
     cell_bytes: int
-    windowed_share: float
+    cell_layers: Sequence[tuple[int, int]]
 
 
 def _sizes(model: LlamaModel, shape: ContextShape) -> _Sizes:
@@ -132,7 +132,7 @@ def _sizes(model: LlamaModel, shape: ContextShape) -> _Sizes:
         context = LlamaContext(model, shape)
         context.close()
         sizes = context.context_tokens, context.kv_bytes, context.buffer_bytes, context.cell_bytes
-        return _Sizes(*sizes, context.windowed_share)
+        return _Sizes(*sizes, context.cell_layers)
     width = min(shape.micro_batch_tokens, LONG_CONTEXT_TOKENS // 2)
     half, whole = (
         _sizes(model, replace(shape, context_tokens=tokens, micro_batch_tokens=width))
@@ -140,7 +140,7 @@ def _sizes(model: LlamaModel, shape: ContextShape) -> _Sizes:
     )
     steps = (shape.context_tokens - whole.context_tokens) / (whole.context_tokens - half.context_tokens)
     kv, buffers, cells = (round(b + (b - a) * steps) for a, b in zip(half[1:4], whole[1:4], strict=True))
-    return _Sizes(shape.context_tokens, kv, buffers, cells, whole.windowed_share)
+    return _Sizes(shape.context_tokens, kv, buffers, cells, whole.cell_layers)
 
 
 def _map_narrow_pass(gguf: GgufModel, model: LlamaModel, shape: ContextShape) -> tuple[NarrowPass, int]:
@@ -152,10 +152,35 @@ def _map_narrow_pass(gguf: GgufModel, model: LlamaModel, shape: ContextShape) ->
         return map_narrow_pass(decoder, driver, widest), context.kv_bytes
 
 
-def _cell_rows(tensors: Sequence[CellTensor]) -> tuple[tuple[int, float], ...]:
-    """Return of each tensor its rows, and its share of what all take."""
-    total = sum(tensor.n_rows * tensor.row_bytes for tensor in tensors)
-    return tuple((tensor.n_rows, tensor.n_rows * tensor.row_bytes / total) for tensor in tensors)
+def _windowed_share(cell_layers: Sequence[tuple[int, int]]) -> float:
+    """Return in what share of the layers with cells there are fewer than in the others."""
+    most, n_layers = max((cells for cells, _ in cell_layers), default=0), sum(number for _, number in cell_layers)
+    return sum(number for cells, number in cell_layers if cells < most) / n_layers if n_layers else 0.0
+
+
+def _cell_rows(
+    tensors: Sequence[CellTensor], cell_layers: Sequence[tuple[int, int]], n_streams: int
+) -> tuple[tuple[int, float, int], ...]:
+    """Return of each tensor its rows, its share of what all take, and the cells of its ring (`_rings`)."""
+    total, rings = sum(tensor.n_rows * tensor.row_bytes for tensor in tensors), _rings(len(tensors), cell_layers)
+    parts = ((tensor.n_rows, tensor.n_rows * tensor.row_bytes / total) for tensor in tensors)
+    return tuple((*part, n_streams * ring) for part, ring in zip(parts, rings, strict=True))
+
+
+def _rings(n_tensors: int, cell_layers: Sequence[tuple[int, int]]) -> list[int]:
+    """Return of each tensor how many cells the ring of a sliding window has there; 0 where it is for the whole context.
+
+    The mapped context is so short that a ring has as many cells as the others, and `cell_layers`, those of the whole
+    one, do not say which layers have a ring. These are taken to be spread evenly, each group of them with a layer for
+    the whole context behind it, as in most models. Where there are caches of other kinds, no layer is said to have one.
+    """
+    most, n_layers = max((cells for cells, _ in cell_layers), default=0), sum(number for _, number in cell_layers)
+    fewer = {cells for cells, number in cell_layers if number and cells < most}
+    if len(fewer) != 1 or n_tensors % n_layers:
+        return [0] * n_tensors
+    (ring,), n_whole = fewer, sum(number for cells, number in cell_layers if cells == most)
+    layers = (number * n_layers // n_tensors for number in range(n_tensors))
+    return [0 if (i + 1) * n_whole // n_layers > i * n_whole // n_layers else ring for i in layers]
 
 
 def _try(gguf: GgufModel, model: LlamaModel, shape: ContextShape, graph: GraphMap) -> None:

@@ -42,12 +42,10 @@ class _Lines:
         if line.strip():
             self.lines.append(line.strip())
 
-    def windowed_share(self) -> float:
-        """Return in what share of the layers with cells there are fewer than in the others."""
+    def cell_layers(self) -> list[tuple[int, int]]:
+        """Return of each cache with cells how many it has, and in how many layers."""
         lines = (line for line in self.lines if line.startswith(_OF_CELLS))  # not of recurrent states
-        layers = [(int(found[1]), int(found[2])) for line in lines if (found := _LAYERS.search(line))]
-        most, n_layers = max((cells for cells, _ in layers), default=0), sum(n for _, n in layers)
-        return sum(n for cells, n in layers if cells < most) / n_layers if n_layers else 0.0
+        return [(int(found[1]), int(found[2])) for line in lines if (found := _LAYERS.search(line))]
 
     def sizes(self, pattern: re.Pattern[str], place: str) -> tuple[int, int]:
         """Return the bytes that lines like `pattern` tell of: those at `place`, and those elsewhere."""
@@ -198,7 +196,8 @@ class LlamaContext:
     buffer_bytes: of the other buffers in DRAM, for computing and for logits.
     gpu_kv_bytes, gpu_buffer_bytes: the same on a GPU.
     caches: of each cache, wherever it is, its bytes and how many layers it has.
-    windowed_share: of the layers with keys and values, those that have fewer cells than the context: of a window.
+    cell_layers: of each cache of keys and values, its cells, those of one stream, and in how many layers it has them. A
+        sliding window's has fewer cells than the context.
     """
 
     def __init__(
@@ -270,7 +269,7 @@ class LlamaContext:
             for line in lines.lines
             if line.startswith(_OF_CELLS) and (found := _CACHE.search(line))
         )
-        self.windowed_share = lines.windowed_share()
+        self.cell_layers = lines.cell_layers()
         gpu = placement.gpu_name if placement else ""
         self.gpu_kv_bytes, _ = lines.sizes(_CACHE_PART, gpu)
         self.gpu_buffer_bytes, self.buffer_bytes = lines.sizes(_BUFFER, gpu)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import ContextPoint, Plan, PlanItem
@@ -74,19 +75,38 @@ def token_bytes(terms: Terms, tensors: Iterable[ExpertTensor], *, is_packed: boo
 def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoePlan | None:
     """Return the plan of a mixture of experts that does not fit; None where a model has no experts to choose from.
 
+    The larger the budget, the larger are its chunks, and what is needed at least is counted in whole ones. So the
+    smallest budget that works, which every plan names, is that of the chunks which it would have itself; and a budget
+    that is too small in chunks of its own size has those.
+
     Raises BudgetError below the minimum.
     """
-    sharing = _sharing(terms, graph, address_space)
-    return sharing.plan() if sharing else None
-
-
-def _sharing(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> _Sharing | None:
-    """Return how the budget is shared between experts and the other weights; None for a dense model."""
     tensors = expert_tensors(graph, terms.gguf, has_row_slices=terms.has_row_slices)
     if not tensors:
         return None
-    chunk_bytes = expert_chunk_bytes(tensors, terms.budget_bytes)
-    address_space = AddressSpace(address_space.spans, min(address_space.chunk_bytes, chunk_bytes))
+
+    def chunk_bytes(budget_bytes: int) -> int:
+        return min(address_space.chunk_bytes, expert_chunk_bytes(tensors, budget_bytes))
+
+    def sharing(size: int) -> _Sharing:
+        return _sharing(terms, graph, AddressSpace(address_space.spans, size), tensors)
+
+    smallest_size = chunk_bytes(0)
+    smallest = sharing(smallest_size)
+    while (size := chunk_bytes(smallest.least_bytes)) > smallest_size:
+        smallest_size, smallest = size, sharing(size)
+    if (size := chunk_bytes(terms.budget_bytes)) > smallest_size:
+        with contextlib.suppress(BudgetError):
+            found = sharing(size).plan()
+            return replace(found, plan=replace(found.plan, minimum_bytes=smallest.least_bytes))
+    return smallest.plan()
+
+
+def _sharing(terms: Terms, graph: GraphMap, address_space: AddressSpace, tensors: Sequence[ExpertTensor]) -> _Sharing:
+    """Return how the budget is shared between experts and the other weights, in the chunks of `address_space`.
+
+    tensors: of the experts.
+    """
     ranges = row_ranges(graph, address_space, terms.micro_batch_tokens, has_row_slices=terms.has_row_slices)
     routed = {tensor.address for tensor in tensors}
     reads = (read for node in graph for read in node.reads if read.address not in routed)

@@ -48,29 +48,32 @@ def choose_kv_type(
     """
     from edge_run.runtime.probing.attention import attention_speeds
 
-    options, refusal, n_tokens, speeds = list[Weighed[str]](), None, 0, None
+    options, refusal, n_tokens, speeds, is_disturbed = list[Weighed[str]](), None, 0, None, False
     for kv_type in LEAST_GAINS:
         typed = replace(config, kv_type=kv_type) if _can_be(gguf, config, kv_type) else None
         if typed is None:
             continue
         try:
             prepared = prepare(typed)
+            if prepared.known is None or prepared.why_plain:
+                return replace(prepared, kv_type_reason=f"{kv_type}: llama.cpp's own loader keeps no budget")
+            wanted_tokens = Planner(prepared).plan().wanted_context_tokens
         except BudgetError as error:
             refusal = smaller(refusal, error)
             continue
-        if prepared.known is None or prepared.why_plain:
-            return replace(prepared, kv_type_reason=f"{kv_type}: llama.cpp's own loader keeps no budget")
-        n_tokens = n_tokens or max(1, Planner(prepared).plan().wanted_context_tokens // 2)
+        n_tokens = n_tokens or max(1, wanted_tokens // 2)
         speeds = speeds or attention_speeds(config, list(LEAST_GAINS), prepared.budget_bytes)
-        options.append(_weighed(prepared, typed, n_tokens, speeds, recall(prepared)))
+        profile = recall(prepared)
+        is_disturbed |= speeds.is_disturbed or bool(profile and profile.is_disturbed)
+        options.append(_weighed(prepared, typed, n_tokens, speeds, profile))
     if speeds is None:
         assert refusal is not None
         raise refusal
     key, findings = decision_key(replace(config, kv_type=PLAIN)), KeptFindings.of_model(config.cache / "kv-types", gguf)
     kept = findings.read(_decisions) or {}
     able = [one for one in options if one.has_room] or options
-    chosen = best(able, kept.get(key), is_kept_at_any_cost=speeds.is_disturbed)
-    if kept.get(key) != chosen.way and not speeds.is_disturbed:
+    chosen = best(able, kept.get(key), is_kept_at_any_cost=is_disturbed)
+    if kept.get(key) != chosen.way and not is_disturbed:
         findings.write({**kept, key: chosen.way})
     return replace(chosen.prepared, kv_type_reason=reason(options, chosen, n_tokens))
 

@@ -3,8 +3,8 @@
 A wide pass reads the weights that stream once for many tokens, but needs larger buffers, beside which fewer weights
 stay. What is best is predicted, in seconds where the device was measured, else from what is read. The width belongs to
 the numerics key, so that it must not hang on the weather: it is one of a few, and a decision is kept for a model, a
-budget and a context, and changes only for a gain of more than a tenth. Buffers do not shorten the context that was
-asked for where narrower passes do without.
+budget and a context, and changes only for a gain of more than a tenth, and not by what was measured while other
+programs were at work. Buffers do not shorten the context that was asked for where narrower passes do without.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def choose(
     """
     findings, key = KeptFindings.of_model(config.cache / "micro-batch", gguf), decision_key(config)
     decisions = findings.read(_decisions) or {}
-    kept, found, refusal = decisions.get(key), list[Weighed[int]](), None
+    kept, found, refusal, is_disturbed = decisions.get(key), list[Weighed[int]](), None, False
     for width in widths(config):
         if found and found[0].way == WIDTHS[0] and _is_easy(found[0].prepared) and width != kept:
             continue
@@ -59,8 +59,9 @@ def choose(
             prepared = prepare(replace(config, micro_batch_tokens=width))
             if prepared.known is None or prepared.why_plain or prepared.offload:
                 return prepared
-            plan = _planned(prepared)
-            cost_s = text_s(prepared, plan, PROMPT_TOKENS, width, recall(prepared))
+            plan, profile = _planned(prepared), recall(prepared)
+            cost_s = text_s(prepared, plan, PROMPT_TOKENS, width, profile)
+            is_disturbed |= bool(profile and profile.is_disturbed)
             if found or width == widths(config)[-1] or _has_margin(plan):
                 found.append(Weighed(width, prepared, plan, cost_s))
         except BudgetError as error:
@@ -70,8 +71,8 @@ def choose(
         raise refusal
     if any(one.has_room and one.way > 1 for one in found):
         found = [one for one in found if one.has_room]
-    chosen = best(found, kept)
-    if chosen.way != (kept or WIDTHS[0]):
+    chosen = best(found, kept, is_kept_at_any_cost=is_disturbed)
+    if chosen.way != (kept or WIDTHS[0]) and not is_disturbed:
         findings.write({**decisions, key: chosen.way})
     return chosen.prepared
 

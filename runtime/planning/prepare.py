@@ -214,7 +214,7 @@ class _Opening:
         config = speculation_config(asked, gguf)
         budget_bytes = _budget_bytes(config, self.ledger)
         draft = self._draft(config, is_tried=self.is_opened and config.check_file)
-        if draft and self.is_opened:
+        if draft and self.is_opened and config.gpu_memory == 0:
             draft.check_budget(budget_bytes)
         why_plain = why_not_ours(config, is_loaded=self.is_opened)
         packed = None if why_plain else choose_packed(gguf, config)
@@ -224,6 +224,8 @@ class _Opening:
         prepared = replace(prepared, known=_tried(gguf, config) if self.is_opened else _outlined(gguf, config))
         if config.gpu_memory != 0:
             prepared = _with_offload(prepared)
+            if draft and self.is_opened:
+                draft.check_budget(budget_bytes, prepared.draft_offload.moved_bytes if prepared.draft_offload else 0)
         if not prepared.known or why_plain:
             return prepared
         if (tokens := self._tokens_that_fit(prepared)) < prepared.known.context_tokens:

@@ -1,9 +1,9 @@
 """How long a context is whose length nobody asked for: the model's own, as far as that costs nothing.
 
-Keys and values take memory as they are written, and until then their room holds weights. What a long context costs at
-once is a little of the buffers; and where all weights fit, room that other programs may want. So the model's own length
-is halved until it fits, but not below what is usual. A model whose factors change with the length of the context has
-the length up to which they stay the same: beyond it other logits come out.
+Keys and values take memory as they are written, and until then their room holds weights, unless sequences have cells of
+their own. What a long context costs at once is a little of the buffers; and where all weights fit, room that other
+programs may want. So the model's own length is halved until it fits, but not below what is usual. A model whose factors
+change with the length of the context has the length up to which they stay the same: beyond it other logits come out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from edge_run.base.results import Plan
 from edge_run.base.units import round_down
 from edge_run.runtime.inspection.draft_file import trained_context_tokens
 from edge_run.runtime.inspection.inspection import Inspection
+from edge_run.runtime.llama.context_shape import lends_cells
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.tiers.gguf import GgufModel
@@ -66,23 +67,25 @@ def longest_that_fits(usual: Prepared, longest: Prepared, lengths: list[int]) ->
         except BudgetError:
             continue
         more_bytes = _draft_buffer_bytes(between) - _draft_buffer_bytes(usual)
-        if _costs_nothing(plan, least, tokens, more_bytes):
+        if _costs_nothing(plan, least, tokens, more_bytes, is_lent=lends_cells(usual.config)):
             return tokens
         if plan.mode == least.mode == "streamed":
             room_tokens = plan.context_tokens
     return lengths[-1]
 
 
-def _costs_nothing(plan: Plan, least: Plan, tokens: int, draft_bytes: int) -> bool:
+def _costs_nothing(plan: Plan, least: Plan, tokens: int, draft_bytes: int, *, is_lent: bool) -> bool:
     """Return whether a context of `tokens`, planned as `plan`, takes nothing away from `least`, the usual one.
 
-    draft_bytes: what it adds to the draft model's buffers.
+    draft_bytes: what it adds to the draft model's buffers. is_lent: whether keys and values take memory only as they
+    are written.
     """
     if plan.mode != least.mode or plan.context_tokens < tokens:
         return False
     if plan.mode == "resident":
         return _size(plan) - _size(least) <= KV_SHARE * (least.budget_bytes - _size(least))
-    more_bytes = sum(_size(plan, what) - _size(least, what) for what in ("buffers", "reserve")) + draft_bytes
+    taken = ("buffers", "reserve") if is_lent else ("buffers", "reserve", "kv")
+    more_bytes = sum(_size(plan, what) - _size(least, what) for what in taken) + draft_bytes
     return more_bytes <= BUFFER_SHARE * least.budget_bytes
 
 
@@ -118,6 +121,7 @@ def _sized(usual: Inspection, longest: Inspection, tokens: int) -> Inspection:
         kv_bytes=size(usual.kv_bytes, longest.kv_bytes),
         cell_bytes=size(usual.cell_bytes, longest.cell_bytes),
         buffer_bytes=size(usual.buffer_bytes, longest.buffer_bytes),
+        cell_rows=longest.cell_rows,
     )
 
 

@@ -191,6 +191,7 @@ class _Session:
             disks=tuple(figure.disk for figure in disks),
             gpus=tuple(gpus),
             repacked_kernels=self.known_repacked(costs.costs.threads),
+            is_disturbed=any(figure.is_disturbed for figure in (*figures, *self.known.repacked)),
         )
 
     def known_kernels(self, threads: int) -> list[KernelFigure]:

@@ -6,20 +6,31 @@ import dataclasses
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge_run import BudgetError, ModelConfig
+from edge_run.base.results import Plan
 from edge_run.base.units import GIB, MIB
+from edge_run.runtime.decoding.decoder import LocalDecoder
+from edge_run.runtime.decoding.driver import Driver
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.inspection.cache import inspect
 from edge_run.runtime.inspection.inspection import Inspection
+from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.llama.model import LlamaContext, LlamaModel
+from edge_run.runtime.planning import expert_plan
+from edge_run.runtime.planning.expert_plan import plan_moe
+from edge_run.runtime.planning.experts import LEAST_CHUNK_BYTES, MOST_FRAMES
 from edge_run.runtime.planning.memory_plan import PAGE_TABLE_SHARE
 from edge_run.runtime.planning.plan import planner
+from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import read_gguf
+from edge_run.tiers.kv.cells import Cells
 from in_child import in_child
 from kit_models import streamed
 from tiny_models import make_model
@@ -110,3 +121,47 @@ def test_planning_loads_neither_llama_cpp_nor_numpy_once_the_model_is_known(grow
 def test_what_is_known_of_a_model_survives_its_way_through_json(grown: Path, tmp_path: Path) -> None:
     known = inspect(read_gguf(grown), ModelConfig(**OPTIONS, cache_folder=tmp_path), library_version())
     assert Inspection.from_json(known.to_json()) == known
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma4", "gpt-oss"])
+def test_what_layers_with_a_window_keep_is_what_their_context_has(name: str, tmp_path: Path) -> None:
+    path = make_model(name, tmp_path)
+    config = ModelConfig(context_tokens=4096, micro_batch_tokens=16, threads=1, cache_folder=tmp_path / "cache")
+    known = inspect(read_gguf(path), config, library_version())
+    shape, driver = context_shape(config, 0, 1), Driver()
+    with (
+        LlamaModel([path]) as model,
+        closing(LlamaContext(model, shape, driver.callback)) as context,
+        closing(LocalDecoder(model, context, driver, shape)) as decoder,
+    ):
+        decoder.map_graph()
+        found = Cells(driver.take_flow().cells, PAGE)
+    assert [tensor.n_cells for tensor in known.cells.tensors] == [tensor.n_cells for tensor in found.tensors]
+    assert len({tensor.n_cells for tensor in found.tensors}) == 2
+    for n_cells in (64, 512, 4096):
+        assert abs(known.cells.bytes_for(n_cells) - found.bytes_for(n_cells)) <= PAGE * len(found.tensors)
+
+
+def test_the_smallest_budget_of_a_mixture_does_not_depend_on_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = planner(make_model("qwen3moe", tmp_path), ModelConfig(**OPTIONS, cache_folder=tmp_path / "cache"))
+    terms = plans._streamed_terms
+
+    def planned(budget_bytes: int, more_bytes: int = 0) -> Plan:
+        """Plan beside `more_bytes` of the program's own."""
+        holdings = dataclasses.replace(terms.holdings, program_bytes=terms.holdings.program_bytes + more_bytes)
+        moe = plan_moe(
+            dataclasses.replace(terms, budget_bytes=budget_bytes, holdings=holdings), plans._graph, plans._address_space
+        )
+        assert moe is not None
+        return moe.plan
+
+    assert len({planned(budget).minimum_bytes for budget in (256 * MIB, 8 * GIB, 32 * GIB)}) == 1
+    monkeypatch.setattr(expert_plan, "named_minimum", int)  # without a margin, which covers up that chunks are larger
+    small_chunks_end = MOST_FRAMES * LEAST_CHUNK_BYTES
+    for lacking_bytes in (-MIB, 0, MIB, 8 * MIB, 16 * MIB):
+        more_bytes = small_chunks_end - planned(256 * MIB).minimum_bytes - lacking_bytes
+        with pytest.raises(BudgetError) as caught:
+            planned(1, more_bytes)
+        assert planned(caught.value.minimum_bytes, more_bytes).minimum_bytes <= caught.value.minimum_bytes

@@ -10,8 +10,13 @@ import pytest
 from edge_run import ModelConfig
 from edge_run.base.units import MIB
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.inspection.cache import inspect
+from edge_run.runtime.llama.library import library_build
 from edge_run.runtime.planning import prepare
 from edge_run.runtime.planning.plan import planner
+from edge_run.runtime.planning.usual_context import _sized
+from edge_run.tiers._libc import PAGE
+from edge_run.tiers.gguf import read_gguf
 from in_child import in_child
 from mutations import changed
 from tiny_models import make_model
@@ -102,3 +107,17 @@ def _factors(path: Path, cache: Path) -> None:
     assert found() == (256, "short")
     assert found(context_tokens=512) == (512, "long")
     assert found(context_tokens=512, sequences=2, exact=True) == (512, "short"), "each text has half of it"
+
+
+def test_what_a_length_between_two_others_takes_where_layers_have_a_window(tmp_path: Path) -> None:
+    """The shorter context is no longer than the window's ring, so that nothing is seen of it there."""
+    gguf = read_gguf(make_model("gemma3", tmp_path))
+    short, between, long = (
+        inspect(gguf, ModelConfig(context_tokens=n, micro_batch_tokens=16, cache_folder=tmp_path), library_build())
+        for n in (256, 1024, 4096)
+    )
+    found = _sized(short, long, 1024)
+    assert [tensor.n_cells for tensor in found.cells.tensors] == [tensor.n_cells for tensor in between.cells.tensors]
+    for n_cells in (64, 512, 1024):
+        least, most = sorted((found.cells.bytes_for(n_cells), between.cells.bytes_for(n_cells)))
+        assert most - least <= PAGE * len(found.cells.tensors)

@@ -117,7 +117,8 @@ class DeviceProfile:
     memory_limit_bytes: of the control group, 0 for none. node_s: what a node of a graph costs besides its work.
     stop_s: what it costs to stop a pass between two nodes. attention_flops_per_s: of flash attention on f16 keys and
     values in a pass of one token, and in one of many. repacked_kernels: those that compute several rows at once, whose
-    numbers lie interleaved, for the weights that have one.
+    numbers lie interleaved, for the weights that have one. is_disturbed: other programs were at work, or had taken the
+    memory, while some of the figures were measured.
     """
 
     measured_at: str
@@ -134,6 +135,7 @@ class DeviceProfile:
     disks: tuple[DiskProfile, ...]
     gpus: tuple[GpuProfile, ...]
     repacked_kernels: tuple[RepackedSpeed, ...] = ()
+    is_disturbed: bool = False
 
     def repacking(self, kinds: Collection[str]) -> DeviceProfile:
         """Return this profile with the repacked kernels for weights of `kinds`, where these were measured."""

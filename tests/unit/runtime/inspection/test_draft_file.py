@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edge_run.base.errors import ModelFileError
-from edge_run.runtime.inspection.draft_file import MOST_TOKENS_MISSING, has_same_tokens
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import BudgetError, ModelFileError
+from edge_run.base.units import GIB
+from edge_run.devices.host.memory import process_memory
+from edge_run.runtime.inspection.draft_file import MOST_TOKENS_MISSING, DraftFile, has_same_tokens
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from gguf_files import array, container, string_entry
+from tiny_models import make_model
 
 WORDS = tuple(f"word {number}" for number in range(300))
 
@@ -57,3 +62,13 @@ def test_a_file_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "other.gguf").unlink()
     with pytest.raises(ModelFileError, match=r"other\.gguf: cannot be read"):
         has_same_tokens(one, other)
+
+
+def test_a_draft_model_on_a_gpu_takes_no_memory_of_the_machine(tmp_path: Path) -> None:
+    path, config = make_model("llama", tmp_path), ModelConfig(context_tokens=256, threads=1, cache_folder=tmp_path)
+    file = DraftFile.read(path, config, read_gguf(path), is_tried=False)
+    file = replace(file, known=replace(file.known, buffer_bytes=GIB))
+    budget_bytes = process_memory().resident_bytes + GIB // 2
+    with pytest.raises(BudgetError, match="too small for the draft model"):
+        file.check_budget(budget_bytes)
+    file.check_budget(budget_bytes, moved_bytes=file.size_bytes)

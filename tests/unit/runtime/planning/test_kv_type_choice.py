@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bench_samples import PROFILE
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError
 from edge_run.base.units import MIB
 from edge_run.runtime.planning import kv_type_choice
 from edge_run.runtime.planning.kv_type_choice import LEAST_GAINS
 from edge_run.runtime.planning.plan import plan
+from edge_run.runtime.planning.prepare import prepare
+from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.weighing import Weighed, best
 from edge_run.runtime.probing import attention
 from tiny_models import make_model
@@ -111,3 +115,44 @@ def _gguf(folder: Path) -> Any:
     from edge_run.tiers.gguf import read_gguf
 
     return read_gguf(make_model("llama", folder))
+
+
+def test_a_type_that_has_no_room_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a plan, which does not ask before whether opening the model has room."""
+    monkeypatch.setattr(attention, "attention_speeds", speeds(1.0))
+    gguf, config = (
+        _gguf(tmp_path),
+        ModelConfig(
+            memory="1GiB", kv_type="auto", context_tokens=512, micro_batch_tokens=64, threads=1, cache_folder=tmp_path
+        ),
+    )
+
+    def prepared(typed: ModelConfig) -> Prepared:
+        asked = replace(typed, memory=1) if typed.kv_type == "f16" else typed
+        return prepare(gguf, asked, is_opened=False)
+
+    found = kv_type_choice.choose_kv_type(gguf, config, prepared, lambda prepared: None)
+    assert found.config.kv_type == "q8_0"
+
+
+def test_a_disturbed_device_changes_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf, config = (
+        _gguf(tmp_path),
+        ModelConfig(
+            memory="1GiB", kv_type="auto", context_tokens=512, micro_batch_tokens=64, threads=1, cache_folder=tmp_path
+        ),
+    )
+
+    def choose(slowness: float, *, is_disturbed: bool) -> str:
+        monkeypatch.setattr(attention, "attention_speeds", speeds(slowness))
+        profile = replace(PROFILE, attention_flops_per_s=(1e3, 1e3), is_disturbed=is_disturbed)
+        found = kv_type_choice.choose_kv_type(
+            gguf, config, lambda typed: prepare(gguf, typed, is_opened=False), lambda prepared: profile
+        )
+        return str(found.config.kv_type)
+
+    faster, slower = 1e-6, 1e6  # with fewer bits
+    assert choose(faster, is_disturbed=True) != "f16"
+    assert not list(tmp_path.glob("kv-types/*")), "not kept"
+    assert choose(slower, is_disturbed=False) == "f16"
+    assert choose(faster, is_disturbed=True) == "f16"

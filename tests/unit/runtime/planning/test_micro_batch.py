@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bench_samples import PROFILE
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.runtime.planning import micro_batch
@@ -32,7 +34,9 @@ def chosen(tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch) ->
     model.write_bytes(b"GGUF")
     gguf: Any = SimpleNamespace(shards=[SimpleNamespace(path=model)])
 
-    def decide(costs: Costs, *, easy: int = 0, short: tuple[int, ...] = (), **options: Any) -> int:
+    def decide(
+        costs: Costs, *, easy: int = 0, short: tuple[int, ...] = (), is_disturbed: bool = False, **options: Any
+    ) -> int:
         asked.clear()
 
         def prepare(config: ModelConfig) -> Any:
@@ -51,7 +55,8 @@ def chosen(tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(micro_batch, "text_s", lambda prepared, plan, n_tokens, width, profile: costs[width])
         monkeypatch.setattr(micro_batch, "_is_easy", lambda prepared: prepared.width == easy)
         config = ModelConfig(cache_folder=tmp_path / "cache", **options)
-        found: Any = choose(gguf, config, prepare, lambda prepared: None)
+        profile = replace(PROFILE, is_disturbed=is_disturbed)
+        found: Any = choose(gguf, config, prepare, lambda prepared: profile)
         return int(found.width)
 
     return decide
@@ -80,6 +85,14 @@ def test_a_choice_changes_for_more_than_a_tenth_only(chosen: Any) -> None:
     assert chosen({512: 7, 128: 7.6, 32: 9, 1: 30}, memory="1GiB", easy=512) == 128, "also where the widest is easy"
     assert chosen({512: 9, 128: 8, 32: 7, 1: 30}, memory="1GiB") == 32
     assert chosen({512: 9, 128: -5, 32: -5, 1: 30}, memory="1GiB") == 512, "what was chosen does not fit any more"
+
+
+def test_what_was_measured_beside_other_programs_changes_no_choice(chosen: Any) -> None:
+    assert chosen({512: 9, 128: 1, 32: 8, 1: 30}, is_disturbed=True) == 128
+    assert chosen({512: 9, 128: 9, 32: 9, 1: 30}) == 512, "it was not kept"
+    assert chosen({512: 9, 128: 7, 32: 8, 1: 30}) == 128
+    assert chosen({512: 9, 128: 9, 32: 1, 1: 30}, is_disturbed=True) == 128
+    assert chosen({512: 9, 128: 7, 32: 6.9, 1: 30}) == 128, "it was not kept"
 
 
 def test_each_budget_and_context_has_a_choice_of_its_own(chosen: Any) -> None:

@@ -74,5 +74,13 @@ def test_a_length_whose_reserve_displaces_weights_costs_something() -> None:
     """As of models without keys and values, for which any length has room."""
     least = replace(PLAN, items=(PlanItem("reserve", 10 * MIB, ""),), budget_bytes=1024 * MIB)
     longer = replace(least, items=(PlanItem("reserve", 266 * MIB, ""),), context_tokens=1 << 20)
-    assert _costs_nothing(replace(least, context_tokens=8192), least, 8192, 0)
-    assert not _costs_nothing(longer, least, 1 << 20, 0)
+    assert _costs_nothing(replace(least, context_tokens=8192), least, 8192, 0, is_lent=True)
+    assert not _costs_nothing(longer, least, 1 << 20, 0, is_lent=True)
+
+
+def test_keys_and_values_that_are_not_lent_displace_weights_at_once() -> None:
+    """As those of several texts with cells of their own."""
+    least = replace(PLAN, items=(PlanItem("kv", 10 * MIB, ""),), budget_bytes=1024 * MIB)
+    longer = replace(least, items=(PlanItem("kv", 266 * MIB, ""),), context_tokens=8192)
+    assert _costs_nothing(longer, least, 8192, 0, is_lent=True)
+    assert not _costs_nothing(longer, least, 8192, 0, is_lent=False)
