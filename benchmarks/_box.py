@@ -17,8 +17,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,12 +33,6 @@ KIT = ROOT / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 WORKER = ROOT / "benchmarks" / "_worker.py"
 READAHEAD_KB = 128
 IDLE_S, IDLE_SHARE = 1.0, 0.02
-_LOOP = """import os, sys
-os.sched_setaffinity(0, {int(sys.argv[1])})
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-while True:
-    pass
-"""
 SKIPPED, SKIPPED_MAGIC = struct.Struct("<II"), 0x184D2A50  # a frame that zstd skips
 
 
@@ -133,25 +126,6 @@ def until_idle(process: int) -> None:
     while (now_s := used_s().user + used_s().system) > before_s + IDLE_SHARE * IDLE_S:
         before_s = now_s
         time.sleep(IDLE_S)
-
-
-@contextmanager
-def kept_awake() -> Iterator[None]:
-    """Keep each CPU from falling idle, by a loop of the lowest class, which gives way to everything.
-
-    The host of a virtual machine gives an idle CPU to others, and takes its time to give it back: a process that waits
-    for its drive again and again gets a fraction of it then (`host_reads.py`). Real machines have no use for this.
-    """
-    loops = [
-        subprocess.Popen([sys.executable, "-c", _LOOP, str(cpu)], stdin=subprocess.DEVNULL)
-        for cpu in os.sched_getaffinity(0)
-    ]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 def write_results(name: str, rows: Sequence[Mapping[str, object]], finding: str) -> None:

@@ -1,6 +1,6 @@
 """A batch of questions on a model that does not fit: its speed against one answer after the other, and kills.
 
-    batch_questions.py MODEL [--share 0.5] [--questions 1000] [--kills 5] [--alone 30] [--awake]
+    batch_questions.py MODEL [--share 0.5] [--questions 1000] [--kills 5] [--alone 30]
 
 `edge-run batch` answers questions of GSM8K in a budget of a share of the file, as many at once as the planner chooses.
 It gets SIGKILL when 1/6, 2/6 ... of the answers are there, give or take a random number of them, and is started again
@@ -19,11 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from _box import ROOT, SHARED, kept_awake, write_results
+from _box import ROOT, SHARED, write_results
 from batch_dask import line, n_lines, questions_of
 from edgebox import NO_BOX, boxed
 
@@ -38,7 +37,6 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--alone", type=int, default=30)
     parser.add_argument("--mbps", type=int, default=0, help="of the drive; 0: no limit")
-    parser.add_argument("--awake", action="store_true", help="keep a virtual machine's CPUs from falling idle")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--source", type=Path, default=SHARED / "data" / "prompts" / "gsm8k.jsonl")
     parser.add_argument("--name", default="batch-questions")
@@ -49,12 +47,11 @@ def main() -> None:
     step = given.questions / (given.kills + 1)
     kills = [round((number + 1 + chance.uniform(-0.4, 0.4)) * step) for number in range(given.kills)]
     before, after = questions[: given.alone // 2], questions[given.alone // 2 : given.alone]
-    with kept_awake() if given.awake else nullcontext():
-        rows = [
-            answered(given, "alone", before, []),
-            answered(given, "together", questions, kills),
-            answered(given, "alone", after, []),
-        ]
+    rows = [
+        answered(given, "alone", before, []),
+        answered(given, "together", questions, kills),
+        answered(given, "alone", after, []),
+    ]
     first, together, last = rows
     alone_per_s = (first["tokens"] + last["tokens"]) / (first["wall_s"] + last["wall_s"])
     text = (
@@ -62,7 +59,6 @@ def main() -> None:
         f"(at {', '.join(map(str, kills))} answers): {together['tokens_per_s']:.1f} tokens/s against "
         f"{alone_per_s:.2f} one after the other ({first['tokens_per_s']:.2f} before the batch, "
         f"{last['tokens_per_s']:.2f} after it), {together['tokens_per_s'] / alone_per_s:.1f} times."
-        + (" Loops of the lowest class kept the CPUs awake." if given.awake else "")
     )
     write_results(given.name, rows, f"{(__doc__ or '').strip()}\n\n* {given.model.name}: {text}")
 

@@ -15,18 +15,42 @@ import multiprocessing
 import os
 import resource
 import statistics
+import subprocess
+import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import psutil
-from _box import kept_awake, write_results
+from _box import write_results
 from _worker import direct_read_bandwidth
 
 CPUS = ("idle", "awake", "busy")
 READERS = (1, 2, 4)
 STEP_BYTES = 256 << 20
 LOOP = 100_000
+AWAKE = """import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while True:
+    pass
+"""
+
+
+@contextmanager
+def kept_awake() -> Iterator[None]:
+    """Keep each CPU from falling idle, by a loop of the lowest class, which gives way to everything."""
+    loops = [
+        subprocess.Popen([sys.executable, "-c", AWAKE, str(cpu)], stdin=subprocess.DEVNULL)
+        for cpu in os.sched_getaffinity(0)
+    ]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def counted(seconds: float, counts: multiprocessing.Queue[float]) -> None:

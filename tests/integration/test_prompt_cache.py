@@ -167,20 +167,6 @@ def test_streamed_with_lent_memory(name: str, folder: Path, kept: Path) -> None:
     assert same(kept[2], compare_with[1])
 
 
-@pytest.mark.parametrize("name", ["gemma3", "mamba"])
-@in_child
-def test_what_a_context_that_cannot_be_cut_has_lost_comes_back_from_disk(name: str, folder: Path, kept: Path) -> None:
-    """It had more of the prompt than is kept, until it was emptied."""
-    path = make_model(name, folder)
-    (wanted,) = talks(path, None, TOKENS[:350])
-    with opened(path, kept) as (session, _, said):
-        found = [session.feed(TOKENS[:length])[1] for length in (350, 900)]
-        again = talk(session, TOKENS[:350])
-        assert [*found, again[1]] == [0, 350, 320]
-        assert same(again, wanted)
-        assert not said
-
-
 @in_child
 def test_a_conversation_goes_on_as_if_it_had_not_been_interrupted(folder: Path, kept: Path) -> None:
     """Its rows come from prompts of any length and from single tokens; what no block has is computed anew."""
