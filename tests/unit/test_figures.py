@@ -1,6 +1,6 @@
 """The figures that the README and the docs give are those of result files, the newest of their kind.
 
-In docs/measurements.md, and the README's part on what was measured, each paragraph, list item or table is held against
+In docs/measurements.md, and the README's part on what was measured, each paragraph, list item or row is held against
 the results that it links to, or else against those of the last one before it that links to any. Elsewhere, each
 sentence that names a benchmark or a result is, and the table after it: against the newest results of that benchmark,
 and against the script, which says what is done. Each number must be there, as it is, rounded, or in bytes.
@@ -79,7 +79,7 @@ def measured(text: str) -> str:
 def claims(text: str) -> Iterator[tuple[str, list[str]]]:
     """Yield each piece of the part on what was measured, and the results that it rests on."""
     names: list[str] = []
-    for block in re.split(r"\n\s*\n|\n(?=\* )", measured(text)):
+    for block in re.split(r"\n\s*\n|\n(?=\* |\| )", measured(text)):
         named = LINK.findall(block)
         names = named or names
         if block.strip():

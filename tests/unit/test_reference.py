@@ -42,6 +42,7 @@ def _sections() -> dict[str, str]:
     """Return the page's sections by heading; a command's arguments are no part of its heading."""
     parts = _HEADING.split(TEXT)
     names = [_command(name) if name.startswith("edge-run ") else name for name in parts[1::2]]
+    assert TEXT.startswith("# Reference\n"), "something was put before the title"
     assert len(set(names)) == len(names), "two sections of one name"
     return dict(zip(names, parts[2::2], strict=True))
 
