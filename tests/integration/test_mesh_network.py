@@ -293,7 +293,11 @@ def test_strangers_at_the_broker(table: Table, broker: Mosquitto, tmp_path: Path
         assert subscribed.wait(10)
         assert a.order(b.node, {"do": 1}, timeout_s=5) == {"count": 1}
         until(lambda: any(topic.endswith("/cmd") for topic, _ in overheard))
-        state = (a.members(), b.members(), a.state.lease.holder, b.state.lease.epoch)
+
+        def views() -> tuple[object, ...]:
+            return a.members(), b.members(), a.state.lease.holder, b.state.lease.epoch
+
+        state = views()
         chance, genuine = random.Random(3), list(overheard)
         for number in range(500):
             topic, payload = chance.choice(genuine)
@@ -313,7 +317,7 @@ def test_strangers_at_the_broker(table: Table, broker: Mosquitto, tmp_path: Path
         stranger.disconnect()
         stranger.loop_stop()
     assert len(done) == 1, "an order is carried out once"
-    assert (a.members(), b.members(), a.state.lease.holder, b.state.lease.epoch) == state
+    until(lambda: views() == state, 10)  # on a busy machine one may have missed the other for a moment
     assert a.state.lease.held == epoch
     assert len(b.state.refusals.latest) <= 64
     assert a.order(b.node, {"do": 2}, timeout_s=5) == {"count": 2}

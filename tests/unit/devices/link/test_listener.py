@@ -73,11 +73,11 @@ def test_the_connections_of_a_member_are_cut_off(listening: Listening) -> None:
 
 def test_a_descriptor_that_is_somebody_elses_by_now_is_left_as_it_is(listening: Listening) -> None:
     """Such as the connection to the broker, which was made anew after a member's had ended."""
+    ours, theirs = socket.socketpair()  # first: they must not have the number themselves that becomes free
     dealer = listening.connect()
     (descriptor,) = listening.descriptors()
     dealer.close()
     listening.wait(lambda: not _is_open(descriptor))
-    ours, theirs = socket.socketpair()
     with ours, theirs, _copy_as(ours, descriptor):
         listening.listener.cut("a")
         theirs.setblocking(False)
