@@ -214,7 +214,7 @@ class _Opening:
         config = speculation_config(asked, gguf)
         budget_bytes = _budget_bytes(config, self.ledger)
         draft = self._draft(config, is_tried=self.is_opened and config.check_file)
-        if draft and self.is_opened and config.gpu_memory == 0:
+        if draft and self.is_opened and (config.gpu_memory == 0 or not is_library_known()):
             draft.check_budget(budget_bytes)
         why_plain = why_not_ours(config, is_loaded=self.is_opened)
         packed = None if why_plain else choose_packed(gguf, config)

@@ -32,7 +32,11 @@ class Lookup:
 
     def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
         """Return what followed the runs that end `history`; see `Drafter.draft`."""
-        self._follow(history)
+        try:
+            self._follow(history)
+        except BaseException:  # as Ctrl-C: what is not indexed as a whole cannot be taken back
+            self._tokens, self._runs = [], _Runs(0, _LEAST_ROOM)
+            raise
         guesses: dict[Path, Guess] = {}
         for end in self._places():
             matched = self._matched(end)

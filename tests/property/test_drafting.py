@@ -154,3 +154,23 @@ def test_after_tokens_that_did_not_come_a_text_is_not_indexed_anew(
     assert ends[0] == len(text) + 1
     assert len(ends) < 100
     assert found == Lookup().draft(came, TEN)
+
+
+def test_an_index_that_was_not_finished_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes while a long text is indexed; the next one is the same but for its end."""
+    chance = random.Random(2)
+    text, lookup, add = [chance.randrange(4) for _ in range(200)], Lookup(), _Runs.add
+    lookup.draft(text[:100], TEN)
+
+    def stopped(runs: _Runs, tokens: Sequence[int], end: int) -> None:
+        if end == 195:
+            raise KeyboardInterrupt
+        add(runs, tokens, end)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Runs, "add", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            lookup.draft(text, TEN)
+    for n_more in range(40):
+        came = [*text[:198], *text[:n_more]]
+        assert lookup.draft(came, TEN) == Lookup().draft(came, TEN)
