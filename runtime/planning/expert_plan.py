@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import ContextPoint, Plan, PlanItem
@@ -75,9 +75,9 @@ def token_bytes(terms: Terms, tensors: Iterable[ExpertTensor], *, is_packed: boo
 def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoePlan | None:
     """Return the plan of a mixture of experts that does not fit; None where a model has no experts to choose from.
 
-    The larger the budget, the larger are its chunks, and what is needed at least is counted in whole ones. So the
-    smallest budget that works, which every plan names, is that of the chunks which it would have itself; and a budget
-    that is too small in chunks of its own size has those.
+    The larger the budget, the larger are its chunks, and what is needed at least is counted in whole ones. So a budget
+    that is too small in chunks of its own size has those of the smallest budget that works. A plan for a larger one
+    names a minimum of its own chunks, which works too: to cut a large model into small chunks takes seconds.
 
     Raises BudgetError below the minimum.
     """
@@ -91,14 +91,12 @@ def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoeP
     def sharing(size: int) -> _Sharing:
         return _sharing(terms, graph, AddressSpace(address_space.spans, size), tensors)
 
-    smallest_size = chunk_bytes(0)
-    smallest = sharing(smallest_size)
-    while (size := chunk_bytes(smallest.least_bytes)) > smallest_size:
-        smallest_size, smallest = size, sharing(size)
-    if (size := chunk_bytes(terms.budget_bytes)) > smallest_size:
-        with contextlib.suppress(BudgetError):
-            found = sharing(size).plan()
-            return replace(found, plan=replace(found.plan, minimum_bytes=smallest.least_bytes))
+    with contextlib.suppress(BudgetError):
+        return sharing(chunk_bytes(terms.budget_bytes)).plan()
+    size = chunk_bytes(0)
+    smallest = sharing(size)
+    while (larger := chunk_bytes(smallest.least_bytes)) > size:
+        size, smallest = larger, sharing(larger)
     return smallest.plan()
 
 
