@@ -2,9 +2,10 @@
 
 A wide pass reads the weights that stream once for many tokens, but needs larger buffers, beside which fewer weights
 stay. What is best is predicted, in seconds where the device was measured, else from what is read. The width belongs to
-the numerics key, so that it must not hang on the weather: it is one of a few, and a decision is kept for a model, a
-budget and a context, and changes only for a gain of more than a tenth, and not by what was measured while other
-programs were at work. Buffers do not shorten the context that was asked for where narrower passes do without.
+the numerics key, so that it must not hang on the weather: it is one of a few, and a decision for a narrower one is kept
+for a model, a budget and a context, and changes only for a gain of more than a tenth, and not by what was measured
+while other programs were at work, by which none is kept either. Buffers do not shorten the context that was asked for
+where narrower passes do without.
 """
 
 from __future__ import annotations

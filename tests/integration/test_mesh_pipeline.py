@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from edge_run.runtime.mesh.engine import open_mesh_engine
 from edge_run.runtime.slices.engine import SliceEngine
 from in_child import in_child
 from mesh_processes import mesh_of
-from mesh_runs import OPTIONS, PROMPT, answers, running
+from mesh_runs import OPTIONS, PROMPT, Run, answers, running
 from mosquitto import PROGRAM
 from program import fork_from_here
 from tiny_models import make_model
@@ -143,22 +144,30 @@ def test_a_device_that_dies_with_several_passes_in_flight(folder: Path) -> None:
             assert answers(run.engine, PROMPTS) == wanted, "alone"
 
 
+@contextmanager
+def stopped_at(run: Run, moment: int, pause_s: float = 0.0) -> Iterator[None]:
+    """Cancel what is computed at the activation of that number, which is held back for `pause_s` then."""
+    sent = itertools.count()
+
+    def stop(source: str, target: str, header: Document) -> None:
+        if header["kind"] == "activation" and next(sent) == moment:
+            run.engine.interrupt.cancel()
+            time.sleep(pause_s)
+
+    run.hub.on_send = stop
+    yield
+    run.hub.on_send = lambda source, target, header: None
+    run.engine.interrupt.reset()
+
+
 @in_child
 def test_answers_that_are_stopped_or_dropped_with_passes_in_flight_leave_nothing_behind(folder: Path) -> None:
     coordinator.plan_pipeline = over_all
     with running(make_model("llama", folder), options=MANY) as run:
         wanted = answers(run.engine, PROMPTS)
         for moment in (3, 22):
-            sent = itertools.count()
-
-            def stop(source: str, target: str, header: Document, sent: Any = sent, moment: int = moment) -> None:
-                if header["kind"] == "activation" and next(sent) == moment:
-                    run.engine.interrupt.cancel()
-
-            run.hub.on_send = stop
-            answers(run.engine, PROMPTS)  # all end where they were
-            run.hub.on_send = lambda source, target, header: None
-            run.engine.interrupt.reset()
+            with stopped_at(run, moment):
+                answers(run.engine, PROMPTS)  # all end where they were
             assert answers(run.engine, PROMPTS) == wanted
         batch = BatchedAnswers(run.engine, Meter(run.engine), 4)
         for prompt in PROMPTS:
@@ -251,18 +260,9 @@ def test_what_was_shared_in_flight_is_computed_anew_where_its_pass_was_stopped(f
     with running(make_model("llama", folder), options=MANY) as run:
         wanted = answers(run.engine, prompts)
         for moment in (3, 4):
-            sent = itertools.count()
-
-            def stop(source: str, target: str, header: Document, sent: Any = sent, moment: int = moment) -> None:
-                if header["kind"] == "activation" and next(sent) == moment:
-                    run.engine.interrupt.cancel()
-                    time.sleep(0.1)  # so that what was begun after it is not computed
-
             batch = BatchedAnswers(run.engine, Meter(run.engine), 4)
-            run.hub.on_send = stop
-            said(batch, run.engine, prompts)
-            run.hub.on_send = lambda source, target, header: None
-            run.engine.interrupt.reset()
+            with stopped_at(run, moment, pause_s=0.1):  # so that what was begun after it is not computed
+                said(batch, run.engine, prompts)
             assert said(batch, run.engine, prompts) == wanted, moment
             batch.close()
 
