@@ -51,14 +51,18 @@ def relay(
         threads[-1].start()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        ends.append(listener)
         start(accept)
         try:
             yield listener.getsockname()[1]
         finally:
-            for one in tuple(ends):
+            # Shut down, joined, then closed: who still asks a socket that is closed asks a number of somebody else's.
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            threads[0].join(5)
+            for one in ends:
                 with contextlib.suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
-                one.close()
             for thread in threads:
                 thread.join(5)
+            for one in ends:
+                one.close()
