@@ -19,10 +19,10 @@ from pathlib import Path
 from edge_run.base.config import ModelConfig
 from edge_run.base.mesh import is_worker
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
-from edge_run.runtime.mesh import coordinator
+from edge_run.runtime.mesh import coordinator, device_group
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from mesh_faults import OPTIONS, greedy
-from mesh_processes import START_S, round_robin
+from mesh_processes import CONNECT_S, LEAST_DEADLINE_S, START_S, round_robin
 
 
 def tell(**what: object) -> None:
@@ -39,9 +39,9 @@ def main() -> None:
     parser.add_argument("--listen", default="127.0.0.1")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
-    coordinator.plan_ring = round_robin
+    coordinator.plan_ring, device_group.LEAST_DEADLINE_S = round_robin, LEAST_DEADLINE_S
     with contextlib.ExitStack() as stack:
-        mesh = open_mesh(MeshConfig(folder=arguments.folder, name="a", listen=(arguments.listen,)))
+        mesh = open_mesh(MeshConfig(folder=arguments.folder, name="a", listen=(arguments.listen,), connect_s=CONNECT_S))
         stack.callback(mesh.close)
         until = time.monotonic() + START_S
         while sum(map(is_worker, mesh.members())) < arguments.workers and time.monotonic() < until:

@@ -31,8 +31,9 @@ from edge_run.devices.mesh.node import LocalNode
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator as mesh_coordinator
+from edge_run.runtime.mesh import device_group
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
-from mesh_processes import CoordinatorProcess, MeshOfProcesses, mesh_of, round_robin
+from mesh_processes import LEAST_DEADLINE_S, CoordinatorProcess, MeshOfProcesses, mesh_of, round_robin
 from mesh_schedules import COORDINATOR, HERE, ON_LINKS, SERVER, WORKERS, Fault, Schedule, draw_schedule
 from namespaces import Network
 from program import fork_from_here
@@ -251,7 +252,8 @@ class Table:
                 continue
             while True:
                 path = self._folder / name / "held"
-                at, is_held = path.read_text().split("\n")[-2].split() if path.exists() else ("0", "0")
+                lines = path.read_text().split("\n")[:-1] if path.exists() else []  # it may be there before its line
+                at, is_held = lines[-1].split() if lines else ("0", "0")
                 if is_held == "0":
                     longest_s = max(longest_s, float(at) - since_s)
                     break
@@ -365,6 +367,7 @@ def main() -> None:
     arguments = parser.parse_args()
     fork_from_here()
     mesh_coordinator.plan_ring = round_robin
+    device_group.LEAST_DEADLINE_S = LEAST_DEADLINE_S
     run_all(arguments.models, arguments.seeds, arguments.tokens, arguments.logs)
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from edge_run.base.errors import EdgeRunError, MeshError
 from edge_run.base.mesh import Document
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.devices.presence import membership
+from patience import PATIENT
 
 
 def answer(node: str, epoch: int, order: Document) -> Document:
@@ -22,7 +24,8 @@ def answer(node: str, epoch: int, order: Document) -> Document:
 
 
 def main(folder: str, name: str, listen: str = "127.0.0.1") -> None:
-    mesh = open_mesh(MeshConfig(Path(folder), name=name, listen=(listen,), capabilities={"name": name}))
+    membership.QUICK = PATIENT  # it is others that tests have lose someone
+    mesh = open_mesh(MeshConfig(Path(folder), name=name, listen=(listen,), connect_s=60, capabilities={"name": name}))
     mesh.serve(answer)
     ended = threading.Event()
 
@@ -31,7 +34,7 @@ def main(folder: str, name: str, listen: str = "127.0.0.1") -> None:
             with contextlib.suppress(EdgeRunError):
                 message = mesh.link.receive(timeout_s=0.2)
                 if message is not None:
-                    mesh.link.send(message.node, message.header, message.parts, timeout_s=5)
+                    mesh.link.send(message.node, message.header, message.parts, timeout_s=20)
 
     thread = threading.Thread(target=send_back)
     thread.start()

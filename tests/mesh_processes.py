@@ -27,6 +27,8 @@ from program import Program, begin, next_line
 WORKER = Path(__file__).with_name("mesh_worker.py")
 COORDINATOR = Path(__file__).with_name("mesh_coordinator.py")
 START_S = 100.0
+CONNECT_S = 60.0  # to the broker, by a thread that others go before
+LEAST_DEADLINE_S = 30.0  # of a pass under faults: more than finding one out takes on a busy machine
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"}
 
 
@@ -193,7 +195,7 @@ class MeshOfProcesses:
     def join(self, name: str = "here") -> LocalNode:
         """Return this process's own place."""
         folder = self.prepare_folder(self._folder / name)
-        mesh = open_mesh(MeshConfig(folder=folder, name=name, listen=(self._address,)))
+        mesh = open_mesh(MeshConfig(folder=folder, name=name, listen=(self._address,), connect_s=CONNECT_S))
         self._meshes.append(mesh)
         return mesh
 

@@ -46,7 +46,11 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     settings = MeshConfig(
-        folder=arguments.folder, broker=arguments.broker, name=arguments.name, listen=(arguments.listen,)
+        folder=arguments.folder,
+        broker=arguments.broker,
+        name=arguments.name,
+        listen=(arguments.listen,),
+        connect_s=60,  # a busy machine takes long
     )
     with serving(known_cluster(arguments.folder), device_key(arguments.folder)):
         mesh = open_mesh(settings)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
-START_S = 10.0
+START_S = 60.0
 PORTS = 15_000, 32_000  # below those that connections are given
 
 
@@ -85,8 +85,8 @@ def mosquitto(folder: Path, settings: str = "allow_anonymous true", address: str
     if PROGRAM is None:
         pytest.skip("mosquitto is not installed (apt-get install mosquitto)")
     broker = Mosquitto(folder, settings, address)
-    broker.start()
     try:
+        broker.start()
         yield broker
     finally:
         broker.stop()

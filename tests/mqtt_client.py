@@ -9,6 +9,8 @@ import time
 
 from edge_run.devices.broker.packets import write_packet
 
+WAIT_S = 30.0  # for a busy machine; more than the broker waits for who says nothing
+
 
 def text(word: str | bytes) -> bytes:
     content = word.encode() if isinstance(word, str) else word
@@ -36,8 +38,7 @@ class RawClient:
     """A connection; what comes is looked at only when asked."""
 
     def __init__(self, port: int, packet: bytes = b"") -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), 5.0)
-        self.socket.settimeout(5.0)
+        self.socket = socket.create_connection(("127.0.0.1", port), WAIT_S)
         if packet:
             self.socket.sendall(packet)
 

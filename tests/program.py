@@ -69,9 +69,13 @@ def run_program(
     folder: Path | None = None,
     text: str = "",
     timeout_s: float = WAIT_S,
+    mother: Mother | None = None,
 ) -> Result:
-    """Run `edge-run WORDS` with `text` as its input, in `folder`. Raises TimeoutExpired, when it was ended."""
-    return _run(Program([str(word) for word in words]), environment, folder, text, timeout_s)
+    """Run `edge-run WORDS` with `text` as its input, in `folder`. Raises TimeoutExpired, when it was ended.
+
+    mother: as of `begin`.
+    """
+    return _run(Program([str(word) for word in words]), environment, folder, text, timeout_s, mother)
 
 
 def run_source(
@@ -87,12 +91,17 @@ def run_source(
 
 
 def _run(
-    program: Program, environment: Mapping[str, str] | None, folder: Path | None, text: str, timeout_s: float
+    program: Program,
+    environment: Mapping[str, str] | None,
+    folder: Path | None,
+    text: str,
+    timeout_s: float,
+    mother: Mother | None = None,
 ) -> Result:
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(text.encode())
         given.seek(0)
-        with begin(program, stdin=given, stdout=out, stderr=err, env=environment, cwd=folder) as process:
+        with begin(program, mother, stdin=given, stdout=out, stderr=err, env=environment, cwd=folder) as process:
             try:
                 process.wait(timeout_s)
                 is_late = False

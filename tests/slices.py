@@ -53,7 +53,7 @@ class QueueTransport:
         pass
 
     def receive(self, unit: int, sizes: Sequence[int]) -> Sequence[memoryview]:
-        parts = self._queues[self._node, unit].get(timeout=30)
+        parts = self._queues[self._node, unit].get(timeout=100)
         if parts is None:
             raise Cancelled("the other engine failed")
         return [memoryview(part) for part in parts]

@@ -228,7 +228,7 @@ def split_requests(folder: Path, stack: ExitStack) -> Target:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert is_ready.wait(20)
+    assert is_ready.wait(60)
 
     def stop() -> None:
         loops[0].call_soon_threadsafe(scopes[0][1].cancel)

@@ -60,11 +60,12 @@ class Bencher(Closing):
         itself was ended for want of memory.
         """
         started_at = utc_now().isoformat(timespec="seconds")
-        self._check_context(planner(self._path, self._config).known.context_tokens)
+        planner(self._path, self._config)  # what cannot be opened is refused before anything is measured
         profile = profile or probe(
             [self._path.absolute().parent], self._path, self._config, on_step=self._on_step, store=self._store
         )
-        planned = planner(self._path, self._config)  # what was measured may decide what is repacked
+        planned = planner(self._path, self._config)  # what was measured may decide how wide passes are, and the context
+        self._check_context(planned.known.context_tokens)
         self._config = planned.config  # of all runs: they decide nothing anew
         plan = planned.timed(planned.plan(), profile, self._task.prompt_tokens)
         self._runs = runs = ColdRuns([shard.path for shard in planned.gguf.shards], plan.budget_bytes)

@@ -34,6 +34,7 @@ from edge_run.runtime.engine.loading import Loaded, load
 from edge_run.runtime.engine.passes import Passes
 from edge_run.runtime.engine.supply import open_supply
 from edge_run.runtime.graph.flow import Flow
+from edge_run.runtime.llama._ggml import rest_threads
 from edge_run.runtime.llama.backend_choice import check_library_known
 from edge_run.runtime.planning.offload_times import note_paces, part_of
 from edge_run.runtime.planning.prepare import prepare
@@ -61,9 +62,12 @@ def garbage_collection_paused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_opening() -> Iterator[None]:
-    """Let no other opening in this process run in this block."""
+    """Let no other opening in this process run in this block; another thread may compute what was opened, at once."""
     with _OPENING, garbage_collection_paused():
-        yield
+        try:
+            yield
+        finally:
+            rest_threads()
 
 
 class Supplied(Protocol):

@@ -13,8 +13,10 @@ from edge_run.base.mesh import Document, LinkRate, Mesh
 from edge_run.base.units import format_size
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.mesh.failover import LessRoom, Refused
+from edge_run.tiers.pieces import PIECE_BYTES
 
 POLL_S, TELL_S, STALL_S = 0.25, 3.0, 120.0
+LEAST_FETCHED_BYTES = 2 * PIECE_BYTES  # in STALL_S: a piece has 20 s to come, so that what goes on is faster
 MOST_NODES = 256
 Orders = Callable[[dict[str, Document]], Mapping[str, Document]]
 
@@ -103,7 +105,9 @@ class MeshFetch:
         others = [node for node in plan.nodes if node != self._mesh.node]
         self._tell(waiting, progress)
         told_s = started_s = time.monotonic()
-        grown_s: dict[tuple[str, int], float] = {}  # when a device had so many bytes for the first time
+        grown: dict[str, tuple[int, float]] = dict.fromkeys(
+            waiting, (0, started_s)
+        )  # how far each was, and when: since then it got little further
         while waiting:
             time.sleep(POLL_S)
             self._check()
@@ -113,9 +117,12 @@ class MeshFetch:
                 return refusal
             waiting = [node for node, one in progress.items() if not one.is_over]
             for node in waiting:
-                grown_s.setdefault((node, progress[node].done_bytes), time.monotonic())
-                if time.monotonic() - grown_s[node, progress[node].done_bytes] > STALL_S:
-                    return Refused(node, f"it has fetched nothing for {STALL_S:.0f} s")
+                done_bytes, now_s, (since_bytes, since_s) = progress[node].done_bytes, time.monotonic(), grown[node]
+                if done_bytes - since_bytes >= LEAST_FETCHED_BYTES:
+                    grown[node] = done_bytes, now_s
+                elif now_s - since_s > STALL_S:
+                    at = f"at {format_size(done_bytes)}"
+                    return Refused(node, f"it has fetched hardly anything for {STALL_S:.0f} s, {at}")
             if waiting and time.monotonic() - told_s > TELL_S:
                 told_s = time.monotonic()
                 self._tell(waiting, progress)

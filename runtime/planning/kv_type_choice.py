@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, ConfigError
 from edge_run.base.profile import DeviceProfile
+from edge_run.base.results import Plan
 from edge_run.base.units import format_size
 from edge_run.runtime.forecasting.pass_bytes import read_bytes_at
 from edge_run.runtime.inspection.kv_rules import check_kv_types
@@ -57,15 +58,16 @@ def choose_kv_type(
             prepared = prepare(typed)
             if prepared.known is None or prepared.why_plain:
                 return replace(prepared, kv_type_reason=f"{kv_type}: llama.cpp's own loader keeps no budget")
-            wanted_tokens = Planner(prepared).plan().wanted_context_tokens
+            planner = Planner(prepared)
+            plan = planner.plan()
         except BudgetError as error:
             refusal = smaller(refusal, error)
             continue
-        n_tokens = n_tokens or max(1, wanted_tokens // 2)
+        n_tokens = n_tokens or max(1, plan.wanted_context_tokens // 2)
         speeds = speeds or attention_speeds(config, list(LEAST_GAINS), prepared.budget_bytes)
         profile = recall(prepared)
         is_disturbed |= speeds.is_disturbed or bool(profile and profile.is_disturbed)
-        options.append(_weighed(prepared, typed, n_tokens, speeds, profile))
+        options.append(_weighed(planner, plan, n_tokens, speeds, profile))
     if speeds is None:
         assert refusal is not None
         raise refusal
@@ -97,20 +99,16 @@ def _can_be(gguf: GgufModel, config: ModelConfig, kv_type: str) -> bool:
 
 
 def _weighed(
-    prepared: Prepared,
-    config: ModelConfig,
-    n_tokens: int,
-    attention: AttentionSpeeds,
-    profile: DeviceProfile | None,
+    planner: Planner, plan: Plan, n_tokens: int, attention: AttentionSpeeds, profile: DeviceProfile | None
 ) -> Weighed[str]:
     """Return a type with the time of a text of `n_tokens` tokens that goes on."""
-    planner, speeds = Planner(prepared), attention.by_type[config.kv_type]
-    plan = planner.plan()
+    prepared, kv_type = planner.prepared, planner.config.kv_type
+    speeds = attention.by_type[kv_type]
     there = replace(plan, streamed_bytes_per_pass=read_bytes_at(plan, n_tokens))
     profile = profile and _with_attention(profile, speeds, attention.by_type[PLAIN])
     n_texts = max(1, prepared.config.sequences)  # where nobody said how many, it may be another number for each type
     cost_s = text_s(prepared, there, n_tokens, planner.known.micro_batch_tokens, profile, speeds) / n_texts
-    return Weighed(config.kv_type, prepared, there, cost_s, LEAST_GAINS[config.kv_type])
+    return Weighed(kv_type, prepared, there, cost_s, LEAST_GAINS[kv_type])
 
 
 def _with_attention(profile: DeviceProfile, speeds: tuple[float, float], plain: tuple[float, float]) -> DeviceProfile:

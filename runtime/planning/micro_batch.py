@@ -2,10 +2,10 @@
 
 A wide pass reads the weights that stream once for many tokens, but needs larger buffers, beside which fewer weights
 stay. What is best is predicted, in seconds where the device was measured, else from what is read. The width belongs to
-the numerics key, so that it must not hang on the weather: it is one of a few, and a decision for a narrower one is kept
-for a model, a budget and a context, and changes only for a gain of more than a tenth, and not by what was measured
-while other programs were at work, by which none is kept either. Buffers do not shorten the context that was asked for
-where narrower passes do without.
+the numerics key, so that it must not hang on the weather: it is one of a few, and a decision is kept for a model, a
+budget and a context, that for the usual width too. It changes only for a gain of more than a tenth, and not by what was
+measured while other programs were at work, by which none is kept either. Buffers do not shorten the context that was
+asked for where narrower passes do without.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def choose(
     if any(one.has_room and one.way > 1 for one in found):
         found = [one for one in found if one.has_room]
     chosen = best(found, kept, is_kept_at_any_cost=is_disturbed)
-    if chosen.way != (kept or WIDTHS[0]) and not is_disturbed:
+    if chosen.way != kept and not is_disturbed:
         findings.write({**decisions, key: chosen.way})
     return chosen.prepared
 

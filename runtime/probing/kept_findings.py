@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from edge_run.base.files import file_facts, keep_file
 from edge_run.base.strict_json import parse
 from edge_run.tiers.gguf import GgufModel
+
+MOST_FINDINGS = 200  # in a file: there is one for each budget that a model was opened with
 
 _Found = TypeVar("_Found")
 
@@ -51,7 +53,8 @@ class KeptFindings:
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
-    def write(self, found: object) -> None:
-        """Keep `found` in place of what was kept; that it cannot be written is no error."""
+    def write(self, found: Mapping[str, object]) -> None:
+        """Keep the last `MOST_FINDINGS` of `found` in place of what was kept; that it cannot be written is no error."""
         if self.place:
-            keep_file(self.place, json.dumps(found).encode(), "what was found out")
+            latest = dict(list(found.items())[-MOST_FINDINGS:])
+            keep_file(self.place, json.dumps(latest).encode(), "what was found out")

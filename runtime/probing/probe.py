@@ -191,8 +191,13 @@ class _Session:
             disks=tuple(figure.disk for figure in disks),
             gpus=tuple(gpus),
             repacked_kernels=self.known_repacked(costs.costs.threads),
-            is_disturbed=any(figure.is_disturbed for figure in (*figures, *self.known.repacked)),
+            is_disturbed=any(one.is_disturbed for one in (*figures, *self.known.repacked, *self._figures_of(gpus))),
         )
+
+    def _figures_of(self, gpus: Sequence[GpuProfile]) -> list[Figure]:
+        names = {gpu.name for gpu in gpus}
+        kernel_figures = [figure for figure in self.known.gpu_kernels if figure.gpu in names]
+        return [*kernel_figures, *(figure for figure in self.known.gpu_costs if figure.gpu in names)]
 
     def known_kernels(self, threads: int) -> list[KernelFigure]:
         """Return the kernels that were measured with so many threads."""

@@ -14,13 +14,14 @@ from weakref import WeakSet
 import anyio
 import h11
 from starlette.types import Message, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from edge_run.base.units import MIB
 
 HEAD_S = 20.0
 BODY_S = 60.0
 WRITE_S = 60.0
+AHEAD_S = 5.0  # for an answer, where more than PIECE_BYTES follow its request
 MOST_CONNECTIONS = 4096
 MOST_UNREAD_BYTES = 256 * MIB
 PIECE_BYTES = 1 << 16
@@ -90,11 +91,11 @@ class UnreadRoom:
 class BoundedProtocol(H11Protocol):
     """HTTP/1.1 whose clients have a deadline for headers, for bodies, and for reading what they are sent."""
 
-    head_s, body_s, write_s = HEAD_S, BODY_S, WRITE_S
+    head_s, body_s, write_s, ahead_s = HEAD_S, BODY_S, WRITE_S, AHEAD_S
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._waits_for = ""
+        self._waits_for, self._is_last = "", False
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
 
@@ -105,10 +106,21 @@ class BoundedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what came; the deadline is of the whole head or body, so that a byte now and then does not move it."""
+        if self._is_last:
+            return
         super().data_received(data)
-        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= PIECE_BYTES:
-            self.flow.resume_reading()  # uvicorn stops where more follows a request: it would not see its client leave
+        if self.conn.their_state is h11.DONE:  # uvicorn stops where more follows: it would not see its client leave
+            if len(self.conn.trailing_data[0]) <= PIECE_BYTES:
+                self.flow.resume_reading()
+            else:
+                self.loop.call_later(self.ahead_s, self._read_on, self.cycle)
         self._wait_for(self._due())
+
+    def _read_on(self, cycle: RequestResponseCycle) -> None:
+        """Have the answer of `cycle` be the last one, if it is not complete; what follows is read, and left aside."""
+        if self.cycle is cycle and not cycle.response_complete:
+            self._is_last, cycle.keep_alive = True, False
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         """Go on to the next request."""

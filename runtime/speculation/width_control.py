@@ -106,7 +106,8 @@ class WidthControl:
             self._turn_to(usual, hoped)
         if not self.is_on:
             pass_s = max(1e-9, self._costs.pass_s(width))
-            # who has rested reads what it needs, and the model what it lent
+            # Who has rested reads what it needs, which `once_s` has; what it lent to the model is read twice beside
+            # that: it streams in the trial's pass, and is read into memory of its own in the one after it.
             trial_s = self._draft_s + self._once_s + 2 * self.rested_share * pass_s * self._is_resting
             if self._since_draft < trial_s / (TRIAL_SHARE * pass_s):
                 if self._n_off > REST_AFTER:

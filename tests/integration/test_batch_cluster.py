@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(not find_spec("distributed"), reason="needs distributed: pip install 'edge-run[cluster]'"),
 ]
 WAIT_S = 120.0
-N_REQUESTS, N_TOKENS = 32, 32
+N_REQUESTS, N_TOKENS = 64, 32  # so many that they are not over before one is killed
 DASK = [sys.executable, "-m", "dask"]
 WORKER = [*DASK, "worker", "--no-nanny", "--no-dashboard", "--nthreads", "1", "--memory-limit", "0"]
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(400)  # a distribution, a wheel and a type check, all from nothing
+
 ROOT = Path(__file__).resolve().parents[2]
 NEITHER = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "results")
 PROGRAM = """
@@ -33,7 +35,7 @@ def build(kind: str, source: Path, out: Path) -> Path:
     out.mkdir()
     code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(out)!r}))"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=source, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", code], cwd=source, capture_output=True, text=True, timeout=150, check=False
     )
     assert done.returncode == 0, done.stderr
     (built,) = out.iterdir()
@@ -103,7 +105,7 @@ def test_a_users_type_checker_sees_our_types(wheel: Path, tmp_path: Path) -> Non
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(tmp_path / "venv/bin/python"),
          "--cache-dir", str(tmp_path / "cache"), "program.py"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False,
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     said = [line.partition(" ")[0] + " " + line.partition(" ")[2] for line in done.stdout.splitlines()]
     assert len(said) == 5, done.stdout + done.stderr

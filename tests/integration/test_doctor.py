@@ -58,7 +58,7 @@ def test_a_line_for_each_finding_and_a_code(examine: Callable[..., Result], kit:
     assert re.fullmatch(r"\d+ problems?, \d+ notes?", last)
     assert result.returncode == (0 if last.startswith("0 ") else 1)
     assert "\x1b" not in result.stdout
-    assert duration < 30, "2 s on a machine that does nothing else"
+    assert duration < 90, "2 s on a machine that does nothing else"
 
 
 def test_json(examine: Callable[..., Result], kit: Path) -> None:

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from edge_run.base.units import MIB
+from served import wait_for
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "edgebox.py"
 READ_ALL = (
@@ -43,9 +43,11 @@ def edgebox() -> ModuleType:
 def in_box(edgebox: ModuleType) -> InBox:
     """Runs a Python program in a box; skips, with the reason, where none can be made."""
 
-    def run(flags: list[str], program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    def run(
+        flags: list[str], program: str, *arguments: object, folder: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(SCRIPT), *flags, "--", sys.executable, "-c", program, *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
         if done.returncode == edgebox.NO_BOX:
             pytest.skip(done.stderr.strip())
         return done
@@ -107,12 +109,19 @@ def test_cores(in_box: InBox) -> None:
 def test_what_the_command_leaves_behind_ends_with_the_box(in_box: InBox, edgebox: ModuleType) -> None:
     program = "import subprocess; print(subprocess.Popen(['sleep', '1000'], stdout=subprocess.DEVNULL).pid)"
     left = int(in_box([], program).stdout)
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{left}").exists() and Path(f"/proc/{left}/stat").read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    boxes = {folder.name.removeprefix("edgebox-") for folder in edgebox.GROUPS.glob("*/**/edgebox-*")}
-    assert all(Path("/proc", box).exists() for box in boxes), "groups of boxes that have ended"
+
+    def has_ended() -> bool:
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{left}/stat").read_text().rpartition(") ")[2].startswith("Z")
+        return True
+
+    def are_of_running_boxes() -> bool:  # those of other tests, which come and go meanwhile
+        groups = (Path(folder).name for folder, _, _ in os.walk(edgebox.GROUPS))
+        boxes = [name.removeprefix("edgebox-") for name in groups if name.startswith("edgebox-")]
+        return all(Path("/proc", box).exists() for box in boxes)
+
+    wait_for(has_ended, 50)
+    wait_for(are_of_running_boxes, 50, lambda: "groups of boxes that have ended")
 
 
 def test_boxes_at_once_share_the_read_ahead_and_the_last_restores_it(edgebox: ModuleType, tmp_path: Path) -> None:
@@ -141,14 +150,14 @@ def test_the_read_ahead_that_a_killed_box_left_is_not_taken_for_the_usual_one(
 
 
 @pytest.mark.root
-def test_the_read_ahead_of_the_disk_is_set(in_box: InBox, edgebox: ModuleType, blob: Path) -> None:
+def test_the_read_ahead_of_the_disk_is_set(in_box: InBox, edgebox: ModuleType, tmp_path: Path) -> None:
     program = "import sys; print(open(sys.argv[1]).read())"
     in_box([], "")  # skips where there is no box
-    if (disk := edgebox.disk_of(blob)) is None:
+    if (disk := edgebox.disk_of(tmp_path)) is None:
         pytest.skip("no block device holds the test's folder")
     setting = Path(f"/sys/dev/block/{disk}").resolve() / "queue" / "read_ahead_kb"
     usual = int(setting.read_text())  # set to the same, so that no box beside this test is disturbed
-    done = in_box([f"--readahead-kb={usual}", f"--cold={blob}"], program, setting)
+    done = in_box([f"--readahead-kb={usual}"], program, setting, folder=tmp_path)
     assert int(done.stdout) == usual
 
 

@@ -201,8 +201,9 @@ def test_two_processes_stream_one_file_at_once(grown: Path) -> None:
 
 def test_a_killed_process_leaves_nothing(grown: Path, tmp_path: Path) -> None:
     """Killed while it loads, or while it streams: nothing was written but what is known of the file."""
+    options = {**OPTIONS, "context_tokens": 2048, "memory": 160 * MIB, "cache_folder": str(tmp_path)}
     for word, delay_s in (("loading", 0.0), ("loading", 0.2), ("loading", 0.5), ("answering", 0.3)):
-        with ending(start(grown, {**OPTIONS, "memory": 160 * MIB, "cache_folder": str(tmp_path)}, 10_000)) as process:
+        with ending(start(grown, options, 10_000)) as process:
             while (line := next_line(process)) != f"{word}\n":
                 assert line, process.communicate()
             time.sleep(delay_s)

@@ -111,7 +111,7 @@ def test_processes_that_find_out_the_same_at_once(llama: Path, cache: Path) -> N
     endings = [(process.communicate(timeout=WAIT_S)[1], process.returncode) for process in processes]
     assert endings == [("", 0)] * 3
     assert len(list(cache.glob("inspected/*"))) == 1
-    assert {path.name for path in cache.iterdir()} == {"inspected"}
+    assert {path.name for path in cache.iterdir()} <= {"inspected", "micro-batch"}
 
 
 # The process that opens a file first
@@ -191,5 +191,5 @@ def test_the_child_ends_with_its_parent_and_leaves_nothing(
     _, notices = parent.communicate(timeout=WAIT_S)
     if how == RUNS:
         assert (parent.returncode, notices) == ({2: 130, 15: 143, 9: -9}[number], "")
-    wait_for(lambda: not child.exists(), 20)
+    wait_for(lambda: not child.exists(), 60)
     assert not cache.exists()

@@ -42,7 +42,7 @@ def start(path: Path, *more: str, script: str = "", **environ: str) -> subproces
 
 def test_a_file_that_is_cut_while_llama_cpp_has_it_mapped(tmp_path: Path) -> None:
     path = make_model("llama", tmp_path)
-    with start(path, "-n", "900") as process:
+    with start(path, "-n", "8000", "-c", "8192") as process:
         assert process.stdout is not None
         process.stdout.read(1)
         os.truncate(path, 4096)

@@ -20,6 +20,8 @@ from edge_run.devices.link.connection import OPEN_S, Peer
 from edge_run.devices.link.data_link import DataLink
 from program import next_line
 
+WAIT_S = 30.0
+
 
 def peer(node: str, link: DataLink) -> Peer:
     return Peer(node, "1", link.key, (f"tcp://127.0.0.1:{link.port}",))
@@ -34,8 +36,8 @@ def pair(*others: Peer) -> Iterator[tuple[DataLink, DataLink]]:
 
 
 def assert_works(a: DataLink, b: DataLink) -> None:
-    a.send("b", {"still": "here"}, timeout_s=5)
-    message = b.receive(timeout_s=5)
+    a.send("b", {"still": "here"}, timeout_s=WAIT_S)
+    message = b.receive(timeout_s=WAIT_S)
     assert message is not None
     assert message.header == {"still": "here"}
 
@@ -60,16 +62,17 @@ def test_an_echo_that_is_none_costs_its_peer_only(echo: bytes) -> None:
         liar.setsockopt(zmq.CURVE_SERVER, 1)
         liar.setsockopt(zmq.CURVE_SECRETKEY, secret)
         port = liar.bind_to_random_port("tcp://127.0.0.1")
-        liar.setsockopt(zmq.RCVTIMEO, 5000)
+        liar.setsockopt(zmq.RCVTIMEO, int(WAIT_S * 1e3))
 
         def answer() -> None:
-            liar.send_multipart([liar.recv_multipart()[0], echo])
+            with contextlib.suppress(zmq.Again):  # who did not ask in time has lost it all the same
+                liar.send_multipart([liar.recv_multipart()[0], echo])
 
         thread = threading.Thread(target=answer)
         thread.start()
         with pair(Peer("liar", "1", public.decode(), (f"tcp://127.0.0.1:{port}",))) as (a, b):
             with pytest.raises(DeviceLost):
-                a.send("liar", {}, timeout_s=2)
+                a.send("liar", {}, timeout_s=WAIT_S)
             assert_works(a, b)
         thread.join()
     context.destroy(0)
@@ -81,8 +84,8 @@ def test_who_shows_anothers_key_takes_nothing_from_him() -> None:
         b.set_peers({"a": peer("a", a)})
         b.set_peers({"thief": thief, "a": peer("a", a)})
         a.set_peers({"b": peer("b", b)})
-        a.send("b", {}, timeout_s=5)
-        message = b.receive(timeout_s=5)
+        a.send("b", {}, timeout_s=WAIT_S)
+        message = b.receive(timeout_s=WAIT_S)
         assert message is not None
         assert message.node == "a"
         with pytest.raises(NotTrusted):
@@ -98,14 +101,14 @@ def test_where_no_files_are_left_a_connection_is_opened_later(n_left: int) -> No
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (free + n_left, hard))
             with pytest.raises(DeviceLost, match="too many files are open"):
-                a.measure("b", timeout_s=0.5)
+                a.measure("b", timeout_s=2)
             later = threading.Timer(0.5, resource.setrlimit, (resource.RLIMIT_NOFILE, (soft, hard)))
             later.start()
-            a.send("b", {"late": 1}, timeout_s=5)
+            a.send("b", {"late": 1}, timeout_s=WAIT_S)
             later.join()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        message = b.receive(timeout_s=5)
+        message = b.receive(timeout_s=WAIT_S)
         assert message is not None
         assert_works(a, b)
 
@@ -149,15 +152,15 @@ def test_more_connections_than_files_pass_by() -> None:
             victim.stdin.write(f"{a.key} {a.port}\n")
             victim.stdin.flush()
             a.set_peers({"b": Peer("b", "1", key, (f"tcp://127.0.0.1:{port}",))})
-            a.send("b", {"n": 0}, timeout_s=10)
-            assert a.receive(timeout_s=10) is not None
+            a.send("b", {"n": 0}, timeout_s=WAIT_S)
+            assert a.receive(timeout_s=WAIT_S) is not None
             with contextlib.ExitStack() as stack:
                 for _ in range(400):
                     with contextlib.suppress(OSError):
                         stack.enter_context(socket.create_connection(("127.0.0.1", int(port)), 0.2))
                 time.sleep(0.5)
                 a.drop("b", "its connection is opened anew, while no files are left there")
-            end_s = time.monotonic() + 20
+            end_s = time.monotonic() + 60
             answer = None
             while answer is None and time.monotonic() < end_s:
                 with contextlib.suppress(DeviceLost):
@@ -187,4 +190,4 @@ def test_measuring_takes_as_long_whatever_is_at_an_address() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert took_s["open"] == pytest.approx(took_s["shut"], abs=0.8)
+    assert took_s["open"] == pytest.approx(took_s["shut"], abs=0.5 * OPEN_S)

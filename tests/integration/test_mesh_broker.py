@@ -19,7 +19,6 @@ from edge_run.devices.broker import embedded
 from edge_run.devices.broker.access import HOME, MEMBER, BrokerAccess
 from edge_run.devices.broker.embedded import EmbeddedBroker
 from edge_run.devices.broker.packets import write_packet
-from edge_run.devices.broker.server import UNKNOWN_S
 from edge_run.devices.members.cluster import BROKER_PASSWORD, HOME_PASSWORD, Cluster, new_cluster, write_cluster
 from edge_run.devices.members.identity import make_identity
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
@@ -30,7 +29,8 @@ from mqtt_client import RawClient, connect_packet, publish_packet, subscribe_pac
 DEVICE = make_identity(time.time).device  # whose it is matters where there is a list of members
 MOST_GROWTH = 48 * MIB
 SUBSCRIBED = b"\x90"
-SOON_S = 0.8 * UNKNOWN_S  # not for its silence, and on a busy machine too
+PATIENCE_S = 60.0  # of a broker with who does not say who it is, where that is not what ends a connection
+SOON_S = 0.6 * PATIENCE_S  # not for its silence, and on a busy machine too
 
 
 class Place:
@@ -57,17 +57,31 @@ class Place:
 
         until(is_let_in)
 
-    def serves(self) -> bool:
+    def serves(self, within_s: float = 20.0) -> bool:
         """Whether what one member says reaches another one."""
         with self.member("listening") as a, self.member("speaking") as b:
             a.socket.sendall(subscribe_packet(f"{self.root}/node/+/status"))
-            assert a.hears(SUBSCRIBED, 5.0)
+            assert a.hears(SUBSCRIBED, within_s)
             b.socket.sendall(publish_packet(f"{self.root}/node/speaking/status", b"still here"))
-            return a.hears(b"still here", 3.0)
+            return a.hears(b"still here", within_s)
 
     def memory(self, what: str = "VmHWM") -> int:
         status = Path(f"/proc/{self.broker.process_id}/status").read_text()
         return int(next(line for line in status.splitlines() if line.startswith(what)).split()[1]) * 1024
+
+
+@pytest.fixture(autouse=True)
+def _starts_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "START_S", 60.0)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the broker wait longer for who does not say who it is: who is cut off before, is so for another reason."""
+    setting = f"from edge_run.devices.broker import server; server.UNKNOWN_S = {PATIENCE_S}; from edge_run"
+    start = embedded._START.replace("from edge_run", setting, 1)
+    assert start != embedded._START
+    monkeypatch.setattr(embedded, "_START", start)
 
 
 @pytest.fixture
@@ -77,7 +91,7 @@ def place() -> Iterator[Place]:
         yield Place(cluster, broker, port)
 
 
-def until(is_so: Callable[[], bool], limit_s: float = 20.0) -> float:
+def until(is_so: Callable[[], bool], limit_s: float = 60.0) -> float:
     start_s = time.monotonic()
     while not is_so():
         assert time.monotonic() - start_s < limit_s
@@ -85,6 +99,7 @@ def until(is_so: Callable[[], bool], limit_s: float = 20.0) -> float:
     return time.monotonic() - start_s
 
 
+@pytest.mark.usefixtures("patient")
 def test_strangers_are_not_let_in(place: Place) -> None:
     password = place.cluster.derive(BROKER_PASSWORD)
     for packet in (
@@ -96,12 +111,13 @@ def test_strangers_are_not_let_in(place: Place) -> None:
     ):
         with RawClient(place.port, packet) as stranger:
             assert stranger.answer() != 0
-            assert stranger.ended_within(3)
+            assert stranger.ended_within(SOON_S)
     with RawClient(place.port, publish_packet("x", b"rubbish", is_kept=True)) as stranger:
         assert stranger.ended_within(SOON_S)
     assert place.serves()
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_message_is_refused_by_its_head_before_its_payload_comes(place: Place) -> None:
     huge = b"\x31\xff\xff\xff\x7f"  # 256 MiB are announced
     for client in (RawClient(place.port), place.member("big")):
@@ -152,9 +168,9 @@ def test_connections_that_say_nothing_keep_nobody_out(place: Place) -> None:
         idle = [stack.enter_context(RawClient(place.port)) for _ in range(300)]
         assert place.serves()
         assert idle[0].ended_within(1), "the oldest makes room for the newest"
-        assert idle[-1].ended_within(8), "and none may wait for long"
+        assert idle[-1].ended_within(40), "and none may wait for long"
         until(lambda: len(os.listdir(f"/proc/{place.broker.process_id}/fd")) < 32)
-    until(lambda: any("did not say who it is" in line for line in place.broker.findings), 15)
+    until(lambda: any("did not say who it is" in line for line in place.broker.findings))
 
 
 def test_many_connections_of_a_member_keep_no_other_out(place: Place) -> None:
@@ -179,10 +195,11 @@ def test_many_filters_and_many_small_messages(place: Place) -> None:
         small = b"".join(publish_packet(f"{place.root}/plan/{n}", b"x", is_kept=True) for n in range(50_000))
         with contextlib.suppress(OSError):
             rogue.socket.sendall(small)
-        assert place.serves(), "who speaks fast waits, and the others do not"
+        assert place.serves(within_s=8.0), "who speaks fast waits, and the others do not"
     assert place.memory() - start < MOST_GROWTH
 
 
+@pytest.mark.usefixtures("patient")
 def test_who_may_not_be_in_any_more_is_cut_off_and_says_nothing_more(place: Place) -> None:
     topic = f"{place.root}/node/gone/status"
     access = access_of(place.cluster, DEVICE)
@@ -200,6 +217,7 @@ def test_who_may_not_be_in_any_more_is_cut_off_and_says_nothing_more(place: Plac
             assert again.answer() != 0
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_id_is_taken_over_by_its_own_user_only(place: Place) -> None:
     place.let_in_also("other")
     password = place.cluster.derive(BROKER_PASSWORD)
@@ -235,7 +253,7 @@ def test_it_is_started_anew_when_it_dies(place: Place) -> None:
             return place.serves()
         return False
 
-    until(is_back, 10)
+    until(is_back)
 
 
 def test_other_clients_of_mqtt_are_served(place: Place) -> None:
@@ -247,18 +265,22 @@ def test_other_clients_of_mqtt_are_served(place: Place) -> None:
         node.socket.sendall(publish_packet(own, b"device", is_kept=True, number=1))
         node.socket.sendall(publish_packet(f"{place.root}/coord/lease", b"lease", is_kept=True))
     login = ["-p", str(place.port), "-u", HOME, "-P", place.cluster.derive(HOME_PASSWORD)]
-    command = ["mosquitto_sub", *login, "-v", "-t", "homeassistant/#", "-t", "edge/v1/#", "-W", "1", "-q", "2"]
-    heard = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
+    command = ["mosquitto_sub", *login, "-v", "-t", "homeassistant/#", "-t", "edge/v1/#", "-q", "2"]
+    for wait_s in ("1", "5", "20"):  # a busy machine takes more than a second to connect
+        words = [*command, "-W", wait_s]
+        heard = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False).stdout
+        if heard:
+            break
     assert heard == f"{own} device\n"
     wrong = [*login[:-1], "wrong", "-t", "homeassistant/status", "-m", "online"]
-    assert subprocess.run(["mosquitto_pub", *wrong], capture_output=True, timeout=10, check=False).returncode
+    assert subprocess.run(["mosquitto_pub", *wrong], capture_output=True, timeout=60, check=False).returncode
 
 
 def test_a_packet_that_never_ends_does(place: Place) -> None:
     """Who begins a packet and goes on a byte at a time is silent."""
     with place.member("slow", keepalive_s=2) as slow:
         slow.socket.sendall(write_packet(0x30, bytes(1000))[:10])
-        end_s = time.monotonic() + 10
+        end_s = time.monotonic() + 60  # the packet would take 198 s
         with contextlib.suppress(OSError):
             while time.monotonic() < end_s:
                 slow.socket.sendall(b"\0")
@@ -272,10 +294,10 @@ def test_who_names_no_user_is_taken_also_where_the_broker_knows_other_users(tmp_
     passwords.touch(mode=0o600)
     if not shutil.which("mosquitto_passwd"):
         pytest.skip("mosquitto_passwd is not installed")
-    subprocess.run(["mosquitto_passwd", "-b", str(passwords), "edge", "word"], check=True, timeout=10)
+    subprocess.run(["mosquitto_passwd", "-b", str(passwords), "edge", "word"], check=True, timeout=60)
     with mosquitto(tmp_path, f"allow_anonymous true\npassword_file {passwords}") as broker:
         write_cluster(tmp_path / "a", new_cluster(broker.url))
-        open_mesh(MeshConfig(tmp_path / "a", connect_s=5)).close()
+        open_mesh(MeshConfig(tmp_path / "a", connect_s=60)).close()
 
 
 def test_one_who_asks_for_all_that_is_kept_many_times_takes_no_more_memory(place: Place) -> None:
@@ -301,9 +323,10 @@ def test_a_broker_that_was_stopped_holds_up_nobody(place: Place, monkeypatch: py
     start_s = time.monotonic()
     for _ in range(3):
         place.broker.set_access(many)
-    assert time.monotonic() - start_s < 5
+    assert time.monotonic() - start_s < 30
+    monkeypatch.setattr(embedded, "STUCK_S", 60.0)  # else one that only starts slowly is taken for stopped
     until(lambda: place.broker.is_serving and place.broker.process_id != stopped)
-    until(lambda: _serves(place))
+    until(lambda: _serves(place), 90)
 
 
 def _serves(place: Place) -> bool:

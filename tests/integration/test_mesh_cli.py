@@ -12,16 +12,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from edge_run import Model, __version__
 from edge_run.base.errors import ConfigError, MeshError, ModelFileError
 from edge_run.devices.members.cluster import Cluster, new_cluster, read_cluster, write_cluster
+from edge_run.devices.mesh import checkup
 from edge_run.devices.mesh.checkup import examine
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.devices.presence import membership
 from mesh_devices import WAIT_S, Device
 from mosquitto import PROGRAM, Mosquitto, free_port, mosquitto
+from patience import PATIENT
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -43,10 +47,12 @@ def test_a_cluster_without_a_broker_from_init_to_doctor(tmp_path: Path) -> None:
             assert time.monotonic() < deadline, found
         assert found["broker"] == place
         assert all(link["round_trip_s"] < 1 and link["bytes_per_s"] > 1e6 for link in links)
-        text = first.run("status").stdout
-        assert "2 devices" in text
-        assert "first to second" in text
-        report = examine(first.mesh_folder, __version__, listen_s=1.0)
+        while "2 devices" not in (text := first.run("status").stdout) or "first to second" not in text:
+            assert time.monotonic() < deadline, text
+        for listen_s in (1.0, 5.0, 20.0):  # who is busy answers late
+            report = examine(first.mesh_folder, __version__, listen_s=listen_s)
+            if "first, second" in [one.finding for one in report.findings]:
+                break
         assert {one.state for one in report.findings} == {"ok"}, report
         assert "first, second" in [one.finding for one in report.findings]
     report = json.loads(second.run("doctor", "--json", code=1).stdout)
@@ -63,13 +69,14 @@ def test_where_data_links_listen_is_remembered(tmp_path: Path) -> None:
     assert known is not None
     assert (known.listen, known.port, known.serves) == (("127.0.0.1",), port, place)
     with device.joined():
-        socket.create_connection(("127.0.0.1", port), 5).close()
-        with contextlib.closing(open_mesh(MeshConfig(device.mesh_folder))) as run:
+        socket.create_connection(("127.0.0.1", port), WAIT_S).close()
+        with contextlib.closing(open_mesh(MeshConfig(device.mesh_folder, connect_s=WAIT_S))) as run:
             assert run.places == (f"tcp://127.0.0.1:{port + 1}",)
-            with contextlib.closing(open_mesh(MeshConfig(device.mesh_folder, name="a\tb" + 300 * "x"))) as second:
+            odd = MeshConfig(device.mesh_folder, name="a\tb" + 300 * "x", connect_s=WAIT_S)
+            with contextlib.closing(open_mesh(odd)) as second:
                 assert second.places != run.places, "two at once, where the port is not asked for"
                 is_seen = lambda: any(one.name.startswith("a?bxx") for one in run.members())  # noqa: E731
-                end_s = time.monotonic() + 20
+                end_s = time.monotonic() + WAIT_S
                 while not is_seen():
                     assert time.monotonic() < end_s, "who has a name that others refuse is not there"
                     time.sleep(0.05)
@@ -167,10 +174,18 @@ def broker(tmp_path: Path) -> Iterator[Mosquitto]:
         yield one
 
 
-def findings(folder: Path) -> dict[str, str]:
-    """Return what the doctor finds that is not as it should be, after listening for a moment."""
-    report = examine(folder, __version__, listen_s=2.5)
-    return {one.topic: one.finding for one in report.findings if one.state != "ok"}
+def findings(folder: Path, *topics: str) -> dict[str, str]:
+    """Return what the doctor finds that is not as it should be, after listening for a moment.
+
+    It listens for longer where there is nothing of `topics` yet, or it did not hear itself: a busy machine is late.
+    """
+    found: dict[str, str] = {}
+    for listen_s in (2.5, 10.0, 30.0):
+        report = examine(folder, __version__, listen_s=listen_s)
+        found = {one.topic: one.finding for one in report.findings if one.state != "ok"}
+        if found.keys() >= {*topics} and ("broker" in topics or "broker" not in found):
+            break
+    return found
 
 
 def test_the_doctor_names_what_is_wrong(tmp_path: Path, broker: Mosquitto) -> None:
@@ -178,12 +193,13 @@ def test_the_doctor_names_what_is_wrong(tmp_path: Path, broker: Mosquitto) -> No
     stranger = Cluster(cluster.id, bytes(32), broker.url)
     for name, one in (("own", cluster), ("stranger", stranger), ("late", cluster), ("old", cluster), ("shut", cluster)):
         write_cluster(tmp_path / name, one)
-    assert findings(tmp_path / "own") == {"devices": "nobody is there"}
+    assert findings(tmp_path / "own", "devices") == {"devices": "nobody is there"}
     with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
         gone.close()
         nodes = {
-            name: open_mesh(MeshConfig(tmp_path / name, name=name)) for name in ("stranger", "late", "old", "shut")
+            name: open_mesh(MeshConfig(tmp_path / name, name=name, connect_s=WAIT_S))
+            for name in ("stranger", "late", "old", "shut")
         }
         for node in nodes.values():
             stack.callback(node.close)
@@ -198,10 +214,19 @@ def test_the_doctor_names_what_is_wrong(tmp_path: Path, broker: Mosquitto) -> No
             state.announce()
         with nodes["late"].held() as state:
             state._outbox._writer._wall_clock = lambda: time.time() - 3600
-        soon = threading.Timer(1.0, nodes["stranger"].announce, ({},))
-        soon.start()
-        found = findings(tmp_path / "own")
-        soon.join()
+        is_over = threading.Event()
+
+        def announce() -> None:
+            while not is_over.wait(0.5):
+                nodes["stranger"].announce({})
+
+        announcing = threading.Thread(target=announce)
+        announcing.start()
+        try:
+            found = findings(tmp_path / "own", "clocks", "keys", "versions", "link to shut", "link to old")
+        finally:
+            is_over.set()
+            announcing.join()
     assert nodes["late"].node in found["clocks"]
     assert "3,6" in found["clocks"]
     assert "behind this device's" in found["clocks"]
@@ -217,36 +242,43 @@ def test_the_doctor_and_a_broker_that_passes_nothing_on(tmp_path: Path) -> None:
     rules.chmod(0o600)
     with mosquitto(tmp_path, f"allow_anonymous true\nacl_file {rules}") as broker:
         write_cluster(tmp_path / "own", new_cluster(broker.url))
-        assert "does not pass them on" in findings(tmp_path / "own")["broker"]
+        assert "does not pass them on" in findings(tmp_path / "own", "broker")["broker"]
 
 
-def test_the_doctor_and_a_broker_that_drops_us(tmp_path: Path, broker: Mosquitto) -> None:
+def test_the_doctor_and_a_broker_that_drops_us(
+    tmp_path: Path, broker: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it listens, however long it took to connect."""
     write_cluster(tmp_path / "own", new_cluster(broker.url))
-    soon = threading.Timer(1.0, lambda: (broker.stop(), broker.start()))
-    soon.start()
-    found = findings(tmp_path / "own")
-    soon.join()
-    assert "dropped the connection" in found["broker"]
+
+    def listen(seconds: float) -> None:
+        broker.stop()
+        broker.start()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(checkup, "time", SimpleNamespace(monotonic=time.monotonic, sleep=listen))
+    assert "dropped the connection" in findings(tmp_path / "own", "broker")["broker"]
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed (apt-get install mosquitto)")
-def test_the_access_list_of_the_guide(tmp_path: Path) -> None:
+def test_the_access_list_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Members can do all they must; a client of another name cannot speak for a node."""
     import paho.mqtt.client as mqtt
 
+    monkeypatch.setattr(membership, "QUICK", PATIENT)
     blocks = re.findall(r"^```text\n(.*?)^```", (DOCS / "mesh.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
     rules, passwords = tmp_path / "acl", tmp_path / "passwords"
     rules.write_text(next(block for block in blocks if "pattern write" in block))
     passwords.touch(mode=0o600)
     rules.chmod(0o600)
-    subprocess.run(["mosquitto_passwd", "-b", str(passwords), "edge", "word"], check=True, timeout=10)
+    subprocess.run(["mosquitto_passwd", "-b", str(passwords), "edge", "word"], check=True, timeout=WAIT_S)
     settings = f"allow_anonymous false\npassword_file {passwords}\nacl_file {rules}\nmessage_size_limit 300000"
     with mosquitto(tmp_path, settings) as broker, contextlib.ExitStack() as stack:
         cluster = new_cluster(f"mqtt://edge:word@127.0.0.1:{broker.port}")
         nodes = []
         for name in "ab":
             write_cluster(tmp_path / name, cluster)
-            nodes.append(open_mesh(MeshConfig(tmp_path / name, name=name)))
+            nodes.append(open_mesh(MeshConfig(tmp_path / name, name=name, connect_s=WAIT_S)))
             stack.callback(nodes[-1].close)
         a, b = nodes
         b.serve(lambda node, epoch, order: order)
@@ -259,19 +291,19 @@ def test_the_access_list_of_the_guide(tmp_path: Path) -> None:
         other.subscribe("edge/v1/#", 1)
         other.loop_start()
         try:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + WAIT_S
             while len(a.members()) < 2:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            epoch = a.lead(timeout_s=5)
+            epoch = a.lead(timeout_s=WAIT_S)
             a.publish_plan(epoch, {"layers": {}})
-            assert a.order(b.node, {"x": 1}, timeout_s=5) == {"x": 1}
-            other.publish(f"edge/v1/{cluster.id}/node/{a.node}/status", b"false", qos=1).wait_for_publish(5)
-            while not any(topic.endswith(f"/home/{a.node}") for topic, _ in seen):
+            assert a.order(b.node, {"x": 1}, timeout_s=WAIT_S) == {"x": 1}
+            other.publish(f"edge/v1/{cluster.id}/node/{a.node}/status", b"false", qos=1).wait_for_publish(WAIT_S)
+            wanted = (f"/home/{a.node}", f"/plan/{epoch}")
+            while not all(any(topic.endswith(end) for topic, _ in seen) for end in wanted):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
         finally:
             other.disconnect()
             other.loop_stop()
-        assert any(topic.endswith(f"/plan/{epoch}") for topic, _ in seen)
         assert (f"edge/v1/{cluster.id}/node/{a.node}/status", b"false") not in seen

@@ -326,10 +326,10 @@ def test_guesses_are_verified_over_the_mesh(most_contexts: int, folder: Path) ->
 @pytest.mark.parametrize("name", ["granite", "kimi-linear"])
 @in_child
 def test_activations_are_packed_for_slow_links_and_rounded_only_when_asked(name: str, folder: Path) -> None:
-    """At 50 kB/s: whatever coding takes here, the link takes longer. A device dies, too."""
+    """At 500 B/s: whatever coding takes here, on a busy machine too, the link takes longer. A device dies, too."""
     path = make_model(name, folder)
     wanted = alone(path)
-    with running(path, bytes_per_s=5e4) as run:
+    with running(path, bytes_per_s=5e2) as run:
         assert greedy(run.engine, at=lambda i: run.hub.kill("b") if i == 5 else None) == wanted
         use = run.engine.mesh_use
         assert use is not None
@@ -337,7 +337,7 @@ def test_activations_are_packed_for_slow_links_and_rounded_only_when_asked(name:
         assert use.activations["packed"] > 16
         assert 0.8 < use.sent_bytes / use.plain_bytes < 0.95
         assert run.engine.numerics.mesh_activations == "exact"
-    with running(path, options={**OPTIONS, "mesh_activations": "compact"}, bytes_per_s=5e4) as run:
+    with running(path, options={**OPTIONS, "mesh_activations": "compact"}, bytes_per_s=5e2) as run:
         assert len(greedy(run.engine, at=lambda i: run.hub.kill("b") if i == 5 else None)) == len(wanted)
         use = run.engine.mesh_use
         assert use is not None

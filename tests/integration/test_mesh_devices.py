@@ -25,7 +25,6 @@ from tiny_models import make_model
 def test_a_worker_that_hangs_is_done_without(folder: Path) -> None:
     path = make_model("llama", folder)
     wanted = alone(path)
-    device_group.LEAST_DEADLINE_S, device_group.PATIENCE = 1.0, 0.0
     run_orders.STATUS_TIMEOUT_S = 1.0
     with running(path) as run:
         freed = threading.Event()
@@ -33,6 +32,7 @@ def test_a_worker_that_hangs_is_done_without(folder: Path) -> None:
 
         def hang(i: int) -> None:
             if i == 4:
+                device_group.LEAST_DEADLINE_S, device_group.PATIENCE = 1.0, 0.0  # from now on
                 assert stuck._engine is not None
                 send = stuck._runs.run.transport.send  # type: ignore[union-attr]
                 stuck._runs.run.transport.send = lambda *a: (freed.wait(80), send(*a))[1]  # type: ignore[union-attr]
@@ -51,7 +51,7 @@ def test_what_a_worker_does_is_shown_to_others(folder: Path) -> None:
     path = make_model("llama", folder)
     with running(path) as run:
         greedy(run.engine)
-        loads, until = run.hub.members["b"].loads, time.monotonic() + 20
+        loads, until = run.hub.members["b"].loads, time.monotonic() + 60
         while len(loads) < 2:
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -78,7 +78,7 @@ def test_a_worker_that_reads_its_weights_in_the_first_passes_is_waited_for(folde
     path = make_model("llama", folder)
     wanted = alone(path)
     device_group.LEAST_DEADLINE_S, device_group.PATIENCE = 1.5, 0.0
-    mesh_run.reading_s = lambda *plan: 1.5
+    mesh_run.reading_s = lambda *plan: 8.0
     with running(path) as run:
         spent = itertools.count()
 
@@ -94,10 +94,12 @@ def test_a_worker_that_reads_its_weights_in_the_first_passes_is_waited_for(folde
         assert next(spent) > 9
         run.hub.on_send = lambda *a: None
         run.workers["b"]._runs.run.transport.send = lambda *a: time.sleep(6)  # type: ignore[union-attr]
+        group = run.engine.front._run._group  # type: ignore[attr-defined]
+        group._reading_s = min(group._reading_s, 3.0)  # what is left of its patience
         started = time.monotonic()
         run.engine.front.rewind(0, 0)
         assert greedy(run.engine) == wanted
-        assert time.monotonic() - started < 15, "but not for ever"
+        assert time.monotonic() - started < 60, "but not for ever"
 
 
 @in_child

@@ -78,7 +78,7 @@ def test_who_is_killed_while_it_fetches_goes_on_where_it_was(grown: Path, tmp_pa
 
         giving.victim, giving.count = "", 0
         mesh.spawn("b", fetch="1GiB").wait_ready()
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while not any(is_worker(member) for member in here.members()):  # events are the engine's
             assert time.monotonic() < until
             time.sleep(0.05)

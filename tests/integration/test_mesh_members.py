@@ -15,6 +15,7 @@ from edge_run.base.errors import DeviceLost, EdgeRunError, NotTrusted
 from edge_run.base.mesh import Message
 from edge_run.cli.mesh.init import _acl_written
 from edge_run.devices.members.cluster import Invited, parse_join_line, read_cluster
+from edge_run.devices.mesh import changes
 from edge_run.devices.mesh.changes import make_change, spread
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
@@ -24,9 +25,14 @@ from mesh_devices import Device
 from mesh_lists import defy, make_cluster
 from mosquitto import free_port, mosquitto
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 FORGED_EPOCH = 1 << 25  # of more rounds than a test has: each claim takes a round of 20 bits
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "HEARD_S", 15.0)
 
 
 def wait_for(is_so: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> float:
@@ -40,7 +46,7 @@ def wait_for(is_so: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> fl
 @contextlib.contextmanager
 def nodes(folder: Path, *names: str) -> Iterator[list[LocalNode]]:
     with contextlib.ExitStack() as stack:
-        found = [open_mesh(MeshConfig(folder / name, name=name)) for name in names]
+        found = [open_mesh(MeshConfig(folder / name, name=name, connect_s=WAIT_S)) for name in names]
         for node in found:
             stack.callback(node.close)
         for node in found:
@@ -101,8 +107,8 @@ def test_who_was_sent_away_and_does_not_go_is_refused_by_all(tmp_path: Path) -> 
         make_cluster(tmp_path, broker.url, ["one", "two", "three"])
         with nodes(tmp_path, "one", "two", "three") as (one, two, three):
             for node in (one, two):
-                three.link.send(node.node, {"word": 1}, timeout_s=5)
-                message = node.link.receive(timeout_s=5)
+                three.link.send(node.node, {"word": 1}, timeout_s=WAIT_S)
+                message = node.link.receive(timeout_s=WAIT_S)
                 assert message is not None
             defy(three)
             make_change(tmp_path / "one", lambda editor: editor.remove("three"), lambda listed: True)
@@ -179,7 +185,7 @@ def test_who_was_away_learns_the_newest_list_before_anything_else(tmp_path: Path
             cluster = read_cluster(tmp_path / "two")
             assert cluster is not None
             assert three.node in [member.node for member in cluster.listed.roll.members]  # type: ignore[union-attr]
-            with contextlib.closing(open_mesh(MeshConfig(tmp_path / "two", name="two"))) as two:
+            with contextlib.closing(open_mesh(MeshConfig(tmp_path / "two", name="two", connect_s=WAIT_S))) as two:
                 for number in range(21):
                     speak(three, two, number)
                 wait_for(lambda: len(two.members()) == 2, "it is there")
@@ -205,7 +211,9 @@ def test_an_older_list_that_the_broker_keeps_is_replaced(tmp_path: Path) -> None
                 state.roster.said.append(old.payload)  # as somebody who kept it would say it
                 state._say_lists()
             heard: list[bytes] = []
-            with contextlib.closing(open_mesh(MeshConfig(tmp_path / "two", is_watching=True))) as watching:
+            with contextlib.closing(
+                open_mesh(MeshConfig(tmp_path / "two", is_watching=True, connect_s=WAIT_S))
+            ) as watching:
                 take = watching.state.take_in
                 watching.state.take_in = lambda text, payload, **words: (
                     heard.append(payload) if text == topic else None,
@@ -230,7 +238,7 @@ def test_a_cluster_made_before_goes_on_and_says_what_to_do(tmp_path: Path) -> No
             line = process.stderr.readline()  # type: ignore[union-attr]
             assert line
         assert "mesh init --replace" in line
-        assert "1 device" in device.run("status").stdout
+        wait_for(lambda: "1 device" in device.run("status").stdout, "it is seen")
     for words in (("members",), ("invite",), ("remove", "x"), ("rotate",)):
         assert "mesh init --replace" in device.run(*words, code=10).stderr
 
@@ -286,7 +294,7 @@ def test_a_cluster_over_a_broker_with_that_access_list(tmp_path: Path) -> None:
             wait_for(lambda: "2 devices" in second.run("status").stdout, "both are there")
             first.run("remove", "two")
             assert two.wait(WAIT_S) == 12
-            listed, why = spread(first.mesh_folder)
-            assert why == ""
+            wait_for(lambda: not spread(first.mesh_folder)[1], "the broker has it")
+            listed, _ = spread(first.mesh_folder)
             assert listed is not None
             assert len(listed.roll.members) == 1

@@ -62,10 +62,10 @@ def test_faults_change_no_token(seeds: Sequence[int], folder: Path) -> None:
     for row in found:
         assert row["outcome"] == "answered", row
         assert row["identical"], row
-        assert row["longest_token_s"] < 10, row
+        assert row["longest_token_s"] < 25, row  # less than the least deadline of a pass
         if "free_s" in row:
-            assert row["free_s"] < 15, row  # an orphan would be let go after 60 s
-            assert row["lead_s"] < 15, row
+            assert row["free_s"] < 40, row  # an orphan would be let go after 60 s
+            assert row["lead_s"] < 25, row  # who only waits until a leader is silent for too long waits 32 s
             assert row["are_all_used"], row
 
 
@@ -109,7 +109,7 @@ def kill_in_mid_answer(home: Path, model: str, worker: int) -> None:
     assert held_bytes > idle_bytes + 30_000_000, f"the worker holds its layers: {said!r}"
     coordinator.kill()
     coordinator.communicate()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 45  # an orphan would be let go after 60 s
     while resident_bytes(worker) > held_bytes - 30_000_000:
         assert time.monotonic() < until, "the worker still holds what nobody needs"
         time.sleep(0.05)
@@ -149,7 +149,7 @@ def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path:
             env=environment_of(homes[1]),
         )
         stack.enter_context(ending(worker))
-        stack.callback(worker.wait, 15)
+        stack.callback(worker.wait, 60)
         stack.callback(worker.send_signal, signal.SIGTERM)
         for _ in range(10):  # runs let the worker in; it may not be there yet
             found = edge_run(homes[0], *asked, "--mesh", "--memory", "230MiB")
@@ -164,10 +164,13 @@ def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path:
         fetched = sum(file.stat().st_blocks * 512 for file in homes[1].rglob("fetched/*/*.gguf"))
         assert fetched > 10 * MIB
         kill_in_mid_answer(homes[0], str(grown), worker.pid)
-        left, until = [found["mesh"]["nodes"][1]["node"]], time.monotonic() + 20
+        left, until = [found["mesh"]["nodes"][1]["node"]], time.monotonic() + 60
         while [member["node"] for member in edge_run(homes[0], "mesh", "status", "--json")["members"]] != left:
             assert time.monotonic() < until, "only the worker is there"
-        again = edge_run(homes[0], *asked, "--mesh", "--memory", "230MiB")
+        for _ in range(5):  # a run may not hear of the worker in time
+            again = edge_run(homes[0], *asked, "--mesh", "--memory", "230MiB")
+            if again["mesh"]:
+                break
         assert again["token_ids"] == wanted["token_ids"]
         assert len(again["mesh"]["nodes"]) == 2
         assert again["mesh"]["recoveries"] == 0
@@ -194,7 +197,7 @@ def test_a_stop_reaches_a_worker_in_the_middle_of_a_long_prompt(grown: Path, tmp
         moments: dict[str, Any] = {}
 
         def place() -> str:
-            return str(here.order(worker, {"order": "status"}, timeout_s=5)["place"])
+            return str(here.order(worker, {"order": "status"}, timeout_s=30)["place"])
 
         def stop() -> None:
             while not place().startswith("computing"):

@@ -37,7 +37,7 @@ def test_a_device_that_gave_up_and_closed_the_model_meanwhile_opens_it_again(fol
             if i == 5:
                 worker = run.workers["b"]
                 run.hub.members["b"].put(DeviceLost("the connection broke", node="a"))
-                until = time.monotonic() + 20
+                until = time.monotonic() + 60
                 while worker._runs.run is not None or worker._runs._busy_with is not None:
                     assert time.monotonic() < until
                     time.sleep(0.001)
@@ -153,7 +153,7 @@ def test_devices_outside_the_plan_hold_nothing_and_those_of_a_run_that_is_gone_n
         assert [node.node for node in use.nodes] == ["a", "c"]
         assert run.workers["c"]._engine is not None
         run.hub.kill("a")
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while run.workers["c"]._engine is not None:
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -205,7 +205,7 @@ def test_a_worker_is_closed_at_once_while_it_reads_a_file_or_waits_for_a_header(
         assert "reading" in handle("a", epoch, prepares[0])
         started = time.monotonic()
         run.workers["b"].close()
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 25, "what stops it would be waited for for 30 s"
 
         config = ModelConfig(memory="4GiB", threads=1, check_file=False, cache_folder=folder / "d")
         fetcher = Worker(run.hub.join("d"), [], config, GIB)
@@ -225,7 +225,7 @@ def test_a_worker_is_closed_at_once_while_it_reads_a_file_or_waits_for_a_header(
         started = time.monotonic()
         fetcher.close()
         order.join()
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 25
         assert "takes no more part" in str(refusals[0])
 
 

@@ -262,8 +262,9 @@ def test_opening_and_closing_leaves_nothing(grown: Path) -> None:
     threads, descriptors, maps = counts()
     for _ in range(8):
         once()
-    now = counts()
-    assert now[:2] == (threads, descriptors)
+    now = counts()  # what tests before this one left may have ended meanwhile
+    assert now[0] <= threads
+    assert now[1] <= descriptors
     assert now[2] <= maps + 8
 
 
@@ -357,7 +358,7 @@ def test_a_model_that_is_dropped_is_closed(kit: Path) -> None:
     assert threading.active_count() > before
     del model
     gc.collect()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_an_answer_tells_how_likely_its_tokens_were(kit: Path) -> None:

@@ -49,9 +49,10 @@ def run_once(path: Path, **options: object) -> tuple[np.ndarray, float]:
 @in_child
 def test_what_a_run_read_is_there_for_the_next(tmp_path: Path) -> None:
     path = make_model("llama", tmp_path)
-    logits, kept = run_cold(path)
-    if 0 < kept < 1:  # somebody empties the page cache of the whole machine
+    for _ in range(4):
         logits, kept = run_cold(path)
+        if not 0 < kept < 1:  # somebody empties the page cache of the whole machine
+            break
     if not kept:
         pytest.skip("no file stays in the page cache here, or the kernel does not say so")
     assert kept == 1

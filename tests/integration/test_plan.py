@@ -32,7 +32,7 @@ from edge_run.runtime.probing import probe as probing
 from edge_run.tiers.source import SourceFile
 from kit_models import streamed
 from known_device import know_device
-from program import fresh_environment, run_program
+from program import WAIT_S, fresh_environment, run_program
 from tiny_models import make_model
 
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
@@ -45,8 +45,8 @@ Run = Callable[..., Result]
 def run(tmp_path: Path) -> Run:
     environment = fresh_environment(tmp_path, TERM="dumb", COLUMNS="120")
 
-    def run(*arguments: object) -> Result:
-        return run_program("plan", *arguments, environment=environment)
+    def run(*arguments: object, timeout_s: float = WAIT_S) -> Result:
+        return run_program("plan", *arguments, environment=environment, timeout_s=timeout_s)
 
     return run
 
@@ -68,8 +68,10 @@ def test_json_is_the_plan(run: Run, grown: Path) -> None:
     assert sum(item["size_bytes"] for item in found["items"]) <= 160 * MIB
 
 
+@pytest.mark.timeout(400)  # on a busy machine all is measured longer
 def test_with_a_probe_it_says_how_long_it_takes_and_remembers_the_device(run: Run, kit: Path) -> None:
-    first, again = (run(kit, *FLAGS, "--memory", "4GiB", "--prompt-tokens", "32") for _ in range(2))
+    words = (kit, *FLAGS, "--memory", "4GiB", "--prompt-tokens", "32")
+    first, again = (run(*words, timeout_s=190) for _ in range(2))
     assert "Measuring this device" in first.stderr
     assert again.stderr == ""
     for done in (first, again):
@@ -104,6 +106,24 @@ def test_the_first_plan_of_a_device_is_decided_by_what_it_measured(
         plans.append(json.loads(capsys.readouterr().out))
     assert [plan["micro_batch_tokens"] for plan in plans] == [128, 128]
     assert plans[0] == plans[1]
+
+
+def test_a_prompt_must_fit_the_context_of_the_plan_that_is_told(
+    kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the device is measured it may be another one."""
+    words = ["plan", kit, "--memory", "4GiB", "-ub", 16, "-t", 1, "--cache-dir", tmp_path, "--prompt-tokens", 300]
+    for contexts, code in (((256, 512), 0), ((512, 256), 8)):
+        left = iter(contexts)
+        monkeypatch.setattr(
+            "edge_run.runtime.planning.plan.planner",
+            lambda path, config, left=left: planner(path, replace(config, context_tokens=next(left))),
+        )
+        monkeypatch.setattr("edge_run.cli.commands.plan._profile", lambda *given: PROFILE)
+        assert app._run([*map(str, words), "--json"], Terminal()) == code
+    told = capsys.readouterr()
+    assert json.loads(told.out)["context_tokens"] == 512
+    assert "does not fit the context of 256" in told.err
 
 
 def test_a_sweep_is_a_table(run: Run, grown: Path) -> None:

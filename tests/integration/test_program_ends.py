@@ -35,7 +35,7 @@ def test_full_standard_output_is_one_line(environment: dict[str, str]) -> None:
 
 
 def test_output_that_nobody_reads_ends_quietly(environment: dict[str, str]) -> None:
-    words = [*COMMAND, KIT, "-p", PROMPT, "-n", "200", *GREEDY]
+    words = [*COMMAND, KIT, "-p", PROMPT, "-n", "2000", *GREEDY, "-c", "2048"]
     with subprocess.Popen(words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=environment) as process:
         assert process.stdout.read(5)
         process.stdout.close()
@@ -69,7 +69,7 @@ def test_a_signal_ends_a_run_in_the_background_of_its_terminal(environment: dict
         "run.stdout.read(5)\n"
         "run.send_signal(signal.SIGTERM)\n"
         "try:\n"
-        "    sys.exit(run.wait(20))\n"
+        "    sys.exit(run.wait(60))\n"
         "finally:\n"
         "    run.kill()\n"
     )

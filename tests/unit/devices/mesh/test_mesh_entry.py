@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.errors import MeshError, NotTrusted
+from edge_run.devices.broker import embedded
 from edge_run.devices.broker.access import BrokerAccess
 from edge_run.devices.broker.embedded import EmbeddedBroker
 from edge_run.devices.members.cluster import Invited
@@ -23,9 +24,15 @@ FOUNDER = DeviceKey(bytes(range(32)))
 KNOWS_NOBODY = b"\x20\x02\x00\x05"
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "CONNECT_S", 1.0)
+def refusal(folder: Path, guest: Invited, monkeypatch: pytest.MonkeyPatch) -> MeshError:
+    """Return why `guest` does not come in; it waits for a second, and for longer where a busy machine takes longer."""
+    for connect_s in (1.0, 5.0, 25.0):
+        monkeypatch.setattr(entry, "CONNECT_S", connect_s)
+        with pytest.raises(MeshError) as caught:
+            come_in(folder, guest, "new", timeout_s=connect_s)
+        if "was not reached yet" not in str(caught.value):
+            break
+    return caught.value
 
 
 def invited(broker: str, broker_key: bytes) -> Invited:
@@ -54,20 +61,17 @@ def broker_with_another_password() -> Iterator[int]:
             thread.join()
 
 
-def test_a_wrong_password_of_a_broker_is_said_to_be_one(tmp_path: Path) -> None:
-    with (
-        broker_with_another_password() as port,
-        pytest.raises(MeshError, match=rf"broker 127\.0\.0\.1:{port}: refuses user 'edge'") as caught,
-    ):
-        come_in(tmp_path, invited(f"mqtt://edge:OLD@127.0.0.1:{port}", b""), "new", timeout_s=1.0)
-    assert not isinstance(caught.value, NotTrusted), "another line would not help"
+def test_a_wrong_password_of_a_broker_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with broker_with_another_password() as port:
+        error = refusal(tmp_path, invited(f"mqtt://edge:OLD@127.0.0.1:{port}", b""), monkeypatch)
+    assert f"broker 127.0.0.1:{port}: refuses user 'edge'" in str(error)
+    assert not isinstance(error, NotTrusted), "another line would not help"
 
 
-def test_who_is_refused_with_the_invitation_needs_another_line(tmp_path: Path) -> None:
+def test_who_is_refused_with_the_invitation_needs_another_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "START_S", 60.0)
     port = free_port()
-    broker = EmbeddedBroker("127.0.0.1", port, BrokerAccess())
-    try:
-        with pytest.raises(NotTrusted, match="is used up, or has ended; ask for another line"):
-            come_in(tmp_path, invited(f"mqtt://127.0.0.1:{port}", FOUNDER.seal_key), "new", timeout_s=1.0)
-    finally:
-        broker.close()
+    with contextlib.closing(EmbeddedBroker("127.0.0.1", port, BrokerAccess())):
+        error = refusal(tmp_path, invited(f"mqtt://127.0.0.1:{port}", FOUNDER.seal_key), monkeypatch)
+    assert isinstance(error, NotTrusted)
+    assert "is used up, or has ended; ask for another line" in str(error)

@@ -9,20 +9,23 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import bench_samples as samples
 from edge_run.base.bench import COMPARED, MMAP, compare, same_tokens
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import ConfigError, NotSupported, TierReadError
+from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, TierReadError
 from edge_run.base.results import to_json
 from edge_run.base.units import MIB
 from edge_run.cli.reports import bench_plot, bench_table
 from edge_run.cli.shared import plot_file
 from edge_run.devices.host.scratch import scratch_file
+from edge_run.runtime.bench import bench as module
 from edge_run.runtime.bench import memory_group
-from edge_run.runtime.bench.bench import arbitrary_tokens
+from edge_run.runtime.bench.bench import Bencher, Task, arbitrary_tokens
 from edge_run.runtime.bench.cold_run import ColdRuns, drop_from_page_cache, parse_measurement, read_ahead_bytes
 from edge_run.runtime.bench.memory_group import PREFIX, OwnMemoryGroup
 
@@ -71,6 +74,28 @@ def test_tokens_of_repacked_weights_are_compared_with_each_other_alone() -> None
 def test_what_a_child_writes_is_read_again() -> None:
     assert parse_measurement(to_json(BOTH[1])) == BOTH[1]
     assert json.loads(to_json(samples.bench(*BOTH)))["comparisons"][0]["name"] == "load_s"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "told"), [(64, 256, "it goes on"), (256, 64, "do not fit the context of 64")]
+)
+def test_a_prompt_must_fit_the_context_that_is_run_with(
+    first: int, then: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is measured of the device may decide it."""
+    config, contexts = ModelConfig(memory="1GiB", cache_folder=tmp_path), iter((first, then))
+
+    def go_on() -> None:
+        raise ConfigError("it goes on")
+
+    def planned(path: Path, config: ModelConfig) -> Any:
+        known = SimpleNamespace(context_tokens=next(contexts))
+        return SimpleNamespace(known=known, config=config, plan=go_on, timed=None)
+
+    monkeypatch.setattr(module, "planner", planned)
+    with pytest.raises(EdgeRunError, match=told):
+        Bencher(tmp_path / "model.gguf", config, Task(100, 8)).run(samples.PROFILE)
+    assert not list(contexts)
 
 
 def test_a_child_is_told_all_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

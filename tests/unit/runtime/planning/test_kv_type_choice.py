@@ -12,10 +12,12 @@ import pytest
 from bench_samples import PROFILE
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError
+from edge_run.base.results import Plan
 from edge_run.base.units import MIB
 from edge_run.runtime.planning import kv_type_choice
 from edge_run.runtime.planning.kv_type_choice import LEAST_GAINS
 from edge_run.runtime.planning.plan import plan
+from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.weighing import Weighed, best
@@ -133,6 +135,28 @@ def test_a_type_that_has_no_room_is_left_out(tmp_path: Path, monkeypatch: pytest
 
     found = kv_type_choice.choose_kv_type(gguf, config, prepared, lambda prepared: None)
     assert found.config.kv_type == "q8_0"
+
+
+def test_each_type_is_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "attention_speeds", speeds(1.0))
+    planned, plan_it = list[str](), Planner.plan
+
+    def noted(planner: Planner, budget_bytes: int | None = None) -> Plan:
+        planned.append(planner.config.kv_type)
+        return plan_it(planner, budget_bytes)
+
+    gguf, config = (
+        _gguf(tmp_path),
+        ModelConfig(
+            memory="1GiB", kv_type="auto", context_tokens=512, micro_batch_tokens=64, threads=1, cache_folder=tmp_path
+        ),
+    )
+    able = [kind for kind in LEAST_GAINS if kv_type_choice._can_be(gguf, config, kind)]
+    prepared = {kind: prepare(gguf, replace(config, kv_type=kind), is_opened=False) for kind in able}
+    monkeypatch.setattr(Planner, "plan", noted)
+    kv_type_choice.choose_kv_type(gguf, config, lambda typed: prepared[typed.kv_type], lambda prepared: None)
+    assert planned == able
+    assert len(able) > 1
 
 
 def test_a_disturbed_device_changes_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

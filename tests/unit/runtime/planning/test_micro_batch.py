@@ -95,6 +95,14 @@ def test_what_was_measured_beside_other_programs_changes_no_choice(chosen: Any) 
     assert chosen({512: 9, 128: 7, 32: 6.9, 1: 30}) == 128, "it was not kept"
 
 
+@pytest.mark.parametrize("easy", [0, 512])
+def test_the_usual_width_stays_too_whatever_a_disturbed_measurement_says(chosen: Any, easy: int) -> None:
+    assert chosen({512: 7, 128: 7.5, 32: 8, 1: 30}, easy=easy) == 512
+    assert chosen({512: 9, 128: 1, 32: 8, 1: 30}, is_disturbed=True) == 512
+    assert chosen({512: 9, 128: 8.5, 32: 9, 1: 30}) == 512, "it changes for more than a tenth only"
+    assert chosen({512: 9, 128: 8, 32: 9, 1: 30}) == 128
+
+
 def test_each_budget_and_context_has_a_choice_of_its_own(chosen: Any) -> None:
     assert chosen({512: 9, 128: 7, 32: 8, 1: 30}, memory="1GiB") == 128
     assert chosen({512: 7, 128: 7.5, 32: 8, 1: 30}, memory="2GiB") == 512

@@ -17,8 +17,9 @@ from edge_run.runtime.gpu import devices
 from edge_run.runtime.gpu.devices import DISCRETE, INTEGRATED, SOFTWARE, Gpu
 from edge_run.runtime.probing import gpu_probe
 from edge_run.runtime.probing.gpu_probe import gpu_profile, is_known, measure_gpu, missing_of
-from edge_run.runtime.probing.probe import DISTURBED, probe
+from edge_run.runtime.probing.probe import DISTURBED, probe, recall
 from edge_run.runtime.probing.workbench import GpuBench
+from edge_run.tiers.gguf import read_gguf
 from kit_models import KIT
 from known_device import know_device
 
@@ -109,6 +110,10 @@ def test_a_probe_tells_that_the_figures_of_a_gpu_are_wrong(
     monkeypatch.setattr(devices, "measure_upload", lambda gpu: 5e9)
     monkeypatch.setattr(gpu_probe.kernels, "lacks_room", lambda tokens: True)
     store = ProfileStore(tmp_path)
-    (gpu,) = probe(model=KIT, config=ModelConfig(cache_folder=tmp_path), store=store).gpus
+    found = probe(model=KIT, config=ModelConfig(cache_folder=tmp_path), store=store)
+    (gpu,) = found.gpus
     assert gpu.kernels
-    assert store.problem == problem
+    assert (store.problem, found.is_disturbed) == (problem, bool(problem))
+    without = recall(read_gguf(KIT), ModelConfig(gpu_memory=0, cache_folder=tmp_path))
+    assert without
+    assert not without.is_disturbed, "nothing of the GPU is in it"

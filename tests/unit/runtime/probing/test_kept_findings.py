@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_run.base.files import file_facts
-from edge_run.runtime.probing.kept_findings import KeptFindings
+from edge_run.runtime.probing.kept_findings import MOST_FINDINGS, KeptFindings
 
 
 @pytest.fixture
@@ -57,3 +57,10 @@ def test_the_beginning_of_a_file_counts_where_it_is_asked_for(tmp_path: Path) ->
     starts = [[file_facts(tmp_path / name, hashed_bytes=n).start for name in "ab"] for n in (0, 1, 2)]
     assert [a == b for a, b in starts] == [True, True, False]
     assert starts[0] == ["", ""]
+
+
+def test_the_latest_are_kept(tmp_path: Path) -> None:
+    findings = KeptFindings(tmp_path / "found")
+    findings.write({str(number): number for number in range(MOST_FINDINGS + 5)})
+    found = findings.read(dict) or {}
+    assert list(found.values()) == list(range(5, MOST_FINDINGS + 5))

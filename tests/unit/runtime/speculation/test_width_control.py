@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -298,6 +299,21 @@ def test_drafters_rest_once_plain_decoding_was_better_for_a_while() -> None:
     turned_off(control)
     assert not control.wants_guesses()
     assert not rests, "counted anew"
+
+
+def test_a_trial_after_a_rest_counts_each_reading_for_it() -> None:
+    """That of the draft model, and two of what the model had in its place: in the trial's pass, and in the next one."""
+    control = controlled(resident, (1, 8))
+    control.observe_drafting(0.04)
+    turned_off(control)
+    control.rested_share = 0.5  # 0.2 s of a pass
+
+    def n_passes() -> int:
+        return next(number for number in itertools.count(1) if control.wants_guesses())
+
+    assert n_passes() == pytest.approx(10 + 100, abs=1), "how long the draft model reads is not known yet"
+    control.observe_drafting(0.24, once_s=0.2)
+    assert n_passes() == pytest.approx(10 + 50 + 100, abs=1)
 
 
 @given(

@@ -1,0 +1,47 @@
+"""What computed leaves no threads behind that make the passes of another thread slow.
+
+OpenMP keeps threads for each thread that ever computed, and counts them all: where they are more than the cores, each
+barrier of a pass puts threads to sleep.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from edge_run import Model
+from edge_run.runtime.probing.kernels import measure_stop_s
+from kit_models import streamed
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are listed by Linux's /proc")
+
+
+def native_threads() -> set[int]:
+    """Return the threads of this process that Python did not begin."""
+    return set(map(int, os.listdir("/proc/self/task"))) - {one.native_id or 0 for one in threading.enumerate()}
+
+
+def wait_until_gone(before: set[int]) -> None:
+    until_s = time.monotonic() + 60
+    while more := native_threads() - before:
+        assert time.monotonic() < until_s, more
+        time.sleep(0.01)
+
+
+def test_opening_a_model_leaves_none(grown: Path) -> None:
+    before = native_threads()
+    with Model(grown, **{**streamed(), "threads": 2}) as model:
+        wait_until_gone(before)
+        model.generate("Once", max_tokens=2, temperature=0).result()
+        assert native_threads() - before, "a pass has them"
+
+
+def test_measuring_leaves_none() -> None:
+    before = native_threads()
+    assert measure_stop_s(2) > 0
+    wait_until_gone(before)
