@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 
@@ -14,8 +15,15 @@ VOCABULARY, CONTEXT = 5, 40
 
 
 def row_of(text: Sequence[int]) -> Logits:
-    """Return logits that only this text has."""
-    return np.random.default_rng([7, *text]).standard_normal(VOCABULARY).astype(np.float32)
+    """Return logits that only this text has; nobody may change them."""
+    return _row_of(tuple(text))
+
+
+@functools.lru_cache(4096)  # each is asked for when it is computed, and when it is compared
+def _row_of(text: tuple[int, ...]) -> Logits:
+    row = np.random.default_rng([7, *text]).standard_normal(VOCABULARY).astype(np.float32)
+    row.flags.writeable = False
+    return row
 
 
 class Cells:
@@ -35,9 +43,11 @@ class Cells:
             members = {token.sequence, *token.branches}
             self.cells.append((token.position, token.token, members))
             if token.wants_logits:
-                rows.append(row_of(self.text(min(members))))
-                for member in members:
-                    assert self.text(member)[: token.position + 1] == self.text(min(members))[: token.position + 1]
+                first = min(members)
+                text = self.text(first)
+                rows.append(row_of(text))
+                for member in members - {first}:
+                    assert self.text(member)[: token.position + 1] == text[: token.position + 1]
         if fails:
             for sequence in {token.sequence for token in batch}:
                 self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from program import PRELOADED, Mother, Program, begin, fresh_environment, run_program
+from program import Program, begin, fresh_environment, run_program
 
 WAIT_S = 60
-MODULES = ("aiomqtt", "zmq", "edge_run.devices.mesh.opening", "edge_run.devices.mesh.serving")
-
-
-@functools.cache
-def mother() -> Mother:
-    """Return what programs of a mesh are forks of: of the few seconds that they give a broker, no module takes any."""
-    return Mother.start((*PRELOADED, *MODULES))
 
 
 class Device:
@@ -30,7 +22,7 @@ class Device:
         self.environment = fresh_environment(folder)
 
     def run(self, *words: str, code: int = 0, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        done = run_program("mesh", *words, environment=self.environment, text=text or "", mother=mother())
+        done = run_program("mesh", *words, environment=self.environment, text=text or "")
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
@@ -39,7 +31,7 @@ class Device:
         """Take part in this block; then Ctrl-C must end it, unless it ended by itself with another `code`."""
         program = Program(["mesh", "join", *words])
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = begin(program, mother(), env=self.environment, **pipes, text=True)
+        process = begin(program, env=self.environment, **pipes, text=True)
         try:
             assert process.stdout is not None
             assert "joined cluster" in process.stdout.readline(), process.communicate(timeout=WAIT_S)

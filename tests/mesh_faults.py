@@ -36,7 +36,7 @@ from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from mesh_processes import LEAST_DEADLINE_S, CoordinatorProcess, MeshOfProcesses, mesh_of, round_robin
 from mesh_schedules import COORDINATOR, HERE, ON_LINKS, SERVER, WORKERS, Fault, Schedule, draw_schedule
 from namespaces import Network
-from program import fork_from_here
+from program import MESH, fork_from_here
 
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 32, "threads": 1, "check_file": False}
 SILENCE_S = 60.0  # of a run, after which it hangs
@@ -365,7 +365,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--logs", type=Path, help="where the devices' folders and logs are to stay")
     arguments = parser.parse_args()
-    fork_from_here()
+    fork_from_here(MESH)
     mesh_coordinator.plan_ring = round_robin
     device_group.LEAST_DEADLINE_S = LEAST_DEADLINE_S
     run_all(arguments.models, arguments.seeds, arguments.tokens, arguments.logs)

@@ -26,7 +26,7 @@ from edge_run.runtime.mesh import coordinator
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from mesh_faults import OPTIONS, greedy
 from mesh_processes import mesh_of
-from program import fork_from_here
+from program import MESH, fork_from_here
 
 MOMENT = 60  # tokens before it
 
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=300)
     arguments = parser.parse_args()
-    fork_from_here()
+    fork_from_here(MESH)
     print(json.dumps(run(arguments.model, arguments.tokens)))
 
 

@@ -29,6 +29,17 @@ from namespaces import enter
 
 WAIT_S = 110.0  # less than a test may take, and long on a busy machine
 PRELOADED = ("edge_run.cli.app", "edge_run.cli.commands.run", "edge_run.runtime.generation.model", "numpy.random")
+MESH = (  # what a device of a mesh imports besides, when it needs it
+    *("aiomqtt", "zmq", "zstandard", "cryptography.hazmat.primitives.ciphers.aead", "edge_run.devices.mesh.serving"),
+    *(f"cryptography.hazmat.primitives.asymmetric.{name}" for name in ("ed25519", "x25519")),
+)
+_MESH_COMMANDS = (
+    *PRELOADED,
+    *MESH,
+    *(f"edge_run.cli.mesh.{name}" for name in ("group", "change", "doctor", "init", "invitation", "invite", "join")),
+    *(f"edge_run.devices.mesh.{name}" for name in ("changes", "checkup", "entry", "watch")),
+    *("edge_run.cli.mesh.status", "edge_run.cli.shared.settings", "edge_run.runtime.worker.worker"),
+)
 _READY = b"+"
 _THE_USERS = ("EDGE_RUN_", "XDG_", "NO_COLOR", "FORCE_COLOR", "TTY_", "PYTHONUNBUFFERED")
 
@@ -69,13 +80,9 @@ def run_program(
     folder: Path | None = None,
     text: str = "",
     timeout_s: float = WAIT_S,
-    mother: Mother | None = None,
 ) -> Result:
-    """Run `edge-run WORDS` with `text` as its input, in `folder`. Raises TimeoutExpired, when it was ended.
-
-    mother: as of `begin`.
-    """
-    return _run(Program([str(word) for word in words]), environment, folder, text, timeout_s, mother)
+    """Run `edge-run WORDS` with `text` as its input, in `folder`. Raises TimeoutExpired, when it was ended."""
+    return _run(Program([str(word) for word in words]), environment, folder, text, timeout_s)
 
 
 def run_source(
@@ -91,17 +98,12 @@ def run_source(
 
 
 def _run(
-    program: Program,
-    environment: Mapping[str, str] | None,
-    folder: Path | None,
-    text: str,
-    timeout_s: float,
-    mother: Mother | None = None,
+    program: Program, environment: Mapping[str, str] | None, folder: Path | None, text: str, timeout_s: float
 ) -> Result:
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(text.encode())
         given.seek(0)
-        with begin(program, mother, stdin=given, stdout=out, stderr=err, env=environment, cwd=folder) as process:
+        with begin(program, stdin=given, stdout=out, stderr=err, env=environment, cwd=folder) as process:
             try:
                 process.wait(timeout_s)
                 is_late = False
@@ -153,7 +155,7 @@ def next_line(process: subprocess.Popen[AnyStr]) -> AnyStr:
 
 def begin(program: Program, mother: Mother | None = None, **how: Any) -> subprocess.Popen[Any]:
     """Start a process as `subprocess.Popen` does, with its arguments; one that has the modules of `mother` already."""
-    return _Begun(program, mother or _usual_mother(), **how)
+    return _Begun(program, mother or _usual_mother(program), **how)
 
 
 class _Begun(subprocess.Popen[Any]):
@@ -202,15 +204,19 @@ class _Begun(subprocess.Popen[Any]):
         return code
 
 
-def fork_from_here() -> None:
-    """Let programs be forks of this process as it is now, with all that it has imported; it has begun nothing yet."""
+def fork_from_here(modules: Sequence[str] = ()) -> None:
+    """Let programs be forks of this process as it is now, with all that it has imported; it has begun nothing yet.
+
+    modules: are imported first, once for all that are forked.
+    """
+    _preload(modules)
     line, theirs = socket.socketpair()
     if os.fork() == 0:
         line.close()
         _begin(theirs)
         sys.exit()
     theirs.close()
-    _mothers[:] = [Mother(line)]
+    _own_mother[:] = [Mother(line)]
 
 
 class Mother:
@@ -237,13 +243,19 @@ class Mother:
             self._line.sendall(request)
 
 
-_mothers: list[Mother] = []  # one, when it was needed
+_own_mother: list[Mother] = []  # what `fork_from_here` made
+_usual_mothers: dict[tuple[str, ...], Mother] = {}  # by what they have; each is there when it was needed
 
 
-def _usual_mother() -> Mother:
-    if not _mothers:
-        _mothers.append(Mother.start())
-    return _mothers[0]
+def _usual_mother(program: Program) -> Mother:
+    """Return what `program` is a fork of: this process as it was, or one that has the modules of such programs."""
+    if _own_mother:
+        return _own_mother[0]
+    is_of_mesh = not program.script and not program.source and program.words[:1] == ["mesh"]
+    modules = _MESH_COMMANDS if is_of_mesh else PRELOADED
+    if modules not in _usual_mothers:
+        _usual_mothers[modules] = Mother.start(modules)
+    return _usual_mothers[modules]
 
 
 def _serve(line: socket.socket) -> dict[str, object] | None:
@@ -323,7 +335,12 @@ def _begin(line: socket.socket) -> None:
     program.main()
 
 
+def _preload(modules: Sequence[str]) -> None:
+    for module in modules:
+        with contextlib.suppress(ImportError):  # whoever needs it says what is missing
+            importlib.import_module(module)
+
+
 if __name__ == "__main__":
-    for module in sys.argv[2:]:
-        importlib.import_module(module)
+    _preload(sys.argv[2:])
     _begin(socket.socket(fileno=int(sys.argv[1])))

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from edge_run import Model
-from edge_run.runtime.probing.kernels import measure_stop_s
+from edge_run.runtime.probing.kernels import measure_attention
+from edge_run.runtime.probing.workload import ATTENTION
 from kit_models import streamed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are listed by Linux's /proc")
@@ -43,5 +44,5 @@ def test_opening_a_model_leaves_none(grown: Path) -> None:
 
 def test_measuring_leaves_none() -> None:
     before = native_threads()
-    assert measure_stop_s(2) > 0
+    assert measure_attention(32, ATTENTION, threads=2) > 0
     wait_until_gone(before)

@@ -17,7 +17,7 @@ from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from in_child import in_child
 from mesh_processes import MeshOfProcesses, mesh_of, round_robin
 from mosquitto import PROGRAM
-from program import fork_from_here
+from program import MESH, fork_from_here
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed")
 
@@ -55,7 +55,7 @@ class Giving:
 
 @in_child
 def test_who_is_killed_while_it_fetches_goes_on_where_it_was(grown: Path, tmp_path: Path) -> None:
-    fork_from_here()
+    fork_from_here(MESH)
     engine = Engine.open(grown, ModelConfig(memory="4GiB", **OPTIONS))
     wanted = greedy(engine)
     engine.close()

@@ -31,7 +31,7 @@ from fake_mesh import Hub
 from in_child import in_child
 from mesh_processes import mesh_of
 from mosquitto import PROGRAM
-from program import fork_from_here
+from program import MESH, fork_from_here
 from slow_relay import relay
 from tiny_models import make_model
 
@@ -125,7 +125,7 @@ def test_a_link_on_which_nobody_answers_is_no_hop_until_its_device_comes_anew() 
 @in_child
 def test_a_device_behind_a_slow_link_is_left_out(folder: Path, tmp_path: Path) -> None:
     """Each of three has room for half; what one more would hold is less to read than its link takes."""
-    fork_from_here()
+    fork_from_here(MESH)
     path = make_model("llama", folder)
     real = coordinator.plan_ring
 

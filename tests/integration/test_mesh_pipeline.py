@@ -35,7 +35,7 @@ from in_child import in_child
 from mesh_processes import mesh_of
 from mesh_runs import OPTIONS, PROMPT, Run, answers, running
 from mosquitto import PROGRAM
-from program import fork_from_here
+from program import MESH, fork_from_here
 from tiny_models import make_model
 
 MANY = {**OPTIONS, "context_tokens": 1024, "sequences": 4}
@@ -232,7 +232,7 @@ def test_models_whose_caches_cannot_be_shared_keep_one_pass_at_a_time(folder: Pa
 @pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed")
 @in_child
 def test_real_devices_one_of_which_is_killed_in_the_middle(folder: Path, tmp_path: Path) -> None:
-    fork_from_here()
+    fork_from_here(MESH)
     path = make_model("llama", folder)
     coordinator.plan_pipeline = over_all
     with mesh_of(tmp_path, path, ["b", "c"]) as mesh:

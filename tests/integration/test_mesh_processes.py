@@ -31,7 +31,7 @@ from in_child import in_child, run_script
 from mesh_processes import mesh_of
 from mesh_schedules import SERVER, draw_schedule
 from mosquitto import PROGRAM, mosquitto
-from program import Program, begin, ending, fork_from_here, run_program
+from program import MESH, Program, begin, ending, fork_from_here, run_program
 from tiny_models import make_model
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed")
@@ -180,7 +180,7 @@ def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path:
 def test_a_stop_reaches_a_worker_in_the_middle_of_a_long_prompt(grown: Path, tmp_path: Path) -> None:
     """The worker computes all layers, of the whole prompt in one pass: it does not come to a border for seconds."""
 
-    fork_from_here()
+    fork_from_here(MESH)
 
     def all_there(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: object) -> MeshPlan:
         here, there = (spec.node for spec in specs)

@@ -20,7 +20,7 @@ from in_child import in_child
 from mesh_faults import OPTIONS, greedy
 from mesh_processes import mesh_of, round_robin
 from mosquitto import PROGRAM
-from program import fork_from_here
+from program import MESH, fork_from_here
 from tiny_models import make_model
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed")
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not instal
 def test_a_worker_that_hands_over_nan_is_left_out_and_one_that_was_sent_4000_branches_lives(
     folder: Path, tmp_path: Path
 ) -> None:
-    fork_from_here()
+    fork_from_here(MESH)
     path = make_model("llama", folder)
     config = ModelConfig(memory="4GiB", **OPTIONS)
     alone = Engine.open(path, config)

@@ -3,6 +3,7 @@
 import ast
 import functools
 import graphlib
+import itertools
 import os
 import re
 import sys
@@ -31,6 +32,14 @@ CTYPES_FILES = {"runtime/llama/_ggml.py", "tiers/_libc.py"}
 BINDING_TABLES = {"runtime/llama/_ggml.py"}  # may be long
 LINES, MODULES = 400, 20
 CLASS_LINES, PARAMETERS = 200, 8
+
+
+def package_of(path: str) -> str:
+    """Return the package that the file at `path` is in."""
+    return ".".join(("edge_run", *Path(path.removeprefix("src/edge_run/")).parts[:-1]))
+
+
+PACKAGES = {package: [*paths] for package, paths in itertools.groupby(sorted(PRODUCT, key=package_of), package_of)}
 
 
 @functools.cache
@@ -68,16 +77,20 @@ def imported_packages(path: str) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-@pytest.mark.parametrize("path", PRODUCT)
-def test_product_file(path: str) -> None:
-    assert ast.get_docstring(tree_of(path)), "no module docstring"
-    assert path in CTYPES_FILES or "ctypes" not in imported_packages(path), f"only {CTYPES_FILES} import ctypes"
-    assert path in BINDING_TABLES or source_of(path).count("\n") <= LINES, f"more than {LINES} lines"
+# A test for each package: there are hundreds of files, and a test takes longer than to look at one.
 
 
-def package_of(path: str) -> str:
-    """Return the package that the file at `path` is in."""
-    return ".".join(("edge_run", *Path(path.removeprefix("src/edge_run/")).parts[:-1]))
+@pytest.mark.parametrize("package", PACKAGES)
+def test_product_files(package: str) -> None:
+    wrong = list[str]()
+    for path in PACKAGES[package]:
+        if not ast.get_docstring(tree_of(path)):
+            wrong.append(f"{path}: no module docstring")
+        if path not in CTYPES_FILES and "ctypes" in imported_packages(path):
+            wrong.append(f"{path}: only {CTYPES_FILES} import ctypes")
+        if path not in BINDING_TABLES and source_of(path).count("\n") > LINES:
+            wrong.append(f"{path}: more than {LINES} lines")
+    assert not wrong
 
 
 def test_every_package_is_listed() -> None:
@@ -111,9 +124,9 @@ def test_no_circles() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-@pytest.mark.parametrize("package", sorted({package_of(path) for path in PRODUCT}))
+@pytest.mark.parametrize("package", PACKAGES)
 def test_package_is_small(package: str) -> None:
-    names = [Path(path).stem for path in PRODUCT if package_of(path) == package]
+    names = [Path(path).stem for path in PACKAGES[package]]
     assert "__init__" in names
     assert len(names) - 1 <= MODULES, f"more than {MODULES} modules"
     if package in ("edge_run.runtime", "edge_run.devices"):
@@ -190,9 +203,8 @@ def test_threads_are_counted_in_one_place() -> None:
     assert {path for path in PRODUCT if any(one in source_of(path) for one in counting)} <= known
 
 
-@pytest.mark.parametrize("path", PRODUCT)
-def test_locks_are_taken_by_themselves(path: str) -> None:
-    """Ctrl-C within `Condition.__enter__`, which is Python, would leave its lock taken for good."""
+def conditions_taken(path: str) -> list[str]:
+    """Return where the file at `path` takes a condition, and not its lock."""
     conditions = {
         ast.unparse(target).split(".")[-1]
         for node in statements_of(path)
@@ -201,5 +213,11 @@ def test_locks_are_taken_by_themselves(path: str) -> None:
         for target in (group.elts if isinstance(group, ast.Tuple) else [group])
     } | {"changed", "_changed"}  # of another module
     taken = (one.context_expr for node in statements_of(path) if isinstance(node, ast.With) for one in node.items)
-    wrong = [f"line {one.lineno}" for one in taken if ast.unparse(one).split(".")[-1] in conditions]
+    return [f"{path}:{one.lineno}" for one in taken if ast.unparse(one).split(".")[-1] in conditions]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_locks_are_taken_by_themselves(package: str) -> None:
+    """Ctrl-C within `Condition.__enter__`, which is Python, would leave its lock taken for good."""
+    wrong = [place for path in PACKAGES[package] for place in conditions_taken(path)]
     assert not wrong, "take the lock that the condition is on"
