@@ -171,7 +171,6 @@ def workbench(threads: int, arena_bytes: int, nodes: int, gpu: GpuBench | None =
     """Give a workbench for `nodes` nodes with room for `arena_bytes` and the gaps between tensors."""
     ggml = _ggml.functions()
     with ExitStack() as stack:
-        stack.callback(_ggml.rest_threads)
         context = _ggml.describing_context(8 * nodes + 8, 4 * nodes + 8)
         stack.callback(ggml.ggml_free, context)
         if gpu:
