@@ -45,6 +45,14 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The head of a network that is split, beside its tail."""
+    from vision_models import make_bundle
+
+    return make_bundle(tmp_path_factory.mktemp("bundle"))
+
+
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the models of this module are made."""
     return tmp_path_factory.mktemp("models")

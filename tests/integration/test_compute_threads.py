@@ -11,15 +11,17 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edge_run import Model
 from edge_run.runtime.probing.kernels import measure_attention
 from edge_run.runtime.probing.workload import ATTENTION
+from in_child import in_child
 from kit_models import streamed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are listed by Linux's /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux shows them")
 
 
 def native_threads() -> set[int]:
@@ -28,20 +30,25 @@ def native_threads() -> set[int]:
 
 
 def wait_until_gone(before: set[int]) -> None:
+    """Wait until there are none but those of `before`; one that ends is Python's no more a moment before it is gone."""
     until_s = time.monotonic() + 60
     while more := native_threads() - before:
         assert time.monotonic() < until_s, more
         time.sleep(0.01)
 
 
-def test_opening_a_model_leaves_none(grown: Path) -> None:
+@pytest.mark.parametrize("is_streamed", [False, True])
+@in_child
+def test_opening_a_model_leaves_none(kit: Path, grown: Path, is_streamed: bool) -> None:
+    options: dict[str, Any] = streamed() if is_streamed else {"context_tokens": 256}
     before = native_threads()
-    with Model(grown, **{**streamed(), "threads": 2}) as model:
+    with Model(grown if is_streamed else kit, **{**options, "threads": 2}) as model:
         wait_until_gone(before)
         model.generate("Once", max_tokens=2, temperature=0).result()
         assert native_threads() - before, "a pass has them"
 
 
+@in_child
 def test_measuring_leaves_none() -> None:
     before = native_threads()
     assert measure_attention(32, ATTENTION, threads=2) > 0

@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,6 @@ from edge_run.runtime.planning.plan import planner
 from edge_run.runtime.speculation import overlap
 from edge_run.runtime.speculation.draft_model import DraftModel
 from edge_run.runtime.speculation.overlap import Overlap, following
-from edge_run.runtime.speculation.session import SpeculativeSession
-from edge_run.runtime.speculation.tally import SpeculationTally
 from in_child import in_child
 from kit_models import KIT, streamed
 from tiny_models import make_model
@@ -286,27 +283,6 @@ async def test_an_async_model_speculates(kit: Path) -> None:
     generation = pieces[-1].generation
     assert generation is not None
     assert generation.speculation.accepted > 5
-
-
-def test_the_controller_lets_alone_what_does_not_pay(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The drafter is as slow as the model here: after the first passes nothing is verified any more.
-
-    Times are those of the processor, all threads together: what others take of it is no time of a pass.
-    """
-    widths, passed = list[int](), SpeculationTally.passed
-
-    def noted(tally: SpeculationTally, width: int, wall_s: float, plain_s: float) -> None:
-        widths.append(width)
-        passed(tally, width, wall_s, plain_s)
-
-    monkeypatch.setattr(SpeculationTally, "passed", noted)
-    timed = partial(SpeculativeSession, clock=time.process_time)
-    monkeypatch.setattr(speculation_setup, "SpeculativeSession", timed)
-    with Model(kit, draft=kit, speculate="draft", **RESIDENT) as model:
-        did = model.generate(PROMPT, max_tokens=LONG, temperature=0).result().speculation
-    assert did.switched_off_share > 0.5
-    assert did.widths[1] > LONG / 2
-    assert set(widths[len(widths) // 2 :]) == {1}
 
 
 def test_plain_decoding_is_what_it_was(kit: Path) -> None:

@@ -20,14 +20,9 @@ from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.model import SplitModel
 from edge_run.runtime.split.onnx_session import run_session
 from program import run_program
-from vision_models import CLASSES, make_bundle, make_images
+from vision_models import CLASSES, make_images
 
 pytestmark = pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib: pip install 'edge-run[plot]'")
-
-
-@pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("bundle"))
 
 
 @pytest.fixture(scope="module")

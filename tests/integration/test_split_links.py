@@ -26,11 +26,6 @@ from vision_models import make_bundle, make_pixels
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("bundle"))
-
-
-@pytest.fixture(scope="module")
 def server(head: Path) -> Iterator[int]:
     words = [
         sys.executable,

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -19,7 +18,6 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from PIL import Image
 
 from edge_run import AsyncSplitModel, ConfigError, ModelFileError, NotSupported, ProtocolError, SplitModel
 from edge_run.base.split import FrameReport
@@ -30,26 +28,11 @@ from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.protocol import ServerLink, pack_arrays, unpack_arrays
 from edge_run.runtime.split.server import SplitServer
 from mosquitto import free_port
-from program import Program, Result, begin, ending, next_line, run_program
-from vision_models import make_bundle, make_pixels
+from split_servers import served
+from vision_models import make_pixels
 
 DEADLINE_S = 2.0
 LATE_S = 1.5  # than that, at most, in one of a few rounds: a machine may stand still for a moment
-
-
-@pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("bundle"))
-
-
-@contextlib.contextmanager
-def served(folder: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Run a server process; yield it and its port."""
-    words = ["split", "serve", str(folder / "tail.onnx"), "-t", "1", "--port", str(port)]
-    with ending(begin(Program(words), stdout=subprocess.PIPE, text=True)) as process:
-        line = next_line(process)
-        assert line.startswith("serving 1 tail at 127.0.0.1:"), line
-        yield process, int(line.rsplit(":", 1)[1])
 
 
 @pytest.fixture(scope="module")
@@ -409,63 +392,3 @@ def test_damaged_bundles_are_refused(head: Path, tmp_path: Path, damage: str) ->
         code.write_text("[" * 100_000)
     with pytest.raises(ModelFileError):
         SplitModel(folder / "head.onnx")
-
-
-def test_commands(head: Path, server: int, tmp_path: Path) -> None:
-    for number, pixels in enumerate(make_pixels(3)):
-        Image.fromarray(pixels.transpose(1, 2, 0)).save(tmp_path / f"{number}.jpg")
-    (tmp_path / "broken.jpg").write_bytes(b"broken")
-
-    def run(*arguments: str) -> Result:
-        return run_program("split", "run", head, "-t", 1, *arguments)
-
-    images = [part for number in range(3) for part in ("--image", str(tmp_path / f"{number}.jpg"))]
-    done = run(*images, "--server", f"127.0.0.1:{server}", "--mode", "code 1", "--deadline", "20", "--json")
-    assert done.returncode == 0, done.stderr
-    assert [json.loads(line)["mode"] for line in done.stdout.splitlines()] == ["code 1"] * 3
-    done = run(*images, "--server", "127.0.0.1:9")
-    assert done.stdout.count("local") == 3
-    assert "computing here" in done.stderr
-    for arguments, exit_code in (
-        (["--image", str(tmp_path / "broken.jpg")], 3),
-        (["--image", str(tmp_path / "none.jpg")], 3),
-        ([], 2),
-        (["--dir", str(tmp_path / "none")], 2),
-        ([*images, "--mode", "fast"], 2),
-        ([*images, "--server", "host:port"], 2),
-    ):
-        done = run(*arguments)
-        assert (done.returncode, done.stderr.count("\n")) == (exit_code, 1), done.stderr
-
-
-def test_a_port_that_is_taken_is_refused(head: Path, server: int) -> None:
-    done = run_program("split", "serve", head.parent / "tail.onnx", "--port", server)
-    assert (done.returncode, done.stderr.count("\n")) == (7, 1), done.stderr
-
-
-def unheard(is_full: bool) -> int:
-    """Open what cannot be written: a device that is full, or a pipe that nobody reads."""
-    if is_full:
-        return os.open("/dev/full", os.O_WRONLY)
-    reads, writes = os.pipe()
-    os.close(reads)
-    return writes
-
-
-@pytest.mark.parametrize(("is_full", "code"), [(False, 141), (True, 5)])
-def test_a_port_that_cannot_be_said_ends_the_server(head: Path, is_full: bool, code: int) -> None:
-    command = [sys.executable, "-m", "edge_run", "split", "serve", str(head.parent / "tail.onnx"), "--port", "0"]
-    with open(unheard(is_full), "w") as stdout:
-        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
-    said = "edge-run: standard output: cannot be written (No space left on device)\n" if is_full else ""
-    assert (done.returncode, done.stderr) == (code, said)
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_end_the_server_quietly(head: Path, number: int, code: int) -> None:
-    command = [sys.executable, "-m", "edge_run", "split", "serve", str(head.parent / "tail.onnx"), "--port", "0"]
-    with ending(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)) as process:
-        assert next_line(process)
-        process.send_signal(number)
-        _, complaints = process.communicate(timeout=100)
-    assert (process.returncode, complaints) == (code, "")

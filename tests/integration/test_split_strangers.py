@@ -20,7 +20,7 @@ from edge_run.runtime.split.bundle import read_bundle
 from edge_run.runtime.split.images import ImageSize, read_image
 from edge_run.runtime.split.protocol import IMAGE, PROBE, REQUEST, ServerLink
 from program import Program, begin, ending, next_line
-from vision_models import make_bundle, make_pixels
+from vision_models import make_pixels
 
 SERVE = """
 import resource, sys
@@ -33,11 +33,6 @@ main(["split", "serve", sys.argv[1], "-t", "1", "--port", "0"])
 """
 MIB = 1 << 20
 LONG_S = 60.0  # of a silence that is allowed where devices are served long before its end, on a busy machine too
-
-
-@pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("bundle"))
 
 
 class Server:
