@@ -785,7 +785,7 @@ def rest_threads() -> None:
     """Have the threads end that compute for this one, until it computes again.
 
     OpenMP keeps them for each thread that ever computed, and where all of them are more than the cores, they sleep at
-    each barrier instead of waiting for it: passes of another thread took a quarter longer then.
+    each barrier instead of waiting for it: passes of another thread take up to a tenth longer then.
     """
     with contextlib.suppress(AttributeError, KernelError):  # a build without OpenMP, which minds forks
         _library("llama").omp_pause_resource_all(_PAUSE_SOFT)

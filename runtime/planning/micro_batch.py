@@ -52,7 +52,7 @@ def choose(
     """
     findings, key = KeptFindings.of_model(config.cache / "micro-batch", gguf), decision_key(config)
     decisions = findings.read(_decisions) or {}
-    kept, found, refusal, is_disturbed = decisions.get(key), list[Weighed[int]](), None, False
+    kept, found, refusal, is_disturbed = decisions.pop(key, None), list[Weighed[int]](), None, False
     for width in widths(config):
         if found and found[0].way == WIDTHS[0] and _is_easy(found[0].prepared) and width != kept:
             continue

@@ -63,7 +63,8 @@ def choose_kinds(
         if decision is not None:
             decided[name] = decision
     if any(kept.get(name) != decision for name, decision in decided.items()):
-        findings.write({**kept, **decided})
+        others = {name: decision for name, decision in kept.items() if name not in decided}
+        findings.write({**others, **decided})  # the latest last: those before them may be forgotten
     return frozenset(kind for kind, name in names.items() if decided.get(name, kind in packed))
 
 

@@ -14,7 +14,7 @@ from weakref import WeakSet
 import anyio
 import h11
 from starlette.types import Message, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edge_run.base.units import MIB
 
@@ -25,6 +25,8 @@ AHEAD_S = 5.0  # for an answer, where more than PIECE_BYTES follow its request
 MOST_CONNECTIONS = 4096
 MOST_UNREAD_BYTES = 256 * MIB
 PIECE_BYTES = 1 << 16
+# Of clients whose request is whole; h11 documents the second one, and forgets to export it.
+_ASKED = h11.DONE, h11.MIGHT_SWITCH_PROTOCOL  # type: ignore[attr-defined]
 
 
 class BoundedListener(socket.socket):
@@ -98,6 +100,7 @@ class BoundedProtocol(H11Protocol):
         self._waits_for, self._is_last = "", False
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
+        self._ahead: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection."""
@@ -109,27 +112,34 @@ class BoundedProtocol(H11Protocol):
         if self._is_last:
             return
         super().data_received(data)
-        if self.conn.their_state is h11.DONE:  # uvicorn stops where more follows: it would not see its client leave
+        if self.conn.their_state in _ASKED:  # uvicorn stops where more follows: it would not see its client leave
             if len(self.conn.trailing_data[0]) <= PIECE_BYTES:
                 self.flow.resume_reading()
-            else:
-                self.loop.call_later(self.ahead_s, self._read_on, self.cycle)
+            elif self._ahead is None:
+                self._ahead = self.loop.call_later(self.ahead_s, self._read_on)
         self._wait_for(self._due())
 
-    def _read_on(self, cycle: RequestResponseCycle) -> None:
-        """Have the answer of `cycle` be the last one, if it is not complete; what follows is read, and left aside."""
-        if self.cycle is cycle and not cycle.response_complete:
-            self._is_last, cycle.keep_alive = True, False
-            self.flow.resume_reading()
+    def _read_on(self) -> None:
+        """Have the answer at hand be the last one; what follows its request is read, and left aside."""
+        self._is_last, self.cycle.keep_alive = True, False
+        self.flow.resume_reading()
+
+    def _stay(self) -> None:
+        """Do not read on: the answer is complete, or its client has left."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+            self._ahead = None
 
     def on_response_complete(self) -> None:
         """Go on to the next request."""
+        self._stay()
         super().on_response_complete()
         self._wait_for(self._due())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the deadlines."""
         self._wait_for("")
+        self._stay()
         self.resume_writing()
         super().connection_lost(exc)
 

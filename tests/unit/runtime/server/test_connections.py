@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 from edge_run.runtime.server.connections import PIECE_BYTES, BoundedProtocol
 
 POST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
+UPGRADE = POST.replace(b"Host", b"Connection: Upgrade\r\nUpgrade: h2c\r\nHost")
 N_AHEAD = 2 * PIECE_BYTES // len(POST)
 
 
@@ -34,8 +35,8 @@ async def client_of(app: Any) -> AsyncIterator[tuple[asyncio.StreamReader, async
         await asyncio.gather(*state.tasks, return_exceptions=True)
 
 
-async def messages_of(sent: bytes) -> list[Any]:
-    """Return what an app hears of a client that asks for a long answer, sends this a moment later, and leaves."""
+async def messages_of(sent: bytes, request: bytes) -> list[Any]:
+    """Return what an app hears of a client that makes a request, sends this a moment later, and leaves."""
     heard, has_body, has_left = list[Any](), asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -45,7 +46,7 @@ async def messages_of(sent: bytes) -> list[Any]:
         has_left.set()
 
     async with client_of(app) as (_, writer):
-        writer.write(POST)
+        writer.write(request)
         await asyncio.wait_for(has_body.wait(), 60)
         await asyncio.sleep(0.05)
         writer.write(sent)
@@ -56,15 +57,18 @@ async def messages_of(sent: bytes) -> list[Any]:
     return heard
 
 
+@pytest.mark.parametrize("asked", [POST, UPGRADE], ids=["plain", "upgrade"])
 @pytest.mark.parametrize(
     "sent",
     [b"", b"\r\n", POST, b"x" * PIECE_BYTES, b"x" * (8 * PIECE_BYTES)],
     ids=["nothing", "line", "request", "much", "more"],
 )
-def test_who_leaves_while_an_answer_is_made_is_noticed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_leaves_while_an_answer_is_made_is_noticed(
+    sent: bytes, asked: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a line break, as some send behind a body, the app heard nothing, and made its answer to the end."""
     monkeypatch.setattr(BoundedProtocol, "ahead_s", 0.05)
-    body, *after = asyncio.run(messages_of(sent))
+    body, *after = asyncio.run(messages_of(sent, asked))
     assert body["body"] == b"{}"
     assert after == [{"type": "http.disconnect"}]
 
