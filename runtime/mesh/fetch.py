@@ -105,9 +105,8 @@ class MeshFetch:
         others = [node for node in plan.nodes if node != self._mesh.node]
         self._tell(waiting, progress)
         told_s = started_s = time.monotonic()
-        grown: dict[str, tuple[int, float]] = dict.fromkeys(
-            waiting, (0, started_s)
-        )  # how far each was, and when: since then it got little further
+        # How far each was, and when: since then it got little further.
+        grown: dict[str, tuple[int, float]] = dict.fromkeys(waiting, (0, started_s))
         while waiting:
             time.sleep(POLL_S)
             self._check()
