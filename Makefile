@@ -25,8 +25,8 @@ ASAN_REPORTS := $(ASAN_VENV)/reports
 ASAN_TESTS ?= tests/asan $(wildcard tests/unit/tiers/test_weights*.py) \
     $(patsubst %,tests/unit/%.py,tiers/test_address_space tiers/test_upload runtime/graph/test_graph) \
     tests/unit/runtime/decoding/test_session.py \
-    $(patsubst %,tests/integration/test_%.py,exactness slices engine engine_shapes moe speculation sampling) \
-    $(patsubst %,tests/integration/test_%.py,mesh_decoder prefetch model) tests/property/test_on_demand.py
+    $(patsubst %,tests/integration/test_%.py,exactness slices moe speculation sampling mesh_decoder prefetch model) \
+    $(wildcard tests/integration/test_engine_*.py) tests/property/test_on_demand.py
 
 # A Debian for ARM that is emulated. Not inside this folder, where tools would search it.
 ARM64 ?= $(HOME)/.cache/edge-run/arm64

@@ -34,7 +34,6 @@ _SHARED = "answers share the whole context: it is not divided among them"
 _EMPTY = "the first chunk's content is an empty text, as OpenAI has it, not null"
 _NAMED = "`--chat-template` is Jinja, or a file of it; names of llama.cpp's own templates are not known"
 _VERBOSE = "no `__verbose`: `/apply-template` says what the prompt is"
-_PROGRESS = "progress comes once a second, not with each batch"
 _METRICS = "figures have vLLM's names, and the model's in a label, not `llamacpp:`"
 _FORMS = "a text is a string or a list of tokens, as OpenAI has it; not both in one list, and no object"
 _ORIGINS = "pages of other sites are refused unless `--allow-origin` names theirs"
@@ -55,7 +54,6 @@ REASONS: Mapping[str, str] = {
     "chat_completion: verbose_debug": _VERBOSE,
     "chat_completion: context_size_exceeded": _SHARED,
     "chat_completion: invalid_chat_completion_req": "two answers in a row are a conversation too",
-    "chat_completion: return_progress": _PROGRESS,
     "compat_anthropic: anthropic_empty_messages": "a conversation without a message is refused",
     "compat_anthropic: anthropic_tool_result_with_image": "a picture is refused with status 400, not 500",
     "compat_anthropic: anthropic_vision_format": "a picture is refused with status 400, not 500",
@@ -72,7 +70,7 @@ REASONS: Mapping[str, str] = {
     "ignore_eos: ignore_eos": "`generation_settings` do not repeat the biases",
     "metrics: metrics_disabled": "what is not there has status 404, not 501",
     "metrics: metrics_timings_are_finite": "`timings` also say why the answer ended (`finish_reason`), which is a word",
-    "metrics: metrics_timings_on_prompt_progress": _PROGRESS,
+    "metrics: metrics_timings_on_prompt_progress": "pieces have no `timings`, the end of a stream has them",
     "metrics: metrics_": _METRICS,
     "security: access_static_assets": "the page is another one, with other files",
     "security: cors_proxy": "there is no proxy",

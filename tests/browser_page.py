@@ -93,3 +93,16 @@ class Page:
     def errors(self) -> list[str]:
         """Return what the console has as errors since it was asked last."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+@contextlib.contextmanager
+def other_tab(page: Page, server: Served) -> Iterator[None]:
+    """Have the page in another tab of the same browser for a block."""
+    first = page.driver.current_window_handle
+    page.driver.switch_to.new_window("tab")
+    page.driver.get(server.url)
+    try:
+        yield
+    finally:
+        page.driver.close()
+        page.driver.switch_to.window(first)

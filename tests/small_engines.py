@@ -26,6 +26,7 @@ OPTIONS: dict[str, Any] = {
 CHUNK_BYTES = 16 * KIB
 PROMPT = np.random.default_rng(0).integers(1, N_VOCAB, 40).tolist()
 OTHER_PROMPT = PROMPT[:25] + PROMPT[:10]
+AFTERWARDS = 4  # tokens that are compared after each disturbance: what went wrong shows in the first
 
 
 def greedy(session: Session, prompt: Sequence[int], n_tokens: int = 8) -> list[int]:

@@ -245,7 +245,7 @@ def join_lines(folder: Path, stack: ExitStack) -> Target:
     from edge_run.devices.members import cluster as clusters
 
     urls = ("mqtt:", "mqtt://host", "mqtts://u:p@[::1]:8883")
-    lines = [clusters.join_line(clusters.new_cluster(url)) for url in urls]
+    lines = [clusters.secret_line(clusters.new_cluster(url)) for url in urls]
     lines += [
         clusters.invitation_line(clusters.Invited("abcdefgh", b"f" * 32, url, b"b" * 32, b"s" * 32)) for url in urls
     ]

@@ -87,7 +87,8 @@ def count_peak_anew(earlier_bytes: int) -> None:
 def process_memory(process: int | None = None) -> ProcessMemory:
     """Return what a process (an id; None for this one) holds now. Raises psutil.Error for another that is gone."""
     try:
-        text = Path(f"/proc/{process or 'self'}/status").read_text()
+        # A process may have any name, which the kernel cuts to 15 bytes, be that within a letter.
+        text = Path(f"/proc/{process or 'self'}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         import psutil
 

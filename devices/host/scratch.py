@@ -29,7 +29,7 @@ def scratch_file(folder: Path, size_bytes: int, patience_s: float = 5.0) -> Iter
     """Yield a file of `size_bytes` that cannot be compressed; less where the disk is full or slow to write.
 
     Its space is free again at the end of the block, however that comes: the file has lost its name before it is
-    written. After `patience_s` no more is written; what is missing is a hole. Raises NoScratchError.
+    written. After `patience_s` no more is written. Raises NoScratchError.
     """
     with contextlib.closing(_written(folder, _size_bytes(folder, size_bytes), patience_s)) as source:
         yield source
@@ -54,11 +54,11 @@ def _written(folder: Path, size_bytes: int, patience_s: float) -> SourceFile:
     source = None
     try:
         with path.open("xb", buffering=0) as file:
-            file.truncate(size_bytes)
+            file.truncate(PIECE_BYTES)  # no more: some file systems have no holes, and would write it all
             source = SourceFile(path)
             path.unlink()
             source.path = folder  # what an error names
-            _fill(file.fileno(), size_bytes, patience_s)
+            source.size_bytes = _fill(file.fileno(), size_bytes, patience_s)
             return source
     except BaseException as error:
         if source is not None:
@@ -74,14 +74,16 @@ def _written(folder: Path, size_bytes: int, patience_s: float) -> SourceFile:
         ) from error
 
 
-def _fill(descriptor: int, size_bytes: int, patience_s: float) -> None:
-    """Write noise, on the drive and not in the page cache when this returns."""
-    started = time.monotonic()
-    for offset in range(0, size_bytes, PIECE_BYTES):
+def _fill(descriptor: int, size_bytes: int, patience_s: float) -> int:
+    """Write noise, on the drive and not in the page cache when this returns; return how many bytes that are."""
+    started, written_bytes = time.monotonic(), 0
+    while written_bytes < size_bytes:
         noise = memoryview(os.urandom(PIECE_BYTES))
         while noise:
             noise = noise[os.write(descriptor, noise) :]
         os.fsync(descriptor)
-        if offset + PIECE_BYTES >= LEAST_BYTES and time.monotonic() - started > patience_s:
+        written_bytes += PIECE_BYTES
+        if written_bytes >= LEAST_BYTES and time.monotonic() - started > patience_s:
             break
     forget_pages(descriptor)
+    return written_bytes

@@ -156,8 +156,8 @@ def new_cluster(broker: str, serves: str | None = None, authority: str | None = 
     return Cluster(name, secrets.token_bytes(SECRET_BYTES), broker, serves, authority)
 
 
-def join_line(cluster: Cluster) -> str:
-    """Return one word that makes whoever has it a member of a cluster without a list: its secret."""
+def secret_line(cluster: Cluster) -> str:
+    """Return the join line of a cluster without a list, as they were made before: its secret, which makes a member."""
     return _line(_SECRET_PREFIX, [cluster.id, to_text(cluster.secret), cluster.broker])
 
 

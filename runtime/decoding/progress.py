@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -87,17 +88,29 @@ class Timeline:
         self._share_of_step, self._clock = share_of_step, clock
         self._lock = threading.Lock()
         self._steps: Sequence[Step] = ()
+        self._position = 0
+        self._on_step: Callable[[int], object] | None = None
         self._is_timed = False
         self._n_done = 0
         self._started_s = 0.0
         self._told_share = 0.0  # which never falls, whatever moment between two passes is seen
         self.paces: deque[float] = deque(maxlen=MOST_PACES)
 
-    def begin(self, steps: Sequence[Step], is_timed: bool = False) -> None:
-        """Start on `steps`. is_timed: whether their units are seconds."""
+    @contextmanager
+    def telling(self, on_step: Callable[[int], object]) -> Iterator[None]:
+        """Have `on_step` told, in this block, up to which position tokens are done: at first, and after each step."""
+        self._on_step = on_step
+        try:
+            yield
+        finally:
+            self._on_step = None
+
+    def begin(self, steps: Sequence[Step], is_timed: bool = False, position: int = 0) -> None:
+        """Start on `steps`. is_timed: whether their units are seconds. position: of the first token."""
         with self._lock:
             self._steps, self._is_timed, self._n_done, self._started_s = tuple(steps), is_timed, 0, self._clock()
-            self._told_share = 0.0
+            self._told_share, self._position = 0.0, position
+        self._tell()
 
     def advance(self) -> None:
         """Note that the present step is done."""
@@ -105,11 +118,17 @@ class Timeline:
             if self._is_timed and len(self._steps) == 1 and self._steps[0].is_token:
                 self.paces.append((self._clock() - self._started_s) / self._steps[0].units)
             self._n_done += 1
+        self._tell()
 
     def end(self) -> None:
         """Note that the work is over."""
         with self._lock:
             self._steps = ()
+
+    def _tell(self) -> None:
+        """Without the lock, in the thread that works: who is told may wait for one that asks for a snapshot."""
+        if self._on_step is not None:
+            self._on_step(self._position + sum(step.tokens for step in self._steps[: self._n_done]))
 
     def snapshot(self) -> Progress | None:
         """Return how far the work is, None when there is none."""

@@ -49,7 +49,7 @@ class Passes:
         supply, shape = self._supply(), self._loaded.shape
         supply.check()
         steps = pass_steps(supply.plan, self.times, len(batch), batch[0].position, shape, supply.is_unread)
-        self.timeline.begin(steps, is_timed=self.times is not None)
+        self.timeline.begin(steps, is_timed=self.times is not None, position=batch[0].position)
         if supply.bring():
             self.timeline.advance()
 

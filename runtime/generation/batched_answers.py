@@ -287,6 +287,7 @@ class BatchedAnswers(Closing):
                     self._forget(number)
                     self._events.append(Event(number, error=error))
                     continue
+                request.answer.note_read(request.course.cached_tokens)
                 if self._guesses:
                     self._guesses.begin(number)
 
@@ -340,6 +341,7 @@ class BatchedAnswers(Closing):
             is_read = one.part.start < len(request.answer.prompt) and not one.tree  # a last token alone, too
             note = request.course.prefilled if is_read else request.course.decoded
             note(begun.drafting + lap, n_tokens / sum(widths), passed_s)
+            request.answer.note_read(one.part.start + len(one.part.tokens))
             if one.found and self._scheduler.is_at_end(one.part):
                 yield from self._choose_all(one.part.request, request, one.found)
                 self._passes.settle(one)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 
 from edge_run.base.closing import Closing
 from edge_run.base.protocols import Logits
@@ -15,6 +16,8 @@ from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.model import LlamaModel
 
+logger = logging.getLogger(__name__)
+
 
 class Continuation(Closing):
     """An answer in the making, whoever computes it. Not thread-safe. Close it when it has ended.
@@ -24,6 +27,7 @@ class Continuation(Closing):
     logprobs: how likely each was, where that was asked for.
     dropped_messages: of the conversation that it answers, those that were left out.
     marks: control tokens whose text is a part of the answer's.
+    on_read: as of `Request`.
     """
 
     def __init__(
@@ -60,6 +64,8 @@ class Continuation(Closing):
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.marks: frozenset[int] = frozenset()
+        self.on_read: Callable[[int], object] | None = None
+        self._n_read = -1  # tokens of the prompt; before any was looked for
         self._written: list[str] = []
 
     @property
@@ -85,6 +91,19 @@ class Continuation(Closing):
     def begin(self) -> None:
         """Have penalties count the prompt."""
         self._sampler.prime(self.prompt)
+
+    def note_read(self, n_tokens: int) -> None:
+        """The first `n_tokens` tokens of the text are computed: tell who wants to know how far the prompt is."""
+        n_read = min(n_tokens, len(self.prompt))
+        if n_read <= self._n_read:  # of an answer that goes on, or of one that gave way and is computed again
+            return
+        self._n_read = n_read
+        if self.on_read is not None:
+            try:
+                self.on_read(n_read)
+            except Exception:  # the pass has answers of others, which must not end by that
+                logger.exception("who was to be told how far the prompt is failed, and is told no more")
+                self.on_read = None
 
     def choose(self, logits: Logits) -> Piece | None:
         """Return the next token and its text; None where the model ends the answer. Errors as of `Sampler.choose`."""

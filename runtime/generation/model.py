@@ -59,8 +59,7 @@ class Model(ModelTexts):
     and closing it does nothing. Only `cancel`, `close`, `progress`, `mesh_use` and what turns texts into tokens are
     thread-safe; of the rest, what computes or begins an answer raises ConfigError in a thread that comes while another
     one is at work. One generation runs at a time: starting another one while the first is being iterated ends the
-    first, which raises Cancelled when it is asked for
-    its next piece. Use `AsyncModel` to share a model between tasks.
+    first, which raises Cancelled when it is asked for its next piece. Use `AsyncModel` to share a model between tasks.
 
     The class is over 200 lines because it is the whole interface of an open model, and most of it is one call each.
     """
@@ -218,7 +217,8 @@ class Model(ModelTexts):
         """Continue `prompt` (text, or tokens); iterate over the result for pieces, or call its `result()`.
 
         options: `max_tokens`, None is until the model ends or the context is full; `sampling`, a `SamplingConfig`, or
-            single fields of one; `marks`, control tokens, by their texts, that are a part of the answer's text.
+            single fields of one; `marks`, control tokens, by their texts, that are a part of the answer's text;
+            `on_read`, which is told how many tokens of the prompt are read, as of `Request`.
 
         Raises ConfigError at once, and ContextFull for a text that is too long; iterating raises TierReadError,
         ModelFileError, KernelError, NotSupported (no token fits the grammar, or the grammar takes too
@@ -378,7 +378,7 @@ class Model(ModelTexts):
         answer = Continuation(
             engine.model, tokens, most_tokens, request.sampling, room_tokens, self._grammars, self._table, grammar
         )
-        answer.dropped_messages = n_dropped
+        answer.dropped_messages, answer.on_read = n_dropped, request.on_read
         answer.marks = frozenset(token for mark in request.marks for token in self._control_token(mark))
         return answer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -53,6 +53,9 @@ class Request:
     turn: when it is served.
     drops_oldest: whether the oldest turns of a conversation are left out where it has no room in the context.
     marks: control tokens, by their texts, that are a part of the answer's text; others are not.
+    on_read: is told how many tokens of the prompt are read: first those that were there already, then those after each
+        pass that read some. It is called by the thread that computes, whose time it takes; where it raises, that is
+        logged, and it is told no more.
     """
 
     prompt: Prompt
@@ -61,6 +64,7 @@ class Request:
     turn: Turn = field(default_factory=Turn)
     drops_oldest: bool = False
     marks: Sequence[str] = ()
+    on_read: Callable[[int], object] | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -128,10 +132,11 @@ def make_request(
     turn: Turn | None = None,
     drops_oldest: bool = False,
     marks: Sequence[str] = (),
+    on_read: Callable[[int], object] | None = None,
     **options: Unpack[SamplingOptions],
 ) -> Request:
     """Return a request; `options` are the fields of `SamplingConfig`. Raises ConfigError."""
     if sampling is not None and options:
         raise ConfigError("sampling and single options: give one of the two")
     sampling = sampling or make_config(SamplingConfig, options)
-    return Request(prompt, max_tokens, sampling, turn or Turn(), drops_oldest, marks)
+    return Request(prompt, max_tokens, sampling, turn or Turn(), drops_oldest, marks, on_read)

@@ -135,7 +135,8 @@ class Answer:
                 if self._engine.interrupt.is_set or self._is_late:
                     raise Cancelled("the generation was cancelled before it began")
                 continuation.begin()
-                with self._engine.interrupt.cancelling_at(self._until_s):
+                told = self._engine.timeline.telling(continuation.note_read)
+                with self._engine.interrupt.cancelling_at(self._until_s), told:
                     logits, course.cached_tokens = self._session.feed(continuation.prompt)
                 course.prefilled(self._meter.lap())
                 while not continuation.wants_none and (piece := continuation.choose(logits)):

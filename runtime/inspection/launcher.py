@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -26,8 +25,6 @@ LONGEST_S = 120
 _START = "from edge_run.runtime.inspection.child import main; main()"
 _LACKS_A_MODULE = (b"ModuleNotFoundError", b"ImportError")
 _ADVICE = "the file is broken, or needs another llama.cpp; copy or download it again"
-
-logger = logging.getLogger(__name__)
 
 
 class NoInspector(NotSupported):

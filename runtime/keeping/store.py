@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -28,8 +27,6 @@ from edge_run.devices.host.locks import locked
 from edge_run.runtime.keeping.daily import DailyWrites
 from edge_run.runtime.keeping.identity import KeptIdentity
 from edge_run.tiers.kv.block_file import FORMAT, RowsVoid
-
-logger = logging.getLogger(__name__)
 
 ABOUT, LOCK, CONVERSATIONS = "about.json", "lock", "conversations"
 LEFT_FREE_BYTES = 64 * MIB  # of the disk, for others

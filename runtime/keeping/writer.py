@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -18,8 +17,6 @@ from edge_run.runtime.keeping.store import PromptStore
 from edge_run.tiers.kv.block_file import RowsHead, RowsVoid, copy_part, write_rows
 from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout, MemoryPart
 from edge_run.tiers.kv.saving import SaveJob, SavingBlocks
-
-logger = logging.getLogger(__name__)
 
 REST_S = 300.0  # after a failure
 HANG_S = 60.0  # that a drive may take for a part of a block, before it is no longer waited for

@@ -33,7 +33,7 @@ HUGE_PAGE = 2 * MIB
 MOST_PIECES = 4096  # mappings of one cache while it is cleared, of which Linux allows 65,530 in all
 _ABOUT_TO_ALLOCATE = b": dev = "  # said of each layer, right before
 _ALLOCATED = re.compile(rb"KV buffer size =\s*([\d.]+) MiB")
-_ANONYMOUS = re.compile(r"^(\w+)-(\w+) rw-p \S+ \S+ \S+ *$", re.MULTILINE)
+_ANONYMOUS = re.compile(rb"^(\w+)-(\w+) rw-p \S+ \S+ \S+ *$", re.MULTILINE)
 _HEADER_BYTES = 64  # of the allocator, and what ggml keeps before a buffer's own bytes
 _FLAGS, _IS_MAPPED = 7, 2  # glibc keeps flags beside a size; of them, that the allocation is a mapping of its own
 
@@ -107,7 +107,7 @@ class CacheMemory:
 def _anonymous() -> list[tuple[int, int]]:
     """Return what this process has mapped without a file, (start, stop)."""
     try:
-        return [(int(start, 16), int(stop, 16)) for start, stop in _ANONYMOUS.findall(MAPS.read_text())]
+        return [(int(start, 16), int(stop, 16)) for start, stop in _ANONYMOUS.findall(MAPS.read_bytes())]
     except OSError:  # there is no such file
         return []
 

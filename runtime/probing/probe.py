@@ -44,6 +44,7 @@ EXPERT_TOKENS = (1, 8, 64)  # of each expert; more take as much longer
 USUAL_TOKENS = (1, 512)
 USUAL_KINDS = tuple((name, 4096, False) for name in ("Q4_0", "Q8_0", "Q4_K", "F16"))
 LEAST_SHARE = 0.01  # of a model's bytes: a kind of weights below this is not measured
+MOST_ROW_ELEMENTS = 1 << 18  # five times what models have: many rows are measured, whose memory a file would choose
 DISTURBED = (
     "other programs were at work or took the memory while this was measured, so that some figures are wrong; those are "
     "kept for ten minutes only"
@@ -96,7 +97,8 @@ def probe(
     kernel_figures = session.known_kernels(threads)
     gpus = session.gpus(_kernels(gguf), config)
     known = session.known
-    figures: list[Figure] = [costs, *kernel_figures, *known.repacked, *disks, *known.gpu_kernels, *known.gpu_costs]
+    figures: list[Figure] = [costs, *kernel_figures, *session.known_repacked(threads), *disks]
+    figures += [*known.gpu_kernels, *known.gpu_costs]
     if any(figure.is_disturbed for figure in figures) and not store.problem:
         store.problem = DISTURBED
     return session.profile(costs, kernel_figures, disks, gpus)
@@ -176,6 +178,7 @@ class _Session:
     ) -> DeviceProfile:
         """Return figures as one profile, as old as the oldest of them."""
         figures: list[CostsFigure | KernelFigure | DiskFigure] = [costs, *kernel_figures, *disks]
+        repacked = self.known_repacked(costs.costs.threads)
         return DeviceProfile(
             measured_at=min(figure.measured_at for figure in figures),
             library=library_version(),
@@ -190,8 +193,8 @@ class _Session:
             kernels=tuple(figure.speed for figure in kernel_figures),
             disks=tuple(figure.disk for figure in disks),
             gpus=tuple(gpus),
-            repacked_kernels=self.known_repacked(costs.costs.threads),
-            is_disturbed=any(one.is_disturbed for one in (*figures, *self.known.repacked, *self._figures_of(gpus))),
+            repacked_kernels=tuple(figure.speed for figure in repacked),
+            is_disturbed=any(one.is_disturbed for one in (*figures, *repacked, *self._figures_of(gpus))),
         )
 
     def _figures_of(self, gpus: Sequence[GpuProfile]) -> list[Figure]:
@@ -203,10 +206,9 @@ class _Session:
         """Return the kernels that were measured with so many threads."""
         return [figure for figure in self.known.kernels if figure.speed.threads == threads]
 
-    def known_repacked(self, threads: int) -> tuple[RepackedSpeed, ...]:
+    def known_repacked(self, threads: int) -> list[RepackedFigure]:
         """Return the repacked kernels that were measured with so many threads."""
-        figures = (figure for figure in self.known.repacked if figure.is_there)
-        return tuple(figure.speed for figure in figures if figure.speed.threads == threads)
+        return [figure for figure in self.known.repacked if figure.is_there and figure.speed.threads == threads]
 
     def known_costs(self, threads: int) -> CostsFigure | None:
         """Return what a pass costs besides weights, None where it was not measured."""
@@ -345,7 +347,10 @@ def _kernels(gguf: GgufModel | None) -> list[Multiplication]:
 
 
 def weight_kinds(gguf: GgufModel) -> tuple[tuple[str, int, bool], ...]:
-    """Return (type, row length, by expert) of the weights that a model multiplies with, the most bytes first."""
+    """Return (type, row length, by expert) of the weights that a model multiplies with, the most bytes first.
+
+    Those of rows that no model has are left out.
+    """
     sizes: dict[tuple[str, int, bool], int] = {}
     has_output = any(tensor.name == "output.weight" for tensor in gguf.tensors)
     for tensor in gguf.tensors:
@@ -355,6 +360,7 @@ def weight_kinds(gguf: GgufModel) -> tuple[tuple[str, int, bool], ...]:
             and tensor.name.endswith(".weight")
             and "norm" not in tensor.name
             and not is_table
+            and tensor.shape[0] <= MOST_ROW_ELEMENTS
         ):
             kind = TENSOR_TYPES[tensor.type_id].name, tensor.shape[0], len(tensor.shape) == 3
             sizes[kind] = sizes.get(kind, 0) + tensor.size_bytes

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import logging
 import os
 import select
 import signal
@@ -36,8 +35,6 @@ from edge_run.runtime.processes.child_process import (
 )
 
 LONGEST_S = 10.0
-
-logger = logging.getLogger(__name__)
 
 
 class Overrun(EdgeRunError):

@@ -34,15 +34,6 @@ class OwnerProcess:
                 "are not forked; open it in this process",
             )
 
-    def only_here(self, action: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that does `action` in this process, and nothing in a forked child."""
-
-        def act() -> None:
-            if self.is_here:
-                action()
-
-        return act
-
 
 def forkable_lock() -> threading.Lock:
     """Return a lock that is free in a forked child, even if a thread of the parent holds it."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
 import math
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,7 +19,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edge_run.base.errors import EdgeRunError
-from edge_run.base.results import Progress
 from edge_run.runtime.server.access import whose
 from edge_run.runtime.server.admission import Place
 from edge_run.runtime.server.bodies import BODY
@@ -26,6 +27,7 @@ from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, generate
 from edge_run.runtime.server.refusals import Refusal, refusal_of, shutting_down
 from edge_run.runtime.server.service import Service
+from edge_run.runtime.server.usage import PromptReading
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -83,8 +85,8 @@ class AnswerForm(Protocol):
         """What a stream ends with instead."""
         ...
 
-    def progress(self, progress: Progress) -> bytes:
-        """How far the prompt is, for who wants to know."""
+    def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
+        """How far the prompt of an answer is, for who wants to know. said: that in llama-server's words."""
         ...
 
     def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
@@ -126,6 +128,7 @@ class AnswerResponse:
         self._service, self._entry, self._make_job = service, entry, make_job
         self._form, self._is_stream = form, is_stream
         self._served: ServedModel | None = None
+        self._readings: dict[int, PromptReading] = {}  # of the prompts that are being read
         self._body: contextlib.ExitStack | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -200,7 +203,10 @@ class AnswerResponse:
                 counts.first_token_s.add(place.age_s)
             counts.generated_tokens += n_tokens
 
-        counts = served.counts
+        def read(number: int, n_tokens: int, n_read: int) -> None:
+            loop.call_soon_threadsafe(self._note_read, sender, number, n_tokens, n_read)
+
+        counts, loop = served.counts, asyncio.get_running_loop()
         if served.model.embedding is not None:
             raise _no_text(served.name)
         job = dataclasses.replace(await self._make_job(served), key=key)
@@ -212,7 +218,8 @@ class AnswerResponse:
         self._served = served
         if self._is_stream:
             sender.send_nowait(_Opening(opening))
-        outcomes = await generate(served.answering, job, take, count)
+        wants_progress = self._is_stream and self._form.wants_progress
+        outcomes = await generate(served.answering, job, take, count, read if wants_progress else None)
         if self._is_stream:
             written = self._form.end(outcomes)
         elif job.sampling.top_logprobs is None:
@@ -222,6 +229,20 @@ class AnswerResponse:
         for outcome in outcomes:
             counts.answer(outcome.generation, outcome.finish)
         sender.send_nowait(_Last(written))
+
+    def _note_read(self, sender: MemoryObjectSendStream[_Item], number: int, n_tokens: int, n_read: int) -> None:
+        """So much of a prompt is read: have that written. Without effect where nobody writes any more."""
+        reading = self._readings.setdefault(number, PromptReading(n_tokens, n_read, n_read, time.monotonic()))
+        reading.n_read = n_read
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.WouldBlock):
+            sender.send_nowait(self._progress(number))
+        if n_read == n_tokens:
+            del self._readings[number]
+
+    def _progress(self, number: int) -> bytes:
+        """Return how far the prompt of an answer is, while it is read."""
+        work = self._served.model.progress if self._served else None
+        return self._form.progress(number, self._readings[number].llama_progress(work, time.monotonic()))
 
     async def _write_whole(self, send: Send, receiver: MemoryObjectReceiveStream[_Item]) -> None:
         item = await receiver.receive()
@@ -264,8 +285,7 @@ class AnswerResponse:
         await send(_body(b"", is_last=True))
 
     def _fill_silence(self) -> bytes:
-        progress = self._served.model.progress if self._served and self._form.wants_progress else None
-        frame = self._form.progress(progress) if progress else b""
+        frame = b"".join(map(self._progress, self._readings))
         return frame or (COMMENT if self._form.media_type == EVENT_STREAM else b"")
 
 

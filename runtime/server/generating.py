@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from edge_run.base.errors import Cancelled, ContextFull
@@ -140,13 +141,17 @@ class FinishedAnswer:
 
 
 Take = Callable[[int, Delta], None]
+Read = Callable[[int, int, int], None]
 _numbers = itertools.count()  # of requests without a key
 
 
-async def generate(model: AsyncModel, job: Job, take: Take, count: Callable[[int], None]) -> list[FinishedAnswer]:
+async def generate(
+    model: AsyncModel, job: Job, take: Take, count: Callable[[int], None], read: Read | None = None
+) -> list[FinishedAnswer]:
     """Generate the answers of a job at once; return them in order.
 
     take: told what the answer of a number goes on by. count: told how many tokens have come, each time that some do.
+    read: told, in the model's thread, how many tokens the prompt of an answer has, and how many of them are read.
     Raises what `Model.generate` raises, Cancelled where the model was closed or cancelled meanwhile.
 
     Keys have equal shares of the tokens; a request without one has a share of its own, so that one with many prompts
@@ -157,7 +162,7 @@ async def generate(model: AsyncModel, job: Job, take: Take, count: Callable[[int
     share = job.key or f"request {next(_numbers)}"
 
     async def answer(number: int) -> None:
-        outcomes[number] = await _answer(model, job, prompts[number // job.choices], number, share, take, count)
+        outcomes[number] = await _answer(model, job, prompts[number // job.choices], number, share, take, count, read)
 
     if job.n_answers == 1:
         await answer(0)
@@ -176,6 +181,7 @@ async def _answer(
     share: str,
     take: Take,
     count: Callable[[int], None],
+    read: Read | None,
 ) -> FinishedAnswer:
     sampling, choice = job.sampling, number % job.choices
     if sampling.seed is not None and choice:
@@ -197,6 +203,7 @@ async def _answer(
         key=share,
         salt=f"{job.key}{job.salt}",
         marks=tuple(job.marks),
+        on_read=partial(read, number, len(prompt)) if read else None,
     )
     async with aclosing(stream) as pieces:
         async for piece in pieces:

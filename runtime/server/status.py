@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edge_run.base.results import Forecast, Plan
+from edge_run.base.results import Forecast
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.server.answers import json_response
 from edge_run.runtime.server.catalogue.folder import ModelEntry
@@ -96,7 +96,7 @@ def _of_model(served: ServedModel) -> dict[str, Any]:
         "io": {
             "bytes_read": stats.io.bytes_read,
             "bandwidth_bytes_per_s": stats.io.bandwidth_bytes_per_s,
-            "limit_bytes_per_s": _drive_limit(plan, served.forecast),
+            "limit_bytes_per_s": _drive_limit(served.forecast),
             "efficiency": stats.io.efficiency,
             "streamed_bytes_per_pass": plan.streamed_bytes_per_pass,
         },
@@ -110,7 +110,7 @@ def _of_model(served: ServedModel) -> dict[str, Any]:
     }
 
 
-def _drive_limit(plan: Plan, forecast: Forecast | None) -> float:
+def _drive_limit(forecast: Forecast | None) -> float:
     """Return what the drive was measured to read in a second; 0 where that is not known, or nothing streams."""
     if forecast is None or not forecast.read_s_per_token:
         return 0.0

@@ -1,8 +1,9 @@
-"""What answers took, in the words of the APIs."""
+"""What answers took, and how far their prompts are, in the words of the APIs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from edge_run.base.results import Generation, Progress
@@ -50,14 +51,37 @@ def timings(generation: Generation) -> dict[str, Any]:
     }
 
 
-def llama_progress(progress: Progress) -> dict[str, Any]:
-    """Return llama-server's word on how far a prompt is, with what we know besides."""
-    return {
-        "total": progress.all_tokens,
-        "cache": 0,
-        "processed": progress.done_tokens,
-        "time_ms": round(progress.elapsed_s * 1000),
-        "stage": progress.stage,
-        "share": progress.share,
-        "remaining_s": progress.remaining_s,
-    }
+@dataclass(slots=True)
+class PromptReading:
+    """How far the prompt of an answer is read.
+
+    n_tokens: of the prompt. n_cached: those that were there already. n_read: those that are there by now.
+    began_s: when it began to be read. share: of the time that it takes, as it was last told; it never falls.
+    """
+
+    n_tokens: int
+    n_cached: int
+    n_read: int
+    began_s: float
+    share: float = 0.0
+
+    def llama_progress(self, work: Progress | None, now_s: float) -> dict[str, Any]:
+        """Return llama-server's word on it, with what we know besides: how far the passes at hand are.
+
+        work: what the model computes; of its tokens as many are taken for this prompt's as it has left.
+        """
+        begun = until = self.n_read  # where the work at hand begins in the prompt, and where it ends
+        if work is not None:
+            begun = max(self.n_cached, self.n_read - work.done_tokens)
+            until = min(self.n_tokens, begun + work.all_tokens)
+        done = begun - self.n_cached + (work.share * (until - begun) if work else 0)
+        self.share = max(self.share, max(done, self.n_read - self.n_cached) / max(1, self.n_tokens - self.n_cached))
+        return {
+            "total": self.n_tokens,
+            "cache": self.n_cached,
+            "processed": self.n_read,
+            "time_ms": round((now_s - self.began_s) * 1000),
+            "stage": work.stage if work else "prompt",
+            "share": self.share,
+            "remaining_s": work.remaining_s if work and self.n_read < until == self.n_tokens else None,
+        }

@@ -23,7 +23,7 @@ from edge_run.runtime.split.onnx_session import open_session
 
 HEAD, TAIL, MODEL, CODE = "head.onnx", "tail.onnx", "model.onnx", "code.json"
 FORMAT = "edge-run split 2"
-MOST_CODE_JSON_BYTES = 16 << 20
+MOST_CODE_JSON_BYTES, MOST_NETWORK_BYTES = 16 << 20, 2**31 - 1
 MOST_VALUES = 1 << 24  # of an image, or of latents
 
 
@@ -111,7 +111,7 @@ class Bundle:
 
         Raises ModelFileError where it is missing or not the one trained, TierReadError by its drive.
         """
-        data = read_bytes(self.folder / name)
+        data = read_bytes(self.folder / name, MOST_NETWORK_BYTES, "a network")
         wanted = {HEAD: self.code.head, TAIL: self.code.tail, MODEL: self.code.model}[name]
         if digest(data) != wanted:
             raise ModelFileError(
@@ -133,10 +133,8 @@ def read_bundle(path: Path) -> Bundle:
     if not path.exists():
         raise ModelFileError(f"{path}: there is no such file; `edge-run split train` makes one")
     source = folder / CODE
-    if source.exists() and source.stat().st_size > MOST_CODE_JSON_BYTES:
-        raise ModelFileError(f"{source}: has more than {MOST_CODE_JSON_BYTES:,} bytes; it is none of ours")
     try:
-        value = parse(read_bytes(source))
+        value = parse(read_bytes(source, MOST_CODE_JSON_BYTES, "one of ours"))
         if isinstance(value, dict) and value.get("format") != FORMAT:
             raise ValueError(f"its format is {str(value.get('format'))[:40]!r}, needed is {FORMAT!r}")
         code = decode(StoredCode, value)
@@ -161,6 +159,8 @@ def codec_identity(code: StoredCode) -> tuple[str, str]:
 
 
 def _codec(code: StoredCode) -> LatentCodec:
+    if code.input[0] not in (1, 3):
+        raise ValueError(f"images of {code.input[0]} channels, there are those of 1 and of 3")
     for name, shape in (("images", code.input), ("latents", code.latent)):
         if not 0 < math.prod(shape) <= MOST_VALUES:
             raise ValueError(f"{name} of {' x '.join(map(str, shape))} values, 1 to {MOST_VALUES} make sense")

@@ -42,9 +42,13 @@ class ServerConnection:
         self.problem = "not connected yet"
 
     def start(self, limit_s: float) -> None:
-        """Begin, and wait until the first attempt has come to something, at most `limit_s`."""
-        self._thread.start()
-        self._tried.wait(limit_s)
+        """Begin, and wait until the first attempt has come to something, at most `limit_s`. What is raised ends it."""
+        try:
+            self._thread.start()
+            self._tried.wait(limit_s)
+        except BaseException:  # Ctrl-C: nobody will have it, to close it
+            self.close()
+            raise
 
     def ask(self, kind: int, body: bytes, limit_s: float) -> Reply:
         """Return the server's reply to a frame. Raises LinkLost, or FrameRefused where the server refuses it."""
@@ -97,6 +101,7 @@ class ServerConnection:
             self._tried.set()
             self._is_closed.wait(backoff_s * random.uniform(0.5, 1.5))
             backoff_s = min(backoff_s * 2, MOST_BACKOFF_S)
+        self.lose("closed")  # also what was connected to after `close` had waited for long enough
 
     def _probe_while_there(self, probes: ServerLink) -> None:
         """Measure the link, open that of the frames, and go on measuring; return when the frames have lost theirs."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ MOST_PIXELS = 64 << 20
 SMALL_PIXELS, PIXELS_OF_A_BYTE = 4 << 20, 256  # ten times what a JPEG of the lowest quality has
 MOST_FILE_BYTES = 512 << 20  # of an image: 64 million pixels of eight bytes, as they are
 KEPT_BYTES = 1 << 30  # of decoded images are kept at most, where there is room
+_PIECE_BYTES = 1 << 20
 MOST_SCANS = 500  # of a JPEG, whose encoders make ten: each goes through all blocks, and may take a few bytes
 _JPEG_START, _SCAN = b"\xff\xd8", b"\xff\xda"  # the latter by chance some 250 times in 16 MiB of other bytes
 
@@ -97,29 +98,32 @@ def pixels_of(path: Path, data: bytes, size: ImageSize) -> NDArray[np.uint8]:
         raise ModelFileError(f"{path}: {error}") from error
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return what the file `path` holds. Raises ModelFileError where it cannot be read, TierReadError by the drive."""
-    return _read(path, None)
-
-
 def read_image_bytes(path: Path) -> bytes:
-    """Return the bytes of the image file `path`. Raises as `read_bytes`, and ModelFileError where they are too many."""
-    return _read(path, MOST_FILE_BYTES)
+    """Return the bytes of the image file `path`. Raises as `read_bytes`."""
+    return read_bytes(path, MOST_FILE_BYTES, "an image")
 
 
-def _read(path: Path, most_bytes: int | None) -> bytes:
-    size_bytes = 0
-    with contextlib.suppress(OSError):  # which reading it says
-        size_bytes = path.stat().st_size
-    if most_bytes is not None and size_bytes > most_bytes:
-        raise ModelFileError(f"{path}: has {size_bytes:,} bytes; an image has {most_bytes:,} at most: take it away")
+def read_bytes(path: Path, most_bytes: int, what: str) -> bytes:
+    """Return what the file `path`, which is `what`, holds, of which no more than `most_bytes` are ever held.
+
+    Raises ModelFileError where it cannot be read, or has more, and TierReadError by the drive.
+    """
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            pieces, rest = [], most_bytes + 1 if size_bytes <= most_bytes else 0
+            while rest and (piece := file.read(min(rest, max(size_bytes, _PIECE_BYTES)))):  # a device says no size
+                pieces.append(piece)
+                rest -= len(piece)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         raise ModelFileError(f"{path}: cannot be read ({reason_of(error)}); check its permissions") from error
     except OSError as error:
         why = f"{path}: cannot be read ({reason_of(error)}); check the drive"
         raise TierReadError(why, errno=error.errno) from error
+    if not rest:
+        found = f"{size_bytes:,}" if size_bytes > most_bytes else "more"
+        raise ModelFileError(f"{path}: has {found} bytes; {what} has {most_bytes:,} at most: take it away")
+    return b"".join(pieces)
 
 
 def image_paths(folder: Path, flag: str) -> list[Path]:

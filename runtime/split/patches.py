@@ -6,6 +6,7 @@ patches of the last layer are put together. onnxruntime runs them patch after pa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -122,7 +123,7 @@ def _expect(model: OnnxModel, layers: Sequence[_Layer], tiles: int, sizes: Mappi
                 * (columns.end - columns.start)
                 / (model.shapes[name][2] * model.shapes[name][3])
                 for rows, columns, name in zip(down, across, names, strict=False)
-            ] + [1 / tiles**2]
+            ] + [1 / (len(halves[0]) * len(halves[1]))]
             held = [share * sizes[name] for share, name in zip(shares, names, strict=True)]
             most = max(most, *(one + other for one, other in pairwise(held)))
             extra += sum(share * adds.get(name, 0) for share, name in zip(shares[1:], names[1:], strict=True))
@@ -268,7 +269,7 @@ def _report(model: OnnxModel, made: OnnxModel, chosen: tuple[str, int, float], o
     return PatchReport(
         model=out,
         last=last,
-        patches=tiles * tiles,
+        patches=math.prod(len(plan_tiles(size, tiles)) for size in model.shapes[last][2:]),
         prefix_peak_bytes=model.peak_bytes(end=last),
         patched_prefix_peak_bytes=made.peak_bytes(end=last),
         whole_peak_bytes=model.peak_bytes(),

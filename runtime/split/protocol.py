@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from edge_run.base.errors import ProtocolError, reason_of
 from edge_run.base.strict_json import parse
+from edge_run.devices.link.hosts import place_text
 
 VERSION = 1
 DEFAULT_PORT = 7447
@@ -107,12 +108,12 @@ class ServerLink:
             self._socket = socket.create_connection(address, timeout=limit_s)
         except (OSError, ValueError) as error:  # a value: a name that no host can have
             reason = reason_of(error)
-            raise LinkLost(f"{address[0]}:{address[1]}: {reason}") from error
+            raise LinkLost(f"{place_text(*address)}: {reason}") from error
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             (length,) = LENGTH.unpack(self._receive(LENGTH.size, end_s))
             if length > MOST_HELLO_BYTES:
-                raise ProtocolError(f"{address[0]}:{address[1]}: what answers there is no edge-run split server")
+                raise ProtocolError(f"{place_text(*address)}: what answers there is no edge-run split server")
             self.hello = _read_hello(self._receive(length, end_s), address)
         except BaseException:
             self.close()
@@ -167,7 +168,7 @@ def make_hello(tails: Sequence[dict[str, Any]]) -> bytes:
 
 def _read_hello(data: bytes, address: tuple[str, int]) -> dict[str, dict[str, float]]:
     """Return the seconds that a server needs, by fingerprint and kind of mode."""
-    where = f"{address[0]}:{address[1]}"
+    where = place_text(*address)
     try:
         value = parse(data)
         if value["edge-run split"] != VERSION:

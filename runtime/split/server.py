@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, ProtocolError, reason_of
+from edge_run.devices.link.hosts import place_text
 from edge_run.runtime.split.bundle import MODEL, TAIL, read_bundle
 from edge_run.runtime.split.connection_slots import ConnectionSlot, ConnectionSlots
 from edge_run.runtime.split.images import decode_image
@@ -108,7 +109,7 @@ class SplitServer:
         except (OSError, ValueError) as error:  # a value: a name that no host can have
             reason = reason_of(error)
             raise NotSupported(
-                f"{host}:{port}: cannot be listened at ({reason}); choose another --host or --port"
+                f"{place_text(host, port)}: cannot be listened at ({reason}); choose another --host or --port"
             ) from error
         self._turn = anyio.CapacityLimiter(1)  # two passes at once would only slow each other down
         self._slots = ConnectionSlots()

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import ConfigError, NotSupported, system_errors
-from edge_run.base.files import check_room
+from edge_run.base.files import check_path, check_room
 from edge_run.base.units import format_size, round_up
 from edge_run.devices.host.target_file import TargetFile, check_target, opened, written
 from edge_run.runtime.tools.inflate_blocks import Filler, GrownTensor, tensor_pieces
@@ -61,8 +61,9 @@ def inflate(
         progress: called after each piece of a few MiB with the bytes written and the bytes in all.
 
     Raises ConfigError for a size, a seed or a number of layers that cannot be, NotSupported for another kind of model,
-    ModelFileError for a broken source, TierReadError when the disk is too small or fails. Any exception, also one that
-    `progress` raises and Ctrl-C, leaves no file behind. Holds a few MiB, whatever the size.
+    ModelFileError for a source that is broken or changes meanwhile, TierReadError when the disk is too small or fails.
+    Any exception, also one that `progress` raises and Ctrl-C, leaves no file behind. It holds a few MiB, whatever the
+    size.
     """
     source, target = Path(source), Path(target)
     if seed < 0:
@@ -172,3 +173,5 @@ def _write(
                     progress(done_bytes, growth.size_bytes)
             done_bytes += file.write(bytes(-tensor.size_bytes % alignment_bytes))
         assert done_bytes == growth.size_bytes
+    shard = source.header.shard
+    check_path(shard.path, shard.identity)  # since its header was read: it was copied for minutes

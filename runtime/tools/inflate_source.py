@@ -117,6 +117,7 @@ def read_source(path: Path) -> InflateSource:
         )
     with path.open("rb") as file:
         raw_header = file.read(header.shard.header_bytes)
+    model.check_unchanged()  # so that all of this is of one file
     return InflateSource(
         header, raw_header, model.architecture, in_order, tuple(before), tuple(after), width, width_keys
     )

@@ -124,9 +124,9 @@ def _compressor() -> Compress:
 
 
 def _expert_tensors(gguf: GgufModel) -> list[TensorInfo]:
-    """Return the tensors that hold one expert after the other."""
+    """Return the tensors that hold one expert after the other; a file may say that there are none in it."""
     n_experts = gguf.value("expert_count")
-    return [tensor for tensor in gguf.tensors if len(tensor.shape) == 3 and tensor.shape[2] == n_experts]
+    return [one for one in gguf.tensors if len(one.shape) == 3 and one.shape[2] == n_experts and one.size_bytes]
 
 
 def _number_bytes(tensors: Sequence[TensorInfo]) -> int:

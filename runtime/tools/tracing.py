@@ -1,4 +1,4 @@
-"""Traces of a moe: a prompt and what the model makes of it, with the experts that every token was routed to."""
+"""Traces of mixtures of experts: a prompt, what the model makes of it, and which experts each token was routed to."""
 
 from __future__ import annotations
 

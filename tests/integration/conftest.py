@@ -16,6 +16,7 @@ from edge_run.base.units import MIB
 from edge_run.runtime.processes import cell
 from json_grammars import Takes, with_vocabulary
 from kit_models import KIT
+from mosquitto import Mosquitto, mosquitto
 from program import Result, fresh_environment, run_anew, run_program
 from screens import Screen
 from served import EXACTLY, TEMPLATE, Served, served
@@ -23,6 +24,8 @@ from tiny_models import make_model
 
 if TYPE_CHECKING:
     import openai
+
+    from mesh_table import Table
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +65,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llama(folder: Path) -> Path:
     """A tiny model of random weights."""
     return make_model("llama", folder)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """The folder of a prompt cache."""
+    return tmp_path / "kept"
 
 
 @pytest.fixture(scope="session")
@@ -156,3 +165,32 @@ def traced_here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cell, "_why_here", lambda: "these networks are no stranger's")
         yield
+
+
+@pytest.fixture
+def patient_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let members of a mesh, and brokers of theirs, have the time that a busy machine needs."""
+    from edge_run.devices.broker import embedded
+    from edge_run.devices.presence import membership
+    from patience import PATIENT
+
+    monkeypatch.setattr(membership, "QUICK", PATIENT)
+    monkeypatch.setattr(embedded, "START_S", 60.0)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Mosquitto]:
+    """A real mosquitto; without one, the test is skipped."""
+    with mosquitto(tmp_path) as one:
+        yield one
+
+
+@pytest.fixture
+def table(tmp_path: Path, broker: Mosquitto) -> Iterator[Table]:
+    """A cluster at `broker`, whose members are those that a test opens or starts."""
+    from edge_run.devices.members.cluster import new_cluster
+    from mesh_table import Table
+
+    one = Table(tmp_path, new_cluster(broker.url))
+    with one.stack:
+        yield one

@@ -32,12 +32,6 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "QUICK", PATIENT)
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Mosquitto]:
-    with mosquitto(tmp_path) as one:
-        yield one
-
-
 class Table:
     """Members of one cluster; the rogue is one whose state a test changes."""
 

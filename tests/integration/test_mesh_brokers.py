@@ -20,26 +20,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from edge_run.base.errors import MeshError
-from edge_run.devices.broker import embedded
 from edge_run.devices.broker.discovery import Advertisement, find_broker
 from edge_run.devices.members.cluster import FIND_BROKER, Cluster, new_cluster, write_cluster
 from edge_run.devices.members.identity import device_key
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.mesh.serving import serving
-from edge_run.devices.presence import membership
 from mesh_lists import make_cluster
 from mosquitto import free_port, mosquitto
-from patience import PATIENT
 
 LOOPBACK = "127.0.0.1"
 LIMIT_S = 30.0
 
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "QUICK", PATIENT)
-    monkeypatch.setattr(embedded, "START_S", 60.0)
+pytestmark = pytest.mark.usefixtures("patient_mesh")
 
 
 def certified(folder: Path) -> tuple[Path, Path]:

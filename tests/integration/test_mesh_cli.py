@@ -9,7 +9,6 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,12 +165,6 @@ def test_what_is_wrong_with_the_file_is_said_before_a_mesh_is_looked_for(tmp_pat
     path.write_bytes(b"GGUF")
     with pytest.raises(ModelFileError, match="nothing"):
         Model(path, mesh="mqtt://127.0.0.1:1")
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Mosquitto]:
-    with mosquitto(tmp_path) as one:
-        yield one
 
 
 def findings(folder: Path, *topics: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +13,24 @@ from pathlib import Path
 import pytest
 
 import edge_run
-from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, PackedFileError, TierReadError
+from edge_run.base.errors import (
+    ConfigError,
+    EdgeRunError,
+    ModelFileError,
+    NotSupported,
+    PackedFileError,
+    TierReadError,
+)
 from edge_run.base.units import MIB
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine import supply
 from edge_run.runtime.streaming import assemble
 from edge_run.runtime.tools.pack import pack
 from edge_run.tiers.gguf import read_gguf
+from edge_run.tiers.gguf_format import UINT32
 from edge_run.tiers.packed import PackedBlocks
 from edge_run.tiers.packed_file import find_packed, packed_path
+from gguf_files import container, tensor, text
 from in_child import in_child
 from program import ending, run_program
 from served import wait_for
@@ -97,6 +107,15 @@ def test_a_drive_that_cannot_read_the_model_is_not_said_to_be_full(
     with pytest.raises(TierReadError, match=r"cannot be read at byte .*Input/output error"):
         pack(model)
     assert list(tmp_path.glob("*packed*")) == []
+
+
+@pytest.mark.parametrize(("n_experts", "shape"), [(0, (32, 1, 0)), (2, (0, 1, 2))])
+def test_a_file_that_says_it_has_experts_and_has_none(tmp_path: Path, n_experts: int, shape: tuple[int, ...]) -> None:
+    count = text(b"llama.expert_count") + struct.pack("<II", UINT32, n_experts)
+    experts = tensor(b"blk.0.ffn_up_exps.weight", shape)
+    (tmp_path / "none.gguf").write_bytes(container(count, 1, experts, 1))
+    with pytest.raises(EdgeRunError):
+        pack(tmp_path / "none.gguf")
 
 
 @pytest.mark.parametrize("how", ["replace", "write"])

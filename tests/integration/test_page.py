@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from browser_page import BROWSER, DRIVER, Page, chromium
+from browser_page import BROWSER, DRIVER, Page, chromium, other_tab
 from kit_models import KIT
 from mosquitto import free_port
 from page_double import COUNT, LOSE, THINK, WAIT
@@ -74,19 +73,6 @@ def page(driver: Any, double: Served) -> Iterator[Page]:
     page.open(double)
     yield page
     assert not page.errors()
-
-
-@contextlib.contextmanager
-def other_tab(page: Page, server: Served) -> Iterator[None]:
-    """Have the page in another tab of the same browser for a block."""
-    first = page.driver.current_window_handle
-    page.driver.switch_to.new_window("tab")
-    page.driver.get(server.url)
-    try:
-        yield
-    finally:
-        page.driver.close()
-        page.driver.switch_to.window(first)
 
 
 def test_a_chat_with_a_real_model(driver: Any, kit: Path) -> None:

@@ -22,12 +22,14 @@ from edge_run.base.profile import DeviceProfile, KernelSpeed, RepackedSpeed
 from edge_run.cli import app
 from edge_run.cli.shared.terminal import Terminal
 from edge_run.devices.host.machine import Cores
-from edge_run.devices.host.profile import ProfileStore
+from edge_run.devices.host.profile import Measurements, ProfileStore, RepackedFigure
 from edge_run.runtime.probing import kernels as kernels_module
 from edge_run.runtime.probing import probe as probing
 from edge_run.runtime.probing.kernels import measure_stop_s
 from edge_run.runtime.probing.probe import probe, weight_kinds
+from edge_run.runtime.probing.workload import measured_now
 from edge_run.tiers.gguf import read_gguf
+from gguf_files import container, tensor
 from program import ending
 from quick_probe import QUICK
 from served import wait_for
@@ -205,6 +207,22 @@ def test_kinds_of_weights(kit: Path, grown: Path) -> None:
         assert 1 <= len(kinds) <= 4
         assert all(row % 32 == 0 and not name.startswith("F32") for name, row, _ in kinds)
         assert not any(by_expert for *_, by_expert in kinds)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_was_disturbed_counts_where_it_is_used(kernels: Kernels, tmp_path: Path, threads: int) -> None:
+    store, speed = ProfileStore(tmp_path), RepackedSpeed("Q4_0", 4096, 1, 1, False, 2e9, 4e9)
+    store.save(probing.this_setup(), Measurements(repacked=(RepackedFigure(measured_now(), True, speed, True),)))
+    profile = probe([], None, ModelConfig(threads=threads), store=store)
+    assert (profile.is_disturbed, bool(store.problem)) == (threads == 1, threads == 1)
+
+
+def test_rows_that_no_model_has_are_not_measured(tmp_path: Path) -> None:
+    """128 rows of each kind are measured, in memory that a file of a few hundred bytes and a hole would choose."""
+    path, shape = tmp_path / "long.gguf", (1 << 26, 1)
+    path.write_bytes(container(tensors=tensor(b"output.weight", shape), n_tensors=1))
+    os.truncate(path, path.stat().st_size + (4 << 26))
+    assert weight_kinds(read_gguf(path)) == ()
 
 
 def test_a_kind_without_a_kernel_is_passed_over(run: Run, kernels: Kernels) -> None:

@@ -178,16 +178,26 @@ def test_a_constant_that_differs_over_the_image_ends_the_chain(tmp_path: Path, i
         patch_network(tmp_path / "uneven.onnx", tmp_path / "out.onnx")
 
 
-def test_a_network_without_multiplications(tmp_path: Path) -> None:
-    make, image = helper.make_node, helper.make_tensor_value_info("input", TensorProto.FLOAT, [1, 3, 64, 64])
+def poolings(path: Path, size: int) -> Path:
+    """A network without multiplications."""
+    make, image = helper.make_node, helper.make_tensor_value_info("input", TensorProto.FLOAT, [1, 3, size, size])
     settings = {"kernel_shape": [2, 2], "strides": [2, 2]}
     nodes = [make("MaxPool", ["input"], ["1"], **settings), make("Relu", ["1"], ["2"])]
     nodes += [make("MaxPool", ["2"], ["3"], **settings), make("GlobalAveragePool", ["3"], ["end"])]
     end = helper.make_tensor_value_info("end", TensorProto.FLOAT, [1, 3, 1, 1])
     graph = helper.make_graph(nodes, "poolings", [image], [end])
-    path = tmp_path / "poolings.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    assert patch_network(path, tmp_path / "out.onnx").extra_share == 0
+    return path
+
+
+def test_a_network_without_multiplications(tmp_path: Path) -> None:
+    assert patch_network(poolings(tmp_path / "poolings.onnx", 64), tmp_path / "out.onnx").extra_share == 0
+
+
+def test_there_are_no_more_patches_than_places(tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    report = patch_network(poolings(tmp_path / "poolings.onnx", 12), out, tiles=8)
+    assert report.patches == sum(node.op_type == "Slice" for node in onnx.load(str(out)).graph.node) <= 36
 
 
 def test_what_does_not_begin_with_a_chain_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,7 +12,6 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edge_run.base.results import Progress
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, joined
@@ -280,7 +279,7 @@ class MessageForm:
         """Return the error, which is the end of the stream."""
         return event(anthropic_error(refusal, self._request_id), "error")
 
-    def progress(self, progress: Progress) -> bytes:
+    def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """Return nothing: this API has no word for it."""
         return b""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -11,7 +11,6 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edge_run.base.results import Progress
 from edge_run.base.sampling_config import MOST_TOP_LOGPROBS, SamplingConfig
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
@@ -23,7 +22,7 @@ from edge_run.runtime.server.logprobs import Spell, native_probabilities
 from edge_run.runtime.server.refusals import Refusal, openai_error
 from edge_run.runtime.server.sampling_fields import Count, Name, SamplingFields, refuse_set, schema_text
 from edge_run.runtime.server.service import Service
-from edge_run.runtime.server.usage import llama_progress, timings
+from edge_run.runtime.server.usage import timings
 
 MOST_LETTERS = 1 << 20  # to be turned into tokens at a time, which takes some 70 bytes for each
 MOST_PIECES = 1 << 17  # of text, for as many tokens: 300 bytes each
@@ -226,10 +225,9 @@ class NativeCompletionForm:
         """Return the error."""
         return event(openai_error(refusal))
 
-    def progress(self, progress: Progress) -> bytes:
+    def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """Return how far the prompt is."""
-        document = {"index": 0, "content": "", "tokens": [], "stop": False}
-        return event({**document, "prompt_progress": llama_progress(progress)})
+        return event({"index": number, "content": "", "tokens": [], "stop": False, "prompt_progress": said})
 
     def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return the answer."""

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from edge_run.base.results import Progress
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.answers import JSON_LINES, AnswerResponse, json_response
 from edge_run.runtime.server.apis.keep_alive import KeepAlive, rest_s
@@ -275,7 +274,7 @@ class OllamaForm:
         """Return the error."""
         return _line({"error": refusal.message})
 
-    def progress(self, progress: Progress) -> bytes:
+    def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """Return nothing: this API has no word for it."""
         return b""
 

@@ -14,7 +14,6 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_messages import Messages, template_messages
 from edge_run.runtime.server.catalogue.served_model import ServedModel
@@ -35,7 +34,7 @@ from edge_run.runtime.server.sampling_fields import (
 )
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.tools import AUTO, FunctionTool, Toolbox, ToolName
-from edge_run.runtime.server.usage import llama_progress, openai_usage, timings
+from edge_run.runtime.server.usage import openai_usage, timings
 
 DONE = b"data: [DONE]\n\n"
 TEMPLATE_VARIABLES: Mapping[str, type | tuple[type, ...]] = {
@@ -213,9 +212,9 @@ class ChatForm:
         """Return the error, which is the end of the stream."""
         return event(openai_error(refusal)) + DONE
 
-    def progress(self, progress: Progress) -> bytes:
+    def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """Return a chunk of llama-server's kind."""
-        return self._chunk([_choice(0, {})], prompt_progress=llama_progress(progress))
+        return self._chunk([_choice(number, {})], prompt_progress=said)
 
     def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return a chat completion."""

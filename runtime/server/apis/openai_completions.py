@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event
 from edge_run.runtime.server.apis.openai_chat import DONE, Choices, StreamOptions
 from edge_run.runtime.server.catalogue.served_model import ServedModel
@@ -52,6 +51,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
     suffix: str | None = None
+    return_progress: bool = False
 
     def check(self) -> None:
         """Raise Refusal for what cannot be served."""
@@ -109,7 +109,6 @@ class CompletionForm:
 
     media_type = EVENT_STREAM
     prompt_param = "prompt"
-    wants_progress = False
 
     def __init__(self, name: str, asked: CompletionRequest) -> None:
         self._head = {
@@ -119,7 +118,7 @@ class CompletionForm:
             "model": name,
         }
         self._has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        self._choices = asked.n or 1
+        self._choices, self.wants_progress = asked.n or 1, asked.return_progress
         self._spell: Spell
         self._letters = defaultdict[int, Letters](Letters)  # of each choice
 
@@ -146,9 +145,9 @@ class CompletionForm:
         """Return the error, which is the end of the stream."""
         return event(openai_error(refusal)) + DONE
 
-    def progress(self, progress: Progress) -> bytes:
-        """Return nothing: this API has no word for it."""
-        return b""
+    def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
+        """Return a chunk of llama-server's kind."""
+        return self._chunk([_choice(number, "")], prompt_progress=said)
 
     def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return a text completion."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import EVENT_STREAM, event
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, ToolCall
@@ -77,7 +76,7 @@ class ResponseForm:
         error = {"code": code, "message": refusal.message}
         return self._event("response.failed", response={**self._response("failed"), "error": error})
 
-    def progress(self, progress: Progress) -> bytes:
+    def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """Return nothing: this API has no word for it."""
         return b""
 

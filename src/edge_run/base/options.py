@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import operator
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
@@ -16,8 +16,8 @@ from edge_run.base.errors import ConfigError
 
 _Config = TypeVar("_Config")
 _ACCEPTED: dict[type, tuple[type, ...]] = {int: (Integral,), float: (Real,), Path: (Path, str), Sequence: (Iterable,)}
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", Path: "a path"}
-_WORDS |= {type(None): "None", Sequence: "a list", Mapping: "a mapping"}
+_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", bool: "True or False", Path: "a path"}
+_WORDS |= {type(None): "None", Sequence: "a list", Mapping: "a mapping", Callable: "a function"}
 _ELSEWHERE = {  # what llama-cpp-python and others call it
     "n_ctx": "context_tokens",
     "n_threads": "threads",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -96,6 +96,7 @@ class AnswerOptions(SamplingOptions, total=False):
     max_tokens: int | None
     sampling: SamplingConfig | None
     marks: Sequence[str]
+    on_read: Callable[[int], object] | None
 
 
 class ChatOptions(AnswerOptions, total=False):

@@ -44,6 +44,7 @@ def serve(context: click.Context, /, tails: tuple[Path, ...], host: str, port: i
     import anyio
 
     from edge_run.cli.shared.settings import report
+    from edge_run.devices.link.hosts import place_text
     from edge_run.runtime.split.server import SplitServer
 
     terminal: Terminal = context.obj
@@ -51,6 +52,6 @@ def serve(context: click.Context, /, tails: tuple[Path, ...], host: str, port: i
     server = SplitServer(tails, given["threads"])
 
     def ready(found: int) -> None:
-        terminal.write(f"serving {format_count(len(tails), 'tail')} at {host}:{found}\n")
+        terminal.write(f"serving {format_count(len(tails), 'tail')} at {place_text(host, found)}\n")
 
     anyio.run(server.serve, host, port, ready)

@@ -215,7 +215,7 @@ def test_nothing_stays_when_a_write_fails(
 def test_a_disk_that_is_nearly_full_is_spared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = scratch.shutil.disk_usage(tmp_path)
     sizes = []
-    monkeypatch.setattr(scratch, "_fill", lambda descriptor, size_bytes, patience_s: sizes.append(size_bytes))
+    monkeypatch.setattr(scratch, "_fill", lambda descriptor, size_bytes, patience_s: sizes.append(size_bytes) or 0)
     for free_bytes in (4 * GIB, GIB, 256 * MIB):
         monkeypatch.setattr(scratch.shutil, "disk_usage", lambda path, free=free_bytes: usage._replace(free=free))
         with scratch.scratch_file(tmp_path, 256 * MIB):
@@ -228,11 +228,19 @@ def test_a_disk_that_is_nearly_full_is_spared(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_disk_that_is_slow_to_write_gets_a_smaller_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not written would be a hole, which is read in no time."""
     written = []
     monkeypatch.setattr(scratch.os, "fsync", lambda descriptor: written.append(time.sleep(0.01)))
-    with scratch.scratch_file(tmp_path, 256 * MIB, patience_s=0):
-        pass
+    with scratch.scratch_file(tmp_path, 256 * MIB, patience_s=0) as source:
+        assert source.size_bytes == scratch.LEAST_BYTES
     assert len(written) * scratch.PIECE_BYTES == scratch.LEAST_BYTES
+
+
+def test_no_hole_of_a_scratch_file_is_read(tmp_path: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch) -> None:
+    patient = scratch.scratch_file
+    monkeypatch.setattr(disk, "scratch_file", lambda folder, size_bytes: patient(folder, size_bytes, patience_s=0))
+    measure_disk(tmp_path, None, 4, dataclasses.replace(QUICK, scratch_bytes=64 * MIB))
+    assert max(offset + length for _, length, offset in reads.all) <= scratch.LEAST_BYTES
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import psutil
@@ -195,6 +196,20 @@ def test_a_process_sees_its_own_memory_grow() -> None:
     assert held.data_bytes - before.data_bytes >= size
     assert after.resident_bytes <= held.resident_bytes - size * 0.95
     assert after.peak_bytes >= held.resident_bytes - MIB
+
+
+def test_a_process_of_any_name_says_what_it_holds() -> None:
+    """The kernel cuts a name to 15 bytes, be that within a letter."""
+    place = Path("/proc/self/comm")
+    if not place.exists():
+        pytest.skip("there is no procfs")
+    before = place.read_bytes().rstrip(b"\n")
+    place.write_bytes(("\u0430" * 12).encode())
+    try:
+        assert b"\xd0\n" in Path("/proc/self/status").read_bytes()
+        assert min(process_memory().resident_bytes, process_memory(os.getpid()).resident_bytes) > 0
+    finally:
+        place.write_bytes(before)
 
 
 def test_the_kernel_says_what_the_machine_has(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from edge_run.base.errors import ConfigError, MeshError, NotTrusted
 from edge_run.devices.members import identity as identity_module
 from edge_run.devices.members.cluster import (
     FIND_BROKER,
-    join_line,
     new_cluster,
     parse_broker,
     parse_join_line,
     read_cluster,
+    secret_line,
     write_cluster,
 )
 from edge_run.devices.members.identity import INCARNATION_DIGITS, make_identity, take_identity
@@ -36,14 +36,14 @@ def now() -> float:
 
 def test_a_join_line_makes_the_same_cluster() -> None:
     cluster = new_cluster("mqtts://me:pass%20word@host:1234")
-    assert parse_join_line(join_line(cluster)) == cluster
-    assert parse_join_line(f"  {join_line(cluster)}\n") == cluster
-    assert parse_join_line(join_line(new_cluster(FIND_BROKER))).broker == FIND_BROKER
+    assert parse_join_line(secret_line(cluster)) == cluster
+    assert parse_join_line(f"  {secret_line(cluster)}\n") == cluster
+    assert parse_join_line(secret_line(new_cluster(FIND_BROKER))).broker == FIND_BROKER
 
 
 @pytest.mark.parametrize("damage", [lambda s: s[:-1], lambda s: s[:60] + "A" + s[61:], lambda s: "x" + s, lambda s: ""])
 def test_a_damaged_join_line_is_refused_and_not_repeated(damage: object) -> None:
-    line = join_line(new_cluster("mqtt://host"))
+    line = secret_line(new_cluster("mqtt://host"))
     with pytest.raises(ConfigError) as caught:
         parse_join_line(damage(line))  # type: ignore[operator]
     assert line[30:50] not in str(caught.value)

@@ -78,3 +78,16 @@ def test_a_model_that_stays_is_read_before_its_first_pass() -> None:
     steps = pass_steps(RESIDENT, None, 65, 0, SHAPE, is_unread=True)
     assert [(step.stage, step.tokens) for step in steps] == [("reading", 0), ("prompt", 64), ("prompt", 1)]
     assert len(pass_steps(RESIDENT, None, 65, 0, SHAPE, is_unread=False)) == 2
+
+
+def test_who_wants_to_know_is_told_up_to_where_tokens_are_done_and_may_look(work: Work) -> None:
+    told = list[tuple[int, Progress | None]]()
+    with work.timeline.telling(lambda position: told.append((position, work.timeline.snapshot()))):
+        work.timeline.begin([Step("reading", 0, 1.0), Step("prompt", 64, 1.0), Step("prompt", 22, 1.0)], position=12)
+        for _ in range(3):
+            work.timeline.advance()
+        work.timeline.end()
+        work.timeline.begin([Step("prompt", 1, 1.0)], position=98)
+    work.timeline.advance()
+    assert [position for position, _ in told] == [12, 12, 76, 98, 98]
+    assert [now and now.done_tokens for _, now in told] == [0, 0, 64, None, 0]

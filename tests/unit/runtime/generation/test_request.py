@@ -24,6 +24,7 @@ def test_one_mark_may_be_given_as_text() -> None:
     [
         (Request, {"prompt": "Once", "marks": [1]}, "mark 1: must be text"),
         (Request, {"prompt": np.array(5)}, "prompt array"),
+        (Request, {"prompt": "Once", "on_read": 1}, "on read 1: must be a function or None"),
         (Turn, {"priority": "x"}, "priority 'x': must be a whole number"),
         (Turn, {"deadline_s": "5"}, "deadline s '5': must be a number or None"),
         (Turn, {"key": None}, "key None: must be text"),

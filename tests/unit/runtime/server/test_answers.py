@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from edge_run.base.errors import ConfigError, KernelError
-from edge_run.base.results import Piece, Speculation
+from edge_run.base.results import Piece, Progress, Speculation
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server import answers
 from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.answers import COMMENT, AnswerForm, AnswerResponse
 from edge_run.runtime.server.apis.anthropic_messages import MessageForm
 from edge_run.runtime.server.apis.llama_server import NativeCompletionForm
+from edge_run.runtime.server.apis.ollama import OllamaForm
 from edge_run.runtime.server.apis.openai_chat import ChatForm, ChatRequest
 from edge_run.runtime.server.apis.openai_completions import CompletionForm, CompletionRequest
 from edge_run.runtime.server.apis.responses_form import ResponseForm
@@ -45,7 +48,9 @@ class FakeModel:
         self.n_pieces: float = 3
         self.error: Exception | None = None
         self.ended = 0
-        self.path, self.progress, self.has_chat_template = Path("model.gguf"), None, True
+        self.path, self.has_chat_template, self.is_computing = Path("model.gguf"), True, False
+        self.read: Sequence[int] = ()  # the tokens of the prompt that are there, at first and after each pass
+        self.was_asked_to_tell = False
         self.numerics, self.forecast = "made up", lambda: None
         self.plan, self.embedding = SimpleNamespace(forecast=None, model_bytes=1), None
         self.context_tokens = self.trained_context_tokens = 100
@@ -54,8 +59,13 @@ class FakeModel:
             logprobs=(),
             finish_reason="length", text="", token_ids=(), prompt_tokens=1, cached_tokens=0, completion_tokens=3,
             decode_tokens_per_s=1.0, prefill_tokens_per_s=1.0, ttft_s=0.1, io=SimpleNamespace(bytes_read=0),
-            speculation=Speculation(),
+            speculation=Speculation(), seed=1, stop_text="", shifted_tokens=0,
         )  # fmt: skip
+
+    @property
+    def progress(self) -> Progress | None:
+        """Half of a pass that computes four tokens."""
+        return Progress("prompt", 0, 4, 0.5, 1.0, None) if self.is_computing else None
 
     def metadata(self, key: str) -> str | None:
         return None
@@ -64,6 +74,10 @@ class FakeModel:
         return b""
 
     async def generate(self, tokens: Any, **options: Any) -> AsyncGenerator[Piece, None]:
+        on_read = options["on_read"]
+        self.was_asked_to_tell = on_read is not None
+        for n_read in self.read if on_read else ():
+            await anyio.to_thread.run_sync(on_read, n_read)  # as the model's thread does
         try:
             await self.goes_on.wait()
             if self.error:
@@ -102,14 +116,17 @@ class Client:
 
 @asynccontextmanager
 async def answering(
-    model: FakeModel, client: Client, is_stream: bool = True, form: AnswerForm | None = None
+    model: FakeModel, client: Client, is_stream: bool = True, form: AnswerForm | None = None, n_tokens: int = 1
 ) -> AsyncIterator[Service]:
-    """Answer a request in this block, and wait for the end of it. form: that of text completions where it is None."""
+    """Answer a request in this block, and wait for the end of it. form: that of text completions where it is None.
+
+    n_tokens: of the prompt.
+    """
     catalogue = Catalogue.of(model, model)  # type: ignore[arg-type]
     service = Service(catalogue, Admission(0))
 
     async def make_job(served: ServedModel) -> Job:
-        return Job([1], SamplingConfig())
+        return Job([1] * n_tokens, SamplingConfig())
 
     form = form or CompletionForm("model", CompletionRequest(prompt=""))
     response = AnswerResponse(service, catalogue.asked("any"), make_job, form, is_stream)
@@ -281,3 +298,90 @@ async def test_what_comes_when_the_client_has_just_left_is_for_nobody() -> None:
     with service.admission.place() as place:
         await response._compute("", place, sender, lambda: None)
     assert service.counts.finished == {"abort": 1}
+
+
+TELLING: list[Callable[[], AnswerForm]] = [
+    lambda: ChatForm("model", ChatRequest(messages=[], return_progress=True)),
+    lambda: CompletionForm("model", CompletionRequest(prompt="", return_progress=True)),
+    lambda: NativeCompletionForm("model", False, True),
+]
+
+
+def progress_in(body: bytes) -> list[dict[str, Any]]:
+    """Return what the events of a stream say of the prompt, up to the first piece; none may come later."""
+    lines = [line.removeprefix("data: ") for line in body.decode().splitlines() if line.startswith("data: {")]
+    events = [json.loads(line) for line in lines]
+    told = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+    n_before = next(n for n, event in enumerate(events) if '"a"' in json.dumps(event))
+    assert not any("prompt_progress" in event for event in events[n_before:])
+    return told
+
+
+@pytest.mark.parametrize("make_form", TELLING)
+async def test_how_far_the_prompt_is_comes_at_first_and_with_each_pass(make_form: Callable[[], AnswerForm]) -> None:
+    model, client = FakeModel(), Client()
+    model.read = (2, 6, 9)
+    model.goes_on.set()
+    async with answering(model, client, form=make_form(), n_tokens=9):
+        pass
+    told = progress_in(client.body)
+    assert [(one["total"], one["cache"], one["processed"]) for one in told] == [(9, 2, 2), (9, 2, 6), (9, 2, 9)]
+    assert [one["time_ms"] for one in told] == sorted(one["time_ms"] for one in told)
+
+
+async def test_while_a_pass_takes_its_time_it_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "PROGRESS_S", 0.01)
+    model, client = FakeModel(), Client()
+    model.read, model.is_computing = (2,), True
+    async with answering(model, client, form=TELLING[2](), n_tokens=10):
+        await until(lambda: client.body.count(b"prompt_progress") >= 3)
+        assert COMMENT not in client.body
+        model.goes_on.set()
+    assert client.body.count(b'"total":10,"cache":2,"processed":2,') == client.body.count(b"prompt_progress")
+    assert client.body.count(b'"share":0.25,') == client.body.count(b"prompt_progress")
+
+
+async def test_who_has_read_the_prompt_hears_no_more_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "PROGRESS_S", 0.01)
+    model, client = FakeModel(), Client()
+    model.read = (0, 1)
+    async with answering(model, client, form=TELLING[0]()):
+        await until(lambda: client.body.count(COMMENT) >= 3)
+        model.goes_on.set()
+    assert [one["processed"] for one in progress_in(client.body)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("form", "is_stream"),
+    [
+        *((make_form(), False) for make_form in TELLING),
+        (ChatForm("model", ChatRequest(messages=[])), True),
+        (CompletionForm("model", CompletionRequest(prompt="")), True),
+        (NativeCompletionForm("model", False, False), True),
+        (OllamaForm("model", is_chat=False), True),
+    ],
+)
+async def test_who_does_not_want_to_know_is_not_told_how_far_the_prompt_is(form: AnswerForm, is_stream: bool) -> None:
+    model, client = FakeModel(), Client()
+    model.read = (0, 1)
+    model.goes_on.set()
+    async with answering(model, client, is_stream, form):
+        pass
+    assert not model.was_asked_to_tell
+    assert client.body
+    assert b"prompt_progress" not in client.body
+
+
+async def test_what_is_read_for_a_client_that_has_left_is_for_nobody() -> None:
+    model, client = FakeModel(), Client()
+    model.read = (0,)
+    async with answering(model, client, form=TELLING[0](), n_tokens=9):
+        await client.came.wait()
+        client.leaves.set()
+    response = AnswerResponse(None, None, None, TELLING[0](), True)  # type: ignore[arg-type]
+    sender, receiver = anyio.create_memory_object_stream[Any](10)
+    with sender:
+        receiver.close()
+        response._note_read(sender, 0, 9, 4)
+    response._note_read(sender, 0, 9, 9)
+    assert not response._readings

@@ -1,69 +1,27 @@
-"""The models of a folder, and which of them is open."""
+"""Which of the models of a folder is open, who waits until it is another one, and what cannot be opened."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
-import os
-import shutil
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
-from starlette.requests import Request
-from starlette.types import Message
 
-from edge_run.base.errors import BudgetError, Cancelled, ConfigError, ModelFileError, TierReadError
+from catalogues import FOUND, Files, catalogue_of
+from edge_run.base.errors import BudgetError, Cancelled, ModelFileError, TierReadError
 from edge_run.base.interrupt import Interrupt
-from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.catalogue import catalogue
 from edge_run.runtime.server.catalogue.catalogue import Catalogue, spare_collections
-from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, read_entry, read_folder
+from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder
 from edge_run.runtime.server.refusals import Refusal
-from edge_run.runtime.server.service import Service
-from edge_run.tiers.gguf import read_gguf
-from kit_models import KIT
 
 pytestmark = pytest.mark.anyio
-FOUND = ModelFolder(tuple(ModelEntry(name, Path(f"{name}.gguf")) for name in ("a", "b", "broken")))
-
-
-class Files:
-    """Opens files; notes what is open, which is one at most."""
-
-    def __init__(self) -> None:
-        self.opened: list[str] = []
-        self.open: set[str] = set()
-
-    def __call__(self, path: Path, interrupt: Interrupt | None = None) -> Any:
-        assert not self.open
-        if path.stem == "broken":
-            raise ModelFileError("broken.gguf: it is broken")
-        self.opened.append(path.stem)
-        self.open.add(path.stem)
-        return SimpleNamespace(
-            path=path,
-            close=lambda: self.open.remove(path.stem),
-            cancel=lambda: None,
-            forecast=lambda: None,
-            _workplace=SimpleNamespace(wait_here=lambda: None),
-        )
-
-
-@asynccontextmanager
-async def catalogue_of(files: Files, found: ModelFolder = FOUND) -> AsyncIterator[Catalogue]:
-    with anyio.fail_after(30):
-        async with Catalogue(found, files, lambda: found) as catalogue:
-            yield catalogue
-    assert not files.open
 
 
 async def use(catalogue: Catalogue, name: str, until: anyio.Event | None = None) -> None:
@@ -260,66 +218,6 @@ async def test_any_error_while_opening_is_that_models_own() -> None:
             await use(catalogue, "b")
 
 
-class Client:
-    """A client whose request was read, and who stays until `leaves` is set."""
-
-    def __init__(self) -> None:
-        self.leaves = anyio.Event()
-        self.request = Request({"type": "http"}, self._receive)
-
-    async def _receive(self) -> Message:
-        await self.leaves.wait()
-        return {"type": "http.disconnect"}
-
-
-@pytest.mark.parametrize("is_at_hand", [False, True])
-async def test_who_leaves_waits_for_no_model_and_uses_none(is_at_hand: bool) -> None:
-    async with catalogue_of(Files()) as catalogue:
-        service, client, ends = Service(catalogue, Admission(1)), Client(), list[str]()
-
-        async def visit() -> None:
-            try:
-                async with service.visit(catalogue.asked("a" if is_at_hand else "b"), client.request):
-                    await anyio.sleep_forever()
-            except Refusal as refusal:
-                ends.append(refusal.message)
-
-        async with catalogue.hold(catalogue.asked("a")), anyio.create_task_group() as group:
-            group.start_soon(visit)
-            await anyio.wait_all_tasks_blocked()
-            assert (service.admission.n_waiting, ends) == (int(not is_at_hand), [])
-            client.leaves.set()
-        assert (service.admission.n_waiting, ends) == (0, ["the client went away before it had its answer"])
-        assert not catalogue._waiting
-
-
-async def test_what_is_done_at_once_waits_in_the_queue_where_its_model_is_not_at_hand() -> None:
-    async with catalogue_of(Files()) as catalogue:
-        service = Service(catalogue, Admission(0))
-        refused: list[Refusal] = []
-
-        async def visit() -> None:
-            try:
-                async with service.visit(catalogue.asked("b"), Client().request):
-                    pass
-            except Refusal as refusal:
-                refused.append(refusal)
-
-        async with catalogue.hold(catalogue.asked("a")), anyio.create_task_group() as group:
-            async with service.visit(catalogue.asked("a"), Client().request) as served:
-                assert (served.name, service.admission.n_waiting) == ("a", 0)
-            group.start_soon(visit)
-            await anyio.wait_all_tasks_blocked()
-            assert (service.admission.n_waiting, refused) == (1, [])
-            await visit()
-            assert [one.status for one in refused] == [429]
-            service.admission.cancel()
-        assert [one.status for one in refused] == [429, 503]
-        assert service.admission.n_waiting == 0
-        async with service.visit(catalogue.asked("b"), Client().request) as served:
-            assert served.name == "b"
-
-
 def opens_with(function: Any) -> Any:
     function.open = ()
     return function
@@ -328,56 +226,20 @@ def opens_with(function: Any) -> Any:
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="collects a part of what is old at a time, not all at once")
 def test_what_waits_is_looked_through_rarely() -> None:
     before, full = gc.get_threshold(), list[object]()
-    gc.callbacks.append(lambda phase, info: full.append(info) if (phase, info["generation"]) == ("start", 2) else None)
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if (phase, info["generation"]) == ("start", 2):
+            full.append(info)
+
+    gc.callbacks.append(note)
     try:
         spare_collections()
         full.clear()
         waiting = [[] for _ in range(200_000)]
         assert (len(waiting), len(full)) == (200_000, 0)
     finally:
-        gc.callbacks.pop()
-        gc.set_threshold(*before)
-        gc.unfreeze()
-
-
-def test_the_files_of_a_folder(tmp_path: Path) -> None:
-    shutil.copy(KIT, tmp_path / "kit.gguf")
-    (tmp_path / "empty.gguf").touch()
-    (tmp_path / "text.gguf").write_text("no model " * 100)
-    (tmp_path / "notes.txt").touch()
-    (tmp_path / "cut-00002-of-00003.gguf").write_bytes(KIT.read_bytes()[:5000])
-    found = read_folder(tmp_path)
-    (entry,) = found.entries
-    assert (entry.name, entry.path, entry.architecture) == ("kit", tmp_path / "kit.gguf", "llama")
-    assert entry.size_bytes > 1e6
-    assert sorted(file.file for file in found.left_out) == ["cut-00002-of-00003.gguf", "empty.gguf", "text.gguf"]
-    assert all(file.reason and str(tmp_path) not in file.reason for file in found.left_out)
-    with pytest.raises(ConfigError, match="--models"):
-        read_folder(tmp_path / "nowhere")
-
-
-def test_files_whose_names_are_no_text_have_names_that_are(tmp_path: Path) -> None:
-    shutil.copy(KIT, tmp_path / os.fsdecode(b"mod\xe9le.gguf"))
-    (tmp_path / os.fsdecode(b"emp\xffty.gguf")).touch()
-    found = read_folder(tmp_path)
-    assert [entry.name for entry in found.entries] == ["mod\ufffdle"]
-    assert msgspec.json.encode([(file.file, file.reason) for file in found.left_out])
-    assert found.left_out[0].file == "emp\ufffdty.gguf"
-
-
-def test_a_template_that_no_model_could_have_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor a size label of megabytes, which each list of the models would have."""
-    found = read_gguf(KIT)
-
-    def read(template: int, label: int) -> ModelEntry:
-        words = {"tokenizer.chat_template": "x" * template, "general.size_label": "y" * label}
-        changed = dataclasses.replace(found, metadata={**found.metadata, **words})
-        monkeypatch.setattr("edge_run.runtime.server.catalogue.folder.read_gguf", lambda path: changed)
-        return read_entry(KIT)
-
-    assert len(read(1 << 20, 1 << 20).size_label) == 256
-    with pytest.raises(ModelFileError, match="chat template"):
-        read((1 << 20) + 1, 1)
+        gc.callbacks.remove(note)
+        gc.set_threshold(*before)  # what is frozen stays so, as by `conftest.py`
 
 
 @pytest.mark.parametrize("hangs", [False, True])

@@ -1,4 +1,4 @@
-"""A frame whose time is over is lost, and a matrix may be multiplied by itself."""
+"""A frame whose time is over is lost, connections end with who has them, and a matrix may be multiplied by itself."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from edge_run.partition.cuts import Operation
+from edge_run.partition.split_choice import Chooser
+from edge_run.runtime.split import connection as split_connection
 from edge_run.runtime.split.connection import ServerConnection
 from edge_run.runtime.split.onnx_file import _multiply_adds
-from edge_run.runtime.split.protocol import CODE, LinkLost
+from edge_run.runtime.split.protocol import CODE, LinkLost, Reply, ServerLink
 
 
 def test_no_time_is_left_once_it_is_ones_turn() -> None:
@@ -19,6 +21,69 @@ def test_no_time_is_left_once_it_is_ones_turn() -> None:
     with pytest.raises(LinkLost, match="in time"):
         connection.ask(CODE, b"", 0.0)
     assert not connection._speaking.locked()
+
+
+class SlowServer:
+    """Answers each probe at once; the second connection waits until it `may_connect`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.links: list[Any] = []
+        self.may_connect, self.is_asked = threading.Event(), threading.Event()
+        server = self
+
+        class Link:
+            def __init__(self, address: tuple[str, int], limit_s: float) -> None:
+                server.links.append(self)
+                self.hello, self.is_open = {"00": {"code": 0.1, "image": 0.1}}, True
+                if len(server.links) > 1:
+                    server.is_asked.set()
+                    assert server.may_connect.wait(60)
+
+            def ask(self, kind: int, body: bytes, limit_s: float) -> Reply:
+                return Reply(b"", 0.0, 0.0, 0.001)
+
+            def close(self) -> None:
+                self.is_open = False
+
+        monkeypatch.setattr(split_connection, "ServerLink", Link)
+        self.connection = ServerConnection(("there", 1), "00", Chooser((), {}, {}), threading.Lock())
+
+    def wait_until_over(self) -> None:
+        self.may_connect.set()
+        self.connection._thread.join(60)
+        assert not self.connection._thread.is_alive()
+        assert len(self.links) == 2
+        assert not any(link.is_open for link in self.links)
+
+
+def test_a_connection_that_is_made_after_it_was_closed_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split_connection, "PROBE_LIMIT_S", 0.01)
+    monkeypatch.setattr(split_connection, "CONNECT_LIMIT_S", 0.01)
+    server = SlowServer(monkeypatch)
+    server.connection.start(0.0)
+    assert server.is_asked.wait(60)
+    server.connection.close()
+    server.wait_until_over()
+    assert server.connection.problem == "closed"
+
+
+def test_ctrl_c_while_the_server_is_waited_for_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(limit_s: float) -> None:
+        assert server.is_asked.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(split_connection, "PROBE_LIMIT_S", 0.01)
+    monkeypatch.setattr(split_connection, "CONNECT_LIMIT_S", 0.01)
+    server = SlowServer(monkeypatch)
+    monkeypatch.setattr(server.connection._tried, "wait", stop)
+    with pytest.raises(KeyboardInterrupt):
+        server.connection.start(5.0)
+    server.wait_until_over()
+
+
+def test_an_address_is_told_as_it_is_given() -> None:
+    with pytest.raises(LinkLost, match=r"^\[::1\]:1: "):
+        ServerLink(("::1", 1), 5.0)
 
 
 def test_the_square_of_a_matrix() -> None:

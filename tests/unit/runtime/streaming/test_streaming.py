@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -13,12 +12,10 @@ import pytest
 from edge_run.base.errors import TierReadError
 from edge_run.base.interrupt import go_on
 from edge_run.partition.plan import ResidencyPlan
-from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
-from edge_run.runtime.graph.nodes import Node, WeightRead
+from edge_run.runtime.graph.nodes import Node
 from edge_run.runtime.graph.segments import chunks_of
-from edge_run.runtime.llama import _ggml
 from edge_run.runtime.streaming import assemble
 from edge_run.runtime.streaming import lookups as lookups_module
 from edge_run.runtime.streaming.assemble import WeightMemory
@@ -26,49 +23,7 @@ from edge_run.runtime.streaming.lookups import Lookups
 from edge_run.runtime.streaming.weights import StageVisits, WeightStreaming
 from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.rows import RowRange
-from mapped import PAGE, mapped
-
-CHUNK = PAGE
-N_CHUNKS = 40
-
-
-@dataclass
-class Weights:
-    """Notes what is held, refuses what a Residency would refuse, and fails at one chunk."""
-
-    held: set[int] = field(default_factory=set)
-    asked: list[tuple[int, ...]] = field(default_factory=list)
-    exposed: list[frozenset[int] | None] = field(default_factory=list)
-    pins: list[tuple[int, ...]] = field(default_factory=list)
-    unpins: list[tuple[int, ...]] = field(default_factory=list)
-    fails_at: int = -1
-
-    def acquire(self, chunks: Iterable[int]) -> float:
-        chunks = tuple(chunks)
-        self.asked.append(chunks)
-        if self.fails_at in chunks:
-            raise TierReadError("the drive is gone")
-        assert not self.held & set(chunks), "held already"
-        self.held |= set(chunks)
-        return 0.5
-
-    def release(self, chunks: Iterable[int]) -> None:
-        assert set(chunks) <= self.held, "released what was not held"
-        self.held -= set(chunks)
-
-    release_soon = release
-
-    def pin(self, chunks: tuple[int, ...]) -> None:
-        self.pins.append(chunks)
-
-    def unpin(self, chunks: tuple[int, ...]) -> None:
-        self.unpins.append(chunks)
-
-    def expose(self, but: frozenset[int]) -> None:
-        self.exposed.append(but)
-
-    def hide(self) -> None:
-        self.exposed.append(None)
+from held_weights import CHUNK, Nodes, Weights
 
 
 @dataclass
@@ -84,37 +39,8 @@ class Table:
 
 
 @pytest.fixture
-def address_space() -> Iterator[AddressSpace]:
-    with mapped([N_CHUNKS * CHUNK], CHUNK) as area:
-        yield area
-
-
-@pytest.fixture
-def weights() -> Weights:
-    return Weights()
-
-
-@pytest.fixture
 def feature(address_space: AddressSpace, weights: Weights) -> WeightStreaming:
     return WeightStreaming(weights, address_space)  # type: ignore[arg-type]
-
-
-class Nodes:
-    """Makes nodes whose weights lie in the chunks named."""
-
-    def __init__(self, address_space: AddressSpace) -> None:
-        self.base = address_space.spans[0].start
-
-    def read(self, chunks: range, row_bytes: int = 0) -> WeightRead:
-        return WeightRead("w", self.base + chunks.start * CHUNK, len(chunks) * CHUNK, row_bytes)
-
-    def __call__(self, *chunks: range, op: str = "MUL_MAT") -> Node:
-        return Node(b"node", op, tuple(map(self.read, chunks)), True)
-
-
-@pytest.fixture
-def nodes(address_space: AddressSpace) -> Nodes:
-    return Nodes(address_space)
 
 
 def test_a_graph_is_cut_only_before_matrix_multiplications(feature: WeightStreaming, nodes: Nodes) -> None:
@@ -277,82 +203,6 @@ def test_all_but_the_inside_of_tables_can_be_exposed(
     assert weights.exposed == [frozenset(range(11, 19)), None]
 
 
-@dataclass
-class Products:
-    """Notes the rows that are multiplied by, and what is held then."""
-
-    weights: Weights
-    done: list[tuple[range, set[int]]] = field(default_factory=list)
-
-    def multiply(self, address: int, rows: range) -> None:
-        self.done.append((rows, set(self.weights.held)))
-
-
-ROW = 40  # bytes of a row: 102.4 in a page
-
-
-def large(nodes: Nodes, chunks: range) -> Node:
-    """A node that multiplies by a matrix in `chunks`."""
-    (read,) = nodes(chunks).reads
-    length = read.length // ROW * ROW
-    return replace(nodes(chunks), reads=(replace(read, length=length, product_row_bytes=ROW),))
-
-
-@pytest.mark.parametrize("is_known", [True, False])
-def test_a_large_matrix_is_never_held_as_a_whole(
-    address_space: AddressSpace, weights: Weights, nodes: Nodes, is_known: bool
-) -> None:
-    """Its rows come in slices, each of them multiplied by once, while the slice is held and little else."""
-    products, struct = Products(weights), _ggml.Tensor()
-    feature = WeightStreaming(weights, address_space, products=products)  # type: ignore[arg-type]
-    graph, address = (nodes(range(0, 3)), large(nodes, range(5, 30)), nodes(range(30, 32))), ctypes.addressof(struct)
-    steps = Steps()
-    feature.register(graph, steps)
-    for i, node in enumerate(graph):
-        struct.flags = _ggml.FLAG_COMPUTE
-        if not is_known:
-            assert feature.before_unknown(node, address)
-        for step in steps.before.get(i, ()) if is_known else ():
-            step(address)
-        assert bool(struct.flags) is (i != 1), "llama.cpp computes the others"
-        if not is_known:
-            feature.after_unknown()
-        for step in steps.after.get(i, ()) if is_known else ():
-            step(address)
-        assert struct.flags == _ggml.FLAG_COMPUTE
-        assert weights.held == set()
-    assert [row for rows, _ in products.done for row in rows] == list(range(25 * CHUNK // ROW))
-    for rows, held in products.done:
-        first = graph[1].reads[0].address + rows.start * ROW
-        assert held == set(address_space.chunks_of(first, len(rows) * ROW))
-        assert len(held) <= SEGMENT_CHUNKS
-        assert rows.start % 64 == 0
-
-
-def test_slices_that_stay_are_multiplied_by_together(
-    address_space: AddressSpace, weights: Weights, nodes: Nodes
-) -> None:
-    products, address = Products(weights), ctypes.addressof(struct := _ggml.Tensor())
-    feature = WeightStreaming(
-        weights,  # type: ignore[arg-type]
-        address_space,
-        residency=ResidencyPlan(tuple(range(5, 15)), (), 0, 0, 0, lent=tuple(range(15, 30))),
-        products=products,  # type: ignore[arg-type]
-    )
-    steps = Steps()
-    feature.register((large(nodes, range(5, 30)),), steps)
-    (multiply,) = steps.after[0]
-    multiply(address)
-    n_slices = len(products.done)
-    assert products.done[0][0].stop > 9 * CHUNK // ROW
-    assert struct.flags
-    feature._n_borrowed = len(feature.lent)
-    products.done.clear()
-    multiply(address)
-    assert [rows for rows, _ in products.done] == [range(25 * CHUNK // ROW)]
-    assert n_slices > 3
-
-
 def test_pinned_chunks_that_are_given_up_are_acquired_in_each_pass_until_they_are_pinned_again(
     address_space: AddressSpace, weights: Weights, nodes: Nodes
 ) -> None:
@@ -390,7 +240,7 @@ def test_a_table_whose_successor_is_refused_is_closed(
     ranges = [RowRange(at * CHUNK, (at + 4) * CHUNK, 0, 0, CHUNK, is_apart=True) for at in (0, 8, 16)]
     made, closed = list[RowRange](), list[RowRange]()
 
-    class Table:
+    class NotedTable:
         """A table that notes its end; there is no memory for a second one."""
 
         def __init__(self, range: RowRange, *_: object) -> None:
@@ -402,7 +252,7 @@ def test_a_table_whose_successor_is_refused_is_closed(
         def close(self) -> None:
             closed.append(self.range)
 
-    monkeypatch.setattr(assemble, "RowTable", Table)
+    monkeypatch.setattr(assemble, "RowTable", NotedTable)
     memory = WeightMemory(address_space, [None], None, go_on)  # type: ignore[list-item, arg-type]
     with pytest.raises(OSError, match="no memory"), contextlib.ExitStack() as undo:
         memory.lookups(ranges, undo)
