@@ -1,10 +1,10 @@
 """How long a pass takes on a device that was measured. Pure: work and a profile in, seconds out.
 
 The time of a pass is that of its kernels, which go through the weights, that of attention over the tokens before, and a
-little for every node and every stop. The kernels' speed was measured at a few widths for each type and row length. The
-time per byte is nearly affine in the number of tokens, so it is interpolated linearly between two widths. A type or row
-length that was not measured is taken to be like the nearest one that was: a device is characterised by a few samples
-(as in HELP, Lee et al. 2021, which uses a learned predictor).
+little for every node and every stop. The kernels' speed was measured at a few widths for each type and row length.
+Between two of these the time per byte is taken to be affine in the number of tokens. A type or row length that was not
+measured is taken to be like the nearest one that was: a device is characterised by a few samples (as in HELP, Lee et
+al. 2021, which uses a learned predictor).
 """
 
 from __future__ import annotations

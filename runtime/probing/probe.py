@@ -39,8 +39,8 @@ from edge_run.tiers.gguf_format import TENSOR_TYPES
 
 logger = logging.getLogger(__name__)
 
-MODEL_TOKENS = (1, 8, 64, 512)
-EXPERT_TOKENS = (1, 8, 64)  # of each expert; more take as much longer
+MODEL_TOKENS = (1, 8, 16, 64, 512)  # llama.cpp has kernels that take 16 tokens at a time, and 8 no less long
+EXPERT_TOKENS = (1, 8, 16, 64)  # of each expert; more take as much longer
 USUAL_TOKENS = (1, 512)
 USUAL_KINDS = tuple((name, 4096, False) for name in ("Q4_0", "Q8_0", "Q4_K", "F16"))
 LEAST_SHARE = 0.01  # of a model's bytes: a kind of weights below this is not measured

@@ -186,7 +186,7 @@ def test_a_model_adds_its_kinds_of_weights(run: Run, kernels: Kernels, grown: Pa
     code, out, _ = run("-t", 2, "--model", grown, "--json")
     assert code == 0
     assert {key[:2] for key in kernels.measured} == {kind[:2] for kind in weight_kinds(read_gguf(grown))}
-    assert {tokens for _, _, tokens, _ in kernels.measured} == {1, 8, 64, 512}
+    assert {tokens for _, _, tokens, _ in kernels.measured} == {1, 8, 16, 64, 512}
     profile = json.loads(out)
     assert len(profile["kernels"]) == 8 + len(kernels.measured)
     assert [disk["folder"] for disk in profile["disks"]] == [str(grown.parent)]
