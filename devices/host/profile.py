@@ -290,11 +290,14 @@ def disk_of(profile: DeviceProfile, path: Path) -> DiskProfile | None:
         mount = find_mount(path)
     except OSError:
         return None
-    return next(
-        (
-            disk
-            for disk in profile.disks
-            if (disk.device, disk.file_system, disk.limit) == (mount.device, mount.file_system, mount.limit)
-        ),
-        None,
-    )
+    names = (mount.device, mount.file_system, mount.limit)
+    found = [disk for disk in profile.disks if (disk.device, disk.file_system, disk.limit) == names]
+    there = (disk for disk in found if len(found) > 1 and _is_on(mount, disk.folder))  # two drives of one name
+    return next(there, found[0] if found else None)
+
+
+def _is_on(mount: Mount, folder: str) -> bool:
+    try:
+        return find_mount(Path(folder)) == mount
+    except OSError:  # it was removed since
+        return False

@@ -18,6 +18,7 @@ from edge_run.base.interrupt import go_on, wait_checking
 from edge_run.base.mesh import Document, LinkRate, Message
 from edge_run.devices.link.connection import Peer, PeerConnection
 from edge_run.devices.link.frames import FrameKind, check_sizes
+from edge_run.devices.link.order import MOST_NODES
 from edge_run.devices.link.service import LinkService
 
 LOOPBACK = "127.0.0.1"
@@ -42,7 +43,7 @@ class DataLink:
         one again. on_end: the link ended though nobody closed it, and why. All are called on the link's thread.
         """
         self._service = LinkService(places, port, on_change, on_control, on_stranger, on_end)
-        self._known: set[str] = set()
+        self._known: dict[str, None] = {}  # the latest last
 
     @property
     def port(self) -> int:
@@ -133,7 +134,8 @@ class DataLink:
             if before == peers:
                 return
             self._service.peers = peers
-            self._known |= peers.keys()
+            others = [node for node in self._known if node not in peers]
+            self._known = dict.fromkeys([*others, *peers][-MOST_NODES:])
             measured: tuple[dict[str, Any], ...] = (self._service.rates, self._service.measured_s)
             for known in measured:
                 for node in known.keys() - peers.keys():  # each run is a node of its own

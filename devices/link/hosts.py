@@ -25,6 +25,11 @@ def place_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this device, by a name or an address that says so on every device."""
+    return host.lower() == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
+
+
 def _is_address(text: str) -> bool:
     try:
         ip_address(text)

@@ -26,7 +26,7 @@ from edge_run.devices.link.connection import (
 from edge_run.devices.link.frames import FrameKind, Head
 from edge_run.devices.link.inbox import Inbox
 from edge_run.devices.link.listener import LinkListener
-from edge_run.devices.link.order import MessageOrder
+from edge_run.devices.link.order import MOST_NODES, MessageOrder
 from edge_run.devices.link.places import Mark
 from edge_run.devices.link.wakeup import Wakeup
 
@@ -241,6 +241,7 @@ class LinkService:
         node = message.node
         if node not in self.peers:
             self._on_stranger(node)
+        self._order.forget(self.peers)
         peer = self.peers.get(node)
         if peer is None or head.kind is FrameKind.ECHO:
             self.refused += 1
@@ -319,7 +320,10 @@ class LinkService:
             opening.close(but=None if is_measure else best)
             with self.lock:
                 if best is None:
+                    self.failures.pop(node, None)
                     self.failures[node] = opening.why_not()
+                    for oldest in list(self.failures)[:-MOST_NODES]:
+                        del self.failures[oldest]
                     self._unsent = [one for one in self._unsent if one[0] != node]
                 elif is_measure:
                     self.rates[node], self.measured_s[node] = best.rate, time.monotonic()

@@ -56,7 +56,8 @@ class Broker:
     @property
     def place(self) -> str:
         """Its address, for messages: without the password."""
-        return f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Identity:
     device: DeviceKey = field(repr=False)
     certificate: bytes = field(repr=False)
     _key: DeviceKey = field(repr=False)
-    _lock: int = field(default=-1, repr=False)
+    _lock: list[int] = field(default_factory=list, repr=False, compare=False)  # its descriptor, until it is released
 
     @property
     def public_key(self) -> bytes:
@@ -61,9 +61,8 @@ class Identity:
 
     def release(self) -> None:
         """Let another process of this device have the key. Idempotent."""
-        if self._lock >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._lock)
+        with contextlib.suppress(IndexError, OSError):  # taken out first: closed twice, it could be another's by then
+            os.close(self._lock.pop())
 
 
 def is_certified(device_key: bytes, certificate: bytes, public_key: bytes) -> bool:
@@ -81,7 +80,7 @@ def take_identity(folder: Path, wall_clock: Callable[[], float]) -> Identity:
         if (lock := _own_lock(descriptor, key.node)) is None:  # another process is the device's own node
             return make_identity(wall_clock, key)
         incarnation = _next_incarnation(folder / _INCARNATION_FILE, wall_clock)
-        return Identity(key.node, incarnation, True, key, b"", key, lock)
+        return Identity(key.node, incarnation, True, key, b"", key, [lock])
 
 
 def device_key(folder: Path) -> DeviceKey:

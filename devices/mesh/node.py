@@ -252,12 +252,11 @@ class LocalNode:
             self._executor = OrderExecutor(handler, self._obeys, self._answer)
 
     def close(self) -> None:
-        """Leave: say so, stop all threads, close all sockets. Idempotent."""
-        with self.held() as state:
-            if self._is_closed:
-                return
-            state.leave()
-            self._report.show(0, is_present=False)
+        """Leave: say so, stop all threads, close all sockets. Idempotent; after a Ctrl-C it does what is left."""
+        if not self._is_closed:
+            with self.held() as state:
+                state.leave()
+                self._report.show(0, is_present=False)
         with self._lock:
             self._is_closed = True
             self._changed.notify_all()

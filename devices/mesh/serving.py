@@ -11,8 +11,7 @@ from edge_run.base.errors import MeshError, NotTrusted
 from edge_run.devices.broker.access import CONNECTIONS, HOME, MEMBER, BrokerAccess, guest_user, home_user, member_user
 from edge_run.devices.broker.discovery import Advertisement
 from edge_run.devices.broker.embedded import EmbeddedBroker
-from edge_run.devices.link.data_link import LOOPBACK
-from edge_run.devices.link.hosts import parse_place
+from edge_run.devices.link.hosts import is_loopback, parse_place
 from edge_run.devices.members.cluster import BROKER_PASSWORD, HOME_PASSWORD, PORT, Cluster
 from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.mesh.opening import broker_password, own_addresses
@@ -30,7 +29,7 @@ def serving(cluster: Cluster, device: DeviceKey) -> Iterator[EmbeddedBroker | No
     with contextlib.ExitStack() as stack:
         broker = EmbeddedBroker(host, port, access_of(cluster, device))
         stack.callback(broker.close)
-        addresses = [one for one in own_addresses(host) if one != LOOPBACK]
+        addresses = [one for one in own_addresses(host) if not is_loopback(one)]
         if addresses:
             try:
                 stack.callback(Advertisement(cluster, addresses, port).close)

@@ -119,6 +119,9 @@ class PinnedStaging(Staging):
         except TierReadError as error:  # a driver's own pages, which no drive writes to
             self._memory.close()
             raise NotSupported(f"pinned memory: {error}") from error
+        except BaseException:
+            self._memory.close()
+            raise
 
     def close(self) -> None:
         """Give it back. Idempotent."""

@@ -11,15 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edge_run.base.errors import ModelFileError
 from edge_run.base.strict_json import decode, parse
+from edge_run.base.units import format_count
 from edge_run.partition.latent_codec import LatentCodec, Rate
 from edge_run.runtime.split.images import ImageSize, read_bytes
-from edge_run.runtime.split.onnx_session import open_session
+from edge_run.runtime.split.onnx_session import open_session, run_session
 
 HEAD, TAIL, MODEL, CODE = "head.onnx", "tail.onnx", "model.onnx", "code.json"
 FORMAT = "edge-run split 2"
@@ -120,8 +124,38 @@ class Bundle:
         return data
 
     def open(self, name: str, threads: int | None) -> Any:
-        """Return a session of the network `name` of this bundle. Raises as `checked`."""
-        return open_session(self.checked(name), str(self.folder / name), threads)
+        """Return a session of the network `name` of this bundle.
+
+        Raises as `checked`, ModelFileError also where it does not fit `code.json`, and KernelError where it fails.
+        """
+        session = open_session(self.checked(name), str(self.folder / name), threads)
+        shape, kind = ((1, *self.code.latent), "float") if name == TAIL else ((1, *self.code.input), "uint8")
+        taken = [(one.type, tuple(one.shape)) for one in session.get_inputs()]
+        if len(taken) != 1 or taken[0][0] != f"tensor({kind})" or not _may_be(taken[0][1], shape):
+            found = ", ".join(f"{type_name} of {_times(size)}" for type_name, size in taken)
+            raise self._misfit(name, f"takes {found or 'nothing'}, needed is tensor({kind}) of {_times(shape)}")
+        self.check_answers(name, run_session(session, np.zeros(shape, np.float32 if kind == "float" else np.uint8)))
+        return session
+
+    def check_answers(self, name: str, made: Sequence[Any]) -> None:
+        """Raise ModelFileError where the network `name` made other tensors of one frame than `code.json` says."""
+        is_right = all(isinstance(one, np.ndarray) and one.size and one.dtype.kind in "biuf" for one in made)
+        if name == HEAD:
+            shape, has_filter = (1, *self.code.latent), bool(self.code.filters)
+            needed = f"float32 of {_times(shape)}{', and the interest' * has_filter}"
+            is_right = is_right and len(made) == 1 + has_filter
+            is_right = is_right and (made[0].dtype, made[0].shape) == (np.float32, shape)
+        else:
+            n_outputs = len(self.code.outputs)
+            needed = f"numbers in {format_count(n_outputs, 'tensor')}"
+            is_right = is_right and len(made) == n_outputs
+        if not is_right:
+            found = ", ".join(f"{one.dtype} of {_times(one.shape)}" for one in made if isinstance(one, np.ndarray))
+            raise self._misfit(name, f"makes {found[:200] or 'no tensor'}, needed is {needed}")
+
+    def _misfit(self, name: str, why: str) -> ModelFileError:
+        place = self.folder / name
+        return ModelFileError(f"{place}: does not fit {CODE} beside it, {why}; train again, or copy all files together")
 
 
 def read_bundle(path: Path) -> Bundle:
@@ -156,6 +190,18 @@ def digest(data: bytes) -> str:
 def codec_identity(code: StoredCode) -> tuple[str, str]:
     """Return what a codec's fingerprints of model and cut are made of."""
     return f"{code.model} {code.tail}", code.cut
+
+
+def _may_be(declared: tuple[Any, ...], shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor declared so, sizes that are open as names or None, may have this shape."""
+    if not declared:  # nothing is declared
+        return True
+    sizes = zip(declared, shape, strict=False)
+    return len(declared) == len(shape) and all(size == one for size, one in sizes if isinstance(size, int))
+
+
+def _times(shape: Sequence[Any]) -> str:
+    return " x ".join(map(str, shape))[:100]
 
 
 def _codec(code: StoredCode) -> LatentCodec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,13 +107,16 @@ def read_image_bytes(path: Path) -> bytes:
 def read_bytes(path: Path, most_bytes: int, what: str) -> bytes:
     """Return what the file `path`, which is `what`, holds, of which no more than `most_bytes` are ever held.
 
-    Raises ModelFileError where it cannot be read, or has more, and TierReadError by the drive.
+    Raises ModelFileError where it cannot be read, is a pipe or a device, or has more, and TierReadError by the drive.
     """
     try:
-        with path.open("rb") as file:
-            size_bytes = os.fstat(file.fileno()).st_size
+        with open(path, "rb", opener=_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ModelFileError(f"{path}: is a pipe or a device, {what} is a file; copy it into one")
+            size_bytes = status.st_size
             pieces, rest = [], most_bytes + 1 if size_bytes <= most_bytes else 0
-            while rest and (piece := file.read(min(rest, max(size_bytes, _PIECE_BYTES)))):  # a device says no size
+            while rest and (piece := file.read(min(rest, max(size_bytes, _PIECE_BYTES)))):  # some say no size
                 pieces.append(piece)
                 rest -= len(piece)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
@@ -124,6 +128,11 @@ def read_bytes(path: Path, most_bytes: int, what: str) -> bytes:
         found = f"{size_bytes:,}" if size_bytes > most_bytes else "more"
         raise ModelFileError(f"{path}: has {found} bytes; {what} has {most_bytes:,} at most: take it away")
     return b"".join(pieces)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file as `open` does; of a pipe, nobody is waited for who writes into it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def image_paths(folder: Path, flag: str) -> list[Path]:

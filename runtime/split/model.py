@@ -154,6 +154,7 @@ class SplitModel(Closing):
                     return self._finish(mode, started_s, outputs, len(body), interest=interest)
         begun_s = time.perf_counter()
         outputs = run_session(self._model, pixels[None])
+        self._bundle.check_answers(MODEL, outputs)
         with self._lock:
             self._chooser.computed(LOCAL, time.perf_counter() - begun_s)
         lost = self._counts["losses"] > losses
@@ -181,6 +182,7 @@ class SplitModel(Closing):
     def _compute_head(self, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float32], float]:
         """Return the latents (channels, positions), and how likely the frame is of interest, -1 without a filter."""
         made = run_session(self._head, pixels[None])
+        self._bundle.check_answers(HEAD, made)
         return made[0].reshape(self._codec.channels, -1), float(made[1].reshape(-1)[0]) if len(made) > 1 else -1.0
 
     def _body(

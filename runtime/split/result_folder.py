@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,12 +40,18 @@ def write_result_folder(out: Path, files: dict[str, bytes], code: StoredCode, mo
     try:
         _write_folder(out, files, code, mode)
     except OSError as error:
-        instead = cache_folder() / f"split-{code.head[:12]}"
+        instead = _free_folder(cache_folder() / f"split-{code.head[:12]}")
         with writing(f"--out {out}: {reason_of(error)}; {instead}"):
-            _write_folder(folder_to_write(instead, str(instead)), files, code, mode)
+            _write_folder(instead, files, code, mode)
         raise TierReadError(
             f"--out {out}: cannot be written ({reason_of(error)}); what was learned is in {instead}: move it"
         ) from error
+
+
+def _free_folder(path: Path) -> Path:
+    """Return `path`, or where something is there already, as from the same training before, `path` with a number."""
+    names = itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2)))
+    return next(one for one in map(path.with_name, names) if not os.path.lexists(one))
 
 
 def _write_folder(out: Path, files: dict[str, bytes], code: StoredCode, mode: int) -> None:

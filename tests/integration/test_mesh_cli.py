@@ -129,6 +129,13 @@ def test_joining_once_more_loses_nothing_that_only_this_device_knows(tmp_path: P
         read_cluster(joiner.mesh_folder)
 
 
+@pytest.mark.parametrize(("serve", "place"), [("::1", "[::1]:1883"), ("localhost", "localhost:1883")])
+def test_a_broker_that_others_do_not_reach_is_said_to_be_one(tmp_path: Path, serve: str, place: str) -> None:
+    told = Device(tmp_path / "one").run("init", "--serve", serve).stderr
+    assert f"broker {place}, which this device runs." in told
+    assert "Only this device reaches it: for others, --serve 0.0.0.0 --replace, or --broker." in told
+
+
 def test_what_init_and_join_refuse(tmp_path: Path) -> None:
     device = Device(tmp_path / "one")
     assert "belongs to none" in device.run("join", code=10).stderr

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,14 +111,23 @@ def test_an_order_that_cannot_arrive_ends_soon(table: Table, broker: Mosquitto) 
         assert time.monotonic() - started < 45
 
 
-def test_a_newcomer_that_does_not_hear_this_device_is_not_counted_on(table: Table, broker: Mosquitto) -> None:
+def test_a_newcomer_that_does_not_hear_this_device_is_not_counted_on(
+    table: Table, broker: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cut = threading.Event()
     with relay(broker.port, 1e8, cut) as port:
         a = table.open("a", broker=f"mqtt://127.0.0.1:{port}")
+        take_in, heard = a.state.take_in, set[str]()
+
+        def note(topic: str, payload: bytes, **how: Any) -> None:
+            take_in(topic, payload, **how)
+            heard.add(topic)
+
+        monkeypatch.setattr(a.state, "take_in", note)
         cut.set()
-        table.start("worker")
-        time.sleep(1.0)
-        assert len(a.members()) == 1
+        _, node = table.start("worker")
+        until(lambda: any(topic.endswith(f"/node/{node}/caps") for topic in heard.copy()))
+        assert len(a.members()) == 1, "though it announced itself here"
 
 
 def test_no_broker_is_said_in_one_line(tmp_path: Path) -> None:

@@ -113,7 +113,9 @@ def rendering() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
             process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             stack.enter_context(ending(process))
             assert next_line(process) == "ready\n"
-            time.sleep(0.3)
+            (child,) = children(process.pid)
+            before_s = processor_s(child)  # importing and compiling are behind it
+            wait_for(lambda: processor_s(child) > before_s + 0.2, 50, lambda: "nothing is rendered")
             return process
 
         yield start
@@ -143,16 +145,25 @@ def test_an_interrupt_ends_the_opening_of_a_model_whose_template_never_compiles(
     with subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     ) as process:
-        deadline_s = time.monotonic() + 60
-        while not any(b"template_jobs" in command(child) for child in children(process.pid)):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
-        time.sleep(1.5)
+
+        def is_compiling() -> bool:  # what comes before takes less, and this has no end
+            found = [child for child in children(process.pid) if b"template_jobs" in command(child)]
+            return any(processor_s(child) > 1.0 for child in found)
+
+        wait_for(is_compiling, 60, lambda: "no template is compiled")
         started_s = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         notices = process.communicate(timeout=60)[1]
     assert (process.returncode, notices) == (130, "")
     assert time.monotonic() - started_s < cell.LONGEST_S - 2, "what ends every job may have ended it"
+
+
+def processor_s(process: int) -> float:
+    """Return how long a process has computed; 0 for one that is gone."""
+    with contextlib.suppress(OSError):
+        user, system = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def command(process: int) -> bytes:

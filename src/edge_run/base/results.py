@@ -6,11 +6,11 @@ Keys are stable: a field may be added, none is renamed or removed within a major
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from edge_run.base.mesh_status import MeshUse
+from edge_run.base.strict_json import write
 
 # The log-probability of the token that was chosen, then those of the likeliest ones, the best first; each with its id.
 TokenLogprobs: TypeAlias = "tuple[tuple[int, float], ...]"
@@ -387,14 +387,7 @@ class Piece:
 
 
 def to_json(result: object) -> str:
-    """Return a result dataclass as one line of JSON with its field names as keys; arrays become lists."""
+    """Return a result dataclass as one line of JSON with its field names as keys; see `strict_json.write`."""
     if not dataclasses.is_dataclass(result) or isinstance(result, type):
         raise TypeError(f"{type(result).__name__} is not a result dataclass")
-    return json.dumps(dataclasses.asdict(result), ensure_ascii=False, default=_numbers)
-
-
-def _numbers(array: Any) -> Any:
-    """Return a NumPy array, which `json` does not know, as lists. Raises TypeError for anything else."""
-    if not hasattr(array, "tolist"):
-        raise TypeError(f"{type(array).__name__} has no form in JSON")
-    return array.tolist()
+    return write(dataclasses.asdict(result))

@@ -1,5 +1,7 @@
 """JSON that is believed only where it is just what it should be: `parse` for any document, `decode` for a dataclass.
 
+`write` makes what others can read as strictly.
+
 `json.loads` alone takes NaN, a key twice, numbers of thousands of digits, lone surrogates, lists without end and
 nesting that ends in a RecursionError, here or wherever the value is handled later. No writer of ours makes such, so
 nobody behind `parse` has to think of them.
@@ -41,6 +43,31 @@ def parse(text: bytes | str) -> Any:
     if "\\u" in words:
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is no text: UnicodeEncodeError
     return value
+
+
+def write(value: object) -> str:
+    """Return `value` as one line of JSON. Arrays become lists; infinite numbers and those that are none become null."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_listed)
+    except ValueError:  # JSON has no such numbers, and few readers take them
+        return json.dumps(_finite_only(value), ensure_ascii=False, allow_nan=False, default=_listed)
+
+
+def _listed(array: Any) -> Any:
+    """Return a NumPy array, which `json` does not know, as lists. Raises TypeError for anything else."""
+    if not hasattr(array, "tolist"):
+        raise TypeError(f"{type(array).__name__} has no form in JSON")
+    return array.tolist()
+
+
+def _finite_only(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite_only(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite_only(one) for one in value]
+    if hasattr(value, "tolist"):
+        return _finite_only(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def containers(*documents: str) -> int:

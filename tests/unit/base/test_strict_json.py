@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
-from edge_run.base.strict_json import MOST_CONTAINERS, MOST_DEPTH, decode, parse
+from edge_run.base.results import to_json
+from edge_run.base.split import FrameReport
+from edge_run.base.strict_json import MOST_CONTAINERS, MOST_DEPTH, decode, parse, write
 
 
 @dataclass(frozen=True)
@@ -102,3 +106,11 @@ def test_a_dataclass_takes_what_it_declares(changed: dict[str, object]) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         decode(Outer, {**GOOD, **changed})
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_that_json_does_not_have_are_null() -> None:
+    value = {"a": [math.inf, -math.inf, math.nan, 0.5], "b": (np.array([1.0, np.nan]), np.float32("inf")), "c": "NaN"}
+    assert parse(write(value)) == {"a": [None, None, None, 0.5], "b": [[1.0, None], None], "c": "NaN"}
+    assert parse(to_json(FrameReport("local", 0, 0.1, False, math.nan, 1)))["interest"] is None
+    with pytest.raises(TypeError, match="set has no form in JSON"):
+        write({"a": {1}})

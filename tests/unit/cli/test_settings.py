@@ -12,8 +12,10 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.units import GIB
 from edge_run.cli.app import _run
 from edge_run.cli.commands import chat
+from edge_run.cli.commands.batch import batch
 from edge_run.cli.commands.doctor import check_configuration, doctor
 from edge_run.cli.commands.run import run
+from edge_run.cli.commands.serve import serve
 from edge_run.cli.mesh import init
 from edge_run.cli.shared.server_chat import ServerChat
 from edge_run.cli.shared.settings import resolve
@@ -223,3 +225,11 @@ def test_a_training_draws_alike_unless_another_seed_is_given() -> None:
         assert context.params["seed"] == 0
     with pytest.raises(click.BadParameter, match="-1 is not in the range"):
         train.make_context("train", [*words, "--seed", "-1"])
+
+
+def test_commands_without_a_chat_do_not_speak_of_one() -> None:
+    helps = [
+        next(str(one.help) for one in command.params if isinstance(one, click.Option) and one.name == "prompt_cache")
+        for command in (run, serve, batch)
+    ]
+    assert [text.partition("[default: ")[2] for text in helps] == ["off; on in a chat]", "off]", "off]"]

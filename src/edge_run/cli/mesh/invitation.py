@@ -36,7 +36,7 @@ def show_invitation(terminal: Terminal, folder: Path, given: dict[str, Any], *, 
         made = MeshJoin(cluster.id, place, str(folder), shown_line, given["role"], given["uses"], expires_s)
         terminal.write_json(to_json(made))
         return
-    is_local = place.startswith(("127.", "localhost", "::1"))
+    is_local = place.startswith(("127.", "localhost", "[::1]"))
     listen = "" if is_local else " --listen 0.0.0.0"
     if is_new:
         terminal.say(f"Cluster {cluster.id}, broker {place}{', which this device runs' if cluster.serves else ''}.")

@@ -5,6 +5,7 @@ Every one is None when it is not given, so that the defaults stand in one place:
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from typing import Any
@@ -35,6 +36,7 @@ _NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
 _FRACTION: dict[str, Any] = {"type": float, "metavar": "X"}
 _TEXT: dict[str, Any] = {"type": str, "metavar": "TEXT"}
 _KV_HELP = ", ".join(KV_TYPES)
+_IN_A_CHAT = "; on in a chat"
 
 
 def _default(field: str) -> str:
@@ -156,8 +158,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _memory(
         "--prompt-cache", field="prompt_cache", metavar="on|off|FOLDER",
-        help="Keep what was computed of prompts on disk, and read it back for prompts that begin alike. [default: off; "
-        "on in a chat]",
+        help="Keep what was computed of prompts on disk, and read it back for prompts that begin alike. [default: off"
+        f"{_IN_A_CHAT}]",
     ),
     _memory(
         "--prompt-cache-size", field="prompt_cache_size", callback=size_option, metavar="SIZE",
@@ -239,7 +241,16 @@ _OF_ONE_ANSWER = {
     *("model", "prompt", "file", "conversation", "system_prompt", "json", "display_prompt", "stop"),
     *("grammar", "grammar_file", "json_schema", "json_schema_file"),
 }
-SERVED_SETTINGS = [setting for setting in SETTINGS if setting.name not in _OF_ONE_ANSWER]
+
+
+def _served(setting: Setting) -> Setting:
+    """Return the setting as a command has it that knows no chats."""
+    served = copy.copy(setting)
+    served.help = (setting.help or "").replace(_IN_A_CHAT, "")
+    return served
+
+
+SERVED_SETTINGS = [_served(setting) for setting in SETTINGS if setting.name not in _OF_ONE_ANSWER]
 """The settings of commands that answer requests, which bring the others themselves."""
 
 

@@ -16,3 +16,11 @@ def numbers(flag: str, text: str) -> tuple[float, ...]:
     if not all(map(math.isfinite, found)):
         raise ConfigError(f"{flag} {text}: must be numbers with commas between them")
     return found
+
+
+def whole_numbers(flag: str, text: str) -> tuple[int, ...]:
+    """Return the whole numbers of a flag's text. Raises ConfigError where one is none."""
+    found = numbers(flag, text)
+    if not all(map(float.is_integer, found)):
+        raise ConfigError(f"{flag} {text}: must be whole numbers with commas between them")
+    return tuple(map(int, found))

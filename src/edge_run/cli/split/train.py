@@ -14,7 +14,7 @@ from edge_run.cli.shared.setting import PATH, NumberRange
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
 from edge_run.cli.shared.terminal import Terminal
-from edge_run.cli.split.numbers import numbers
+from edge_run.cli.split.numbers import numbers, whole_numbers
 
 RATES, FEATURE_EPOCHS, ANSWER_EPOCHS, HALVINGS = "64,128,192,256", 0.5, 2.0, 3
 
@@ -77,7 +77,7 @@ def train(context: click.Context, /, model_file: Path, data: Path, cut: str, out
     terminal: Terminal = context.obj
     report(context, terminal)
     config = TrainConfig(
-        rates_bytes=tuple(int(one) for one in numbers("--rates", given["rates"])),
+        rates_bytes=whole_numbers("--rates", given["rates"]),
         mean=numbers("--mean", given["mean"]),
         deviation=numbers("--std", given["std"]),
         feature_epochs=given["feature_epochs"],

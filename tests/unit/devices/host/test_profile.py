@@ -13,6 +13,7 @@ import pytest
 
 from edge_run.base.profile import DeviceProfile, DiskProfile, KernelSpeed, ReadSpeed
 from edge_run.base.strict_json import decode
+from edge_run.devices.host import profile as profile_module
 from edge_run.devices.host.mount import Mount, find_mount
 from edge_run.devices.host.profile import (
     FORMAT_VERSION,
@@ -232,6 +233,15 @@ def test_the_disk_of_a_path(tmp_path: Path) -> None:
     assert disk_of(profile, tmp_path) == here
     assert disk_of(dataclasses.replace(profile, disks=(other,)), tmp_path) is None
     assert disk_of(profile, tmp_path / "deleted meanwhile") is None
+
+
+def test_of_two_drives_of_one_name_each_has_its_own_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As file systems in memory have, those of containers, and a drive that was put in place of another."""
+    volumes = {tmp_path / name: name for name in ("a", "b", "c")}
+    monkeypatch.setattr(profile_module, "find_mount", lambda path: dataclasses.replace(MOUNT, volume=volumes[path]))
+    both = [dataclasses.replace(disk().disk, folder=str(tmp_path / name)) for name in ("a", "b")]
+    profile = DeviceProfile(at(), "", "", 1, 1, 1, 0, 1e-6, 1e-6, (1.0, 1.0), (), tuple(both), ())
+    assert [disk_of(profile, tmp_path / name) for name in ("a", "b", "c")] == [*both, both[0]]
 
 
 def test_decoding_names_what_is_wrong() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_run.base.errors import ConfigError
-from edge_run.devices.link.hosts import parse_place, place_text
+from edge_run.devices.link.hosts import is_loopback, parse_place, place_text
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,8 @@ def test_a_place_has_a_host_and_a_port(text: str, wanted: tuple[str, int]) -> No
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_place(text, 5)
+
+
+def test_what_every_device_calls_itself_by_is_loopback() -> None:
+    assert all(map(is_loopback, ("localhost", "Localhost", "127.0.0.1", "127.8.8.8", "::1")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.0.2.1", "2001:db8::1", "localhost.example", "host", "")))

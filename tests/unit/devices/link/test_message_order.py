@@ -9,7 +9,7 @@ import pytest
 from edge_run.base.errors import ProtocolError
 from edge_run.devices.link import connection
 from edge_run.devices.link.frames import FrameKind, Head
-from edge_run.devices.link.order import MessageOrder
+from edge_run.devices.link.order import MOST_NODES, MessageOrder
 
 
 def head(number: int, sequence: int) -> Head:
@@ -38,6 +38,21 @@ def test_what_was_refused_in_between_is_not_missed() -> None:
     assert order.take("a", "1", head(9, 1))
     order.skip("a", head(9, 2))
     assert order.take("a", "1", head(9, 3))
+
+
+def test_of_nodes_without_end_only_the_latest_and_peers_are_remembered() -> None:
+    """Each program of a member is a node of its own, and is gone with it."""
+    order = MessageOrder()
+    assert order.take("peer", "1", head(9, 0))
+    assert order.take("early", "1", head(9, 0))
+    for number in range(2 * MOST_NODES):
+        assert order.take(f"node{number}", "1", head(9, 0))
+        order.skip("spoke again", head(9, number))
+        order.forget({"peer"})
+    assert len(order._expected) == MOST_NODES
+    assert {"peer", "spoke again", f"node{2 * MOST_NODES - 1}"} <= order._expected.keys()
+    assert "early" not in order._expected
+    assert order.take("peer", "1", head(9, 1))
 
 
 def test_numbers_of_connections_rise_though_the_clock_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,7 @@ def test_brokers() -> None:
     assert parse_broker("host").port == 1883
     broker = parse_broker("mqtts://me:p%40ss@[::1]")
     assert (broker.host, broker.port, broker.user, broker.password, broker.is_tls) == ("::1", 8883, "me", "p@ss", True)
+    assert (broker.place, parse_broker("host:1").place) == ("[::1]:8883", "host:1")
     for wrong in ("http://host", "mqtt://", "mqtt://host:99999", "mqtt://host/path"):
         with pytest.raises(ConfigError):
             parse_broker(wrong)
@@ -121,6 +122,21 @@ def test_a_node_keeps_its_id_and_gets_later_incarnations(tmp_path: Path) -> None
     assert other.node != first.node
     assert not other.is_lasting
     clock_went_back.release()
+
+
+def test_a_key_that_was_given_back_is_not_given_back_again(tmp_path: Path) -> None:
+    """Its descriptor is somebody else's by then."""
+    identity = take_identity(tmp_path, now)
+    (descriptor,) = identity._lock
+    identity.release()
+    opened = os.open(os.devnull, os.O_RDONLY)
+    try:
+        os.dup2(opened, descriptor)
+        identity.release()
+        assert os.fstat(descriptor)
+    finally:
+        for one in {opened, descriptor}:
+            os.close(one)
 
 
 def test_signatures() -> None:

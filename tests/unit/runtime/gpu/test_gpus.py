@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_run import BudgetError, ConfigError
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import NotSupported, TierReadError
 from edge_run.base.units import GIB, MIB
 from edge_run.partition.placement import Placement
 from edge_run.runtime.gpu import devices as gpu_devices
@@ -87,6 +87,27 @@ def test_where_no_memory_is_pinned_uploads_go_through_ordinary_memory(monkeypatc
     _libc.view(staging.address, STAGING_BYTES)[-1] = 1
     staging.close()
     staging.close()
+
+
+@pytest.mark.parametrize("error", [TierReadError("the driver's own pages"), KeyboardInterrupt(), OSError(5, "broken")])
+def test_pinned_memory_is_given_back_whatever_ends_its_first_use(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    class Memory:
+        address, is_closed = 4096, False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    class Broken(UnusedSource):
+        def read_into(self, address: int, length: int, offset: int) -> int:
+            raise error
+
+    memory = Memory()
+    monkeypatch.setattr(gpu_devices.ggml, "PinnedMemory", lambda device, size_bytes: memory)
+    with pytest.raises(NotSupported if isinstance(error, TierReadError) else type(error)):
+        gpu_devices.PinnedStaging(LARGE, Broken())
+    assert memory.is_closed
 
 
 class UnusedSource:
