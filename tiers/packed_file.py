@@ -41,6 +41,7 @@ from edge_run.tiers.packed_index import (
     check_table,
     decode_facts,
 )
+from edge_run.tiers.pieces import read_at
 
 SUFFIX = ".packed"
 MAGIC = b"edge-run packed\n"
@@ -105,22 +106,12 @@ def model_key(gguf: GgufModel, names: Sequence[str]) -> str:
                     with contextlib.suppress(OSError):  # advice only
                         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
                 for start in range(0, shard.data_offset, MIB):
-                    digest.update(_read_at(file.fileno(), min(MIB, shard.data_offset - start), start))
+                    digest.update(read_at(file.fileno(), min(MIB, shard.data_offset - start), start))
                 for tensor in (known[name] for name in names if name in known and known[name].shard == number):
-                    digest.update(_read_at(file.fileno(), *_middle(tensor)))
+                    digest.update(read_at(file.fileno(), *_middle(tensor)))
     except OSError as error:
         raise ModelFileError(f"{gguf.shards[0].path}: cannot be read ({reason_of(error)})") from error
     return digest.hexdigest()
-
-
-def _read_at(descriptor: int, size_bytes: int, start: int) -> bytes:
-    """Return the bytes there; some file systems give fewer at a time than they have."""
-    content = b""
-    while len(content) < size_bytes and (
-        piece := os.pread(descriptor, size_bytes - len(content), start + len(content))
-    ):
-        content += piece
-    return content
 
 
 def _middle(tensor: TensorInfo) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from edge_run.base.errors import ModelFileError, TierReadError, reason_of
 from edge_run.base.files import FileIdentity, sync
 from edge_run.tiers import _libc
-from edge_run.tiers.pieces import Pieces
+from edge_run.tiers.pieces import Pieces, read_at
 from edge_run.tiers.source import SourceFile
 
 JOURNAL = "journal"
@@ -69,7 +69,7 @@ class PartialModel:
 
     def _read_journal(self) -> int:
         """Read the journal; return the offset where its valid records end."""
-        content = os.pread(self._journal, os.fstat(self._journal).st_size, 0)
+        content = read_at(self._journal, os.fstat(self._journal).st_size, 0)
         if not content.startswith(self._head):
             return 0
         end = len(self._head)

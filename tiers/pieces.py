@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,6 +60,14 @@ class Pieces:
     def total_bytes(self, pieces: Sequence[int] | set[int]) -> int:
         """Return the total size of `pieces`."""
         return sum(self.place(piece).length for piece in pieces)
+
+
+def read_at(descriptor: int, length: int, offset: int) -> bytes:
+    """Return the bytes there, fewer at the file's end only; some file systems give fewer at a time than they have."""
+    content = b""
+    while len(content) < length and (piece := os.pread(descriptor, length - len(content), offset + len(content))):
+        content += piece
+    return content
 
 
 def piece_digest(data: bytes | memoryview) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+MOST_TOKENS = 1 << 40  # more than any answer has, and few enough for any sum and speed
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerEvent:
@@ -25,9 +27,17 @@ def answer_event(document: Any) -> AnswerEvent:
         return AnswerEvent(
             "".join(texts),
             "".join(str(choice.get("finish_reason") or "") for choice in choices),
-            int(usage.get("completion_tokens") or 0),
-            int(usage.get("prompt_tokens") or 0),
+            _count(usage.get("completion_tokens")),
+            _count(usage.get("prompt_tokens")),
             float((document.get("timings") or {}).get("predicted_per_second") or 0.0),
         )
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise ValueError("not an event of OpenAI's API") from error
+
+
+def _count(value: Any) -> int:
+    """Return how many tokens `value` says, 0 for nothing. Raises ValueError, TypeError or OverflowError."""
+    number = int(value or 0)
+    if not 0 <= number <= MOST_TOKENS:
+        raise ValueError("no answer has so many tokens")
+    return number

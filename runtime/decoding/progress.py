@@ -88,7 +88,7 @@ class Timeline:
         self._share_of_step, self._clock = share_of_step, clock
         self._lock = threading.Lock()
         self._steps: Sequence[Step] = ()
-        self._position = 0
+        self._position = 0  # up to which tokens are done
         self._on_step: Callable[[int], object] | None = None
         self._is_timed = False
         self._n_done = 0
@@ -117,6 +117,8 @@ class Timeline:
         with self._lock:
             if self._is_timed and len(self._steps) == 1 and self._steps[0].is_token:
                 self.paces.append((self._clock() - self._started_s) / self._steps[0].units)
+            if self._n_done < len(self._steps):
+                self._position += self._steps[self._n_done].tokens
             self._n_done += 1
         self._tell()
 
@@ -128,7 +130,7 @@ class Timeline:
     def _tell(self) -> None:
         """Without the lock, in the thread that works: who is told may wait for one that asks for a snapshot."""
         if self._on_step is not None:
-            self._on_step(self._position + sum(step.tokens for step in self._steps[: self._n_done]))
+            self._on_step(self._position)
 
     def snapshot(self) -> Progress | None:
         """Return how far the work is, None when there is none."""

@@ -22,7 +22,7 @@ from edge_run.base.mesh import Document, Link, Message
 from edge_run.runtime.fetch.fingerprint import Fingerprint
 from edge_run.runtime.fetch.transfer import DIGESTS, PIECE, Sink, Transfer
 from edge_run.tiers import _libc
-from edge_run.tiers.pieces import PIECE_BYTES, Pieces
+from edge_run.tiers.pieces import PIECE_BYTES, Pieces, read_at
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class _Offer:
         place = pieces.place(number)
         descriptor = os.open(self.paths[place.shard], os.O_RDONLY | os.O_CLOEXEC)
         try:
-            data = os.pread(descriptor, place.length, place.offset)
+            data = read_at(descriptor, place.length, place.offset)
             _libc.forget_pages(descriptor, place.offset, place.length)
             return data
         finally:

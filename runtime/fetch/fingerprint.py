@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_run.base.errors import ModelFileError
+from edge_run.base.errors import ModelFileError, reason_of
 from edge_run.base.files import file_facts, keep_file
 from edge_run.tiers import _libc
 from edge_run.tiers.pieces import DIGEST_BYTES, PIECE_BYTES, model_hash, piece_digest
@@ -54,7 +54,9 @@ def _digests(path: Path, cache_folder: Path, check: Callable[[], None]) -> tuple
                 return facts.size_bytes, digests
         digests = _read(path, check)
     except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read ({error})") from error
+        raise ModelFileError(
+            f"{path}: cannot be read ({reason_of(error)}); check its permissions, and the drive"
+        ) from error
     keep_file(kept, digests + _seal(key, digests), "a model's digests")
     return facts.size_bytes, digests
 

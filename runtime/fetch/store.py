@@ -70,6 +70,7 @@ class FetchedModels:
                 if self.known_digests(model, sizes) is None:
                     (folder / DIGESTS).write_bytes(digests)
                 found = FetchedModel(folder, model, sizes, digests, user)
+                undo.callback(found.partial.close)
                 os.utime(folder / JOURNAL)
             except EdgeRunError:  # some of which are errors of the system, too
                 raise

@@ -90,7 +90,7 @@ class SpeculativeSession(Session):
 
     def feed(self, prompt: Sequence[int]) -> tuple[Logits, int]:
         """Make the conversation be `prompt`; see `Session.feed`. The figures begin anew."""
-        self._settle()
+        self._settle(goes_on=False)
         self._guessed = self._plain_row = None
         self._has_drafted = False
         self._acceptance.forget(FORESEEN)  # the next answer may be sampled otherwise
@@ -143,8 +143,11 @@ class SpeculativeSession(Session):
             node = tree.children[node].get(tokens[-1])
         return tokens
 
-    def _settle(self) -> None:
-        """Let the decoder hold the conversation and nothing else."""
+    def _settle(self, *, goes_on: bool = True) -> None:
+        """Let the decoder hold the conversation and nothing else; what it lost of that is computed again.
+
+        goes_on: else another conversation comes, and is read from where this one is lost.
+        """
         if not self._holds_guesses:
             return
         guessed = self._guessed
@@ -159,7 +162,8 @@ class SpeculativeSession(Session):
         lost = self.history[kept:]
         if lost:
             del self.history[kept:]
-            self._append(lost)
+            if goes_on:
+                self._append(lost)
 
     def _empty_branches(self) -> None:
         for branch in self._branches:

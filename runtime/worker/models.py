@@ -12,12 +12,14 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.errors import EdgeRunError, MeshError, ModelFileError, NotTrusted, ProtocolError
 from edge_run.base.fields import Fields, plain, shown
 from edge_run.base.mesh import JsonValue
+from edge_run.base.units import format_size
 from edge_run.runtime.fetch.exchange import PieceExchange
 from edge_run.runtime.fetch.store import FetchedModel, FetchedModels
 from edge_run.runtime.fetch.transfer import DigestSink, PieceSink
 from edge_run.runtime.slices.pieces import head_pieces
 from edge_run.runtime.worker.search import FileSearch
 from edge_run.tiers.gguf import read_gguf
+from edge_run.tiers.gguf_format import MAX_ALIGNMENT_BYTES, MAX_HEADER_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,10 @@ def read_asked(order: Fields) -> ModelAsked:
             f"{order.what} has shards of {shown(numbers)} bytes and headers: cannot be, at most {MOST_BYTES} are taken",
             node=order.node,
         )
+    most_head_bytes = 2 * MAX_HEADER_BYTES + len(heads) * MAX_ALIGNMENT_BYTES  # nearly all are those of the first
+    if sum(heads) > most_head_bytes:
+        found, most = format_size(sum(heads)), format_size(most_head_bytes)
+        raise ProtocolError(f"{order.what} has headers of {found}: at most {most} make sense", node=order.node)
     return ModelAsked(model, order.words("name"), sizes, heads)
 
 

@@ -7,6 +7,7 @@ lie in its own folders, under its own budget, and only for the coordinator with 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import Cancelled, MeshError, ProtocolError, system_errors
+from edge_run.base.errors import Cancelled, MeshError, ModelFileError, ProtocolError, system_errors
 from edge_run.base.fields import MOST_RATE, Fields, shown
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Document, Mesh
@@ -142,13 +143,18 @@ class Worker:
         self._owner = next(((m.node, m.incarnation) for m in self._mesh.members() if m.node == coordinator), None)
         self._owner_seen_s = time.monotonic()
         self._mesh.link.watch(coordinator)  # connecting takes a moment, which it has now
-        if self._opened != (asked.model, settings) or self._engine is None or _are_gone(self._engine):
+        if self._opened != (asked.model, settings) or self._engine is None or _are_void(self._engine):
             self._close_engine()
             if reading := self._files.look_for(asked):
                 return {"reading": reading}  # and is asked again
             path, partial = self._files.open(coordinator, asked, self._interrupt.check)
             in_flight = cast("int", settings[IN_FLIGHT])
-            self._engine = SliceEngine.open(path, config, partial, most_in_flight=in_flight, interrupt=self._interrupt)
+            with contextlib.ExitStack() as undo:
+                undo.callback(self._files.release)  # else no other process could compute with what was fetched
+                self._engine = SliceEngine.open(
+                    path, config, partial, most_in_flight=in_flight, interrupt=self._interrupt
+                )
+                undo.pop_all()
             self._opened = asked.model, settings
         else:
             self._engine.release()
@@ -166,8 +172,9 @@ class Worker:
         engine = self._engine
         if engine is None:
             raise MeshError("no model is open here; prepare comes first")
-        if _are_gone(engine):
-            raise MeshError(f"{engine.gguf.shards[0].path}: was deleted meanwhile; the next run opens the model anew")
+        if _are_void(engine):
+            path = engine.gguf.shards[0].path
+            raise MeshError(f"{path}: was deleted, or written to, meanwhile; the next run opens the model anew")
         if order.name("layout") != layout_hash(engine.layout):
             raise MeshError("the model is cut in other places here; the devices have different versions")
         n_units = len(engine.layout.units)
@@ -231,6 +238,11 @@ class Worker:
         self._files.release()
 
 
-def _are_gone(engine: SliceEngine) -> bool:
-    """Return whether files of an open model were deleted."""
+def _are_void(engine: SliceEngine) -> bool:
+    """Return whether files of an open model were deleted, or written to since they were opened: no pass is computed."""
+    try:
+        for source in engine.loaded.backing.sources if engine.loaded.backing else ():
+            source.check_unchanged()
+    except ModelFileError:
+        return True
     return not all(shard.path.exists() for shard in engine.gguf.shards)

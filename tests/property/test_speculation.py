@@ -131,6 +131,38 @@ def test_a_new_prompt_after_any_number_of_steps_finds_the_common_prefix(
     assert np.array_equal(row, wanted)
 
 
+class Forgetful(Cells):
+    """Cannot be cut, as a window or a state cannot: it is emptied instead."""
+
+    def __init__(self) -> None:
+        super().__init__(can_branch=False)
+        self.decoded: list[list[int]] = []
+
+    def decode(self, batch: Sequence[BatchToken]) -> Logits:
+        self.decoded.append([token.token for token in batch])
+        return super().decode(batch)
+
+    def rewind(self, sequence: int, position: int) -> int:
+        return super().rewind(sequence, position if position >= len(self.text(sequence)) else 0)
+
+
+def test_nothing_of_a_conversation_that_is_over_is_computed_again() -> None:
+    """It would take as long as reading it, and count as a part of the next prompt."""
+    text, prompt, n_lost = [1, 2, 3, 4, 1, 2], [4, 3, 2, 1], 0
+    for seed in range(60):
+        decoder = Forgetful()
+        session = speculating(decoder, [*text, 3, 4], seed, is_exact=False)
+        session.feed(text[:2])
+        for token in text[2:]:
+            session.step(token)
+        n_lost += len(decoder.text(0)) > len(session.history)
+        decoder.decoded.clear()
+        row, cached = session.feed(prompt)
+        assert np.array_equal(row, row_of(prompt))
+        assert (cached, decoder.decoded) == (0, [prompt])
+    assert n_lost, "the decoder held guesses"
+
+
 @given(TEXT, st.integers(0, 2**32), st.booleans())
 def test_after_a_pass_that_failed_the_conversation_is_what_the_decoder_holds(
     text: list[int], seed: int, is_exact: bool

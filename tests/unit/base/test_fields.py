@@ -65,6 +65,7 @@ def test_no_reader_takes_what_cannot_be(name: str) -> None:
 
 
 @pytest.mark.parametrize("shards", [[[1, 2]], [[0, 0]], [[True, True]], [[HUGE, 1]], [[5, 1], [MOST_BYTES, 1]],
+                                    [[1 << 38, 1 << 38]], [[1 << 30, 1 << 29]] * 2,
                                     [[5]], [[5, 1, 1]], [[5.0, 1]], [5], [[5, 1]] * 5000, ["51"], [None]])  # fmt: skip
 def test_no_shards_are_taken_that_cannot_be(shards: Any) -> None:
     with pytest.raises(ProtocolError):

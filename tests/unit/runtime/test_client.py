@@ -167,7 +167,9 @@ def test_what_goes_wrong_says_what(address: ServerAddress) -> None:
 @pytest.mark.parametrize(
     "odd",
     [5, [], "text", {"choices": 5}, {"choices": ["a"]}, {"choices": [{"delta": 5}]}, {"choices": [{"text": 5}]},
-     {"usage": 5}, {"usage": {"completion_tokens": [1]}}, {"usage": {"completion_tokens": 1e999}}, {"timings": [1]}],
+     {"usage": 5}, {"usage": {"completion_tokens": [1]}}, {"usage": {"completion_tokens": 1e999}}, {"timings": [1]},
+     {"usage": {"completion_tokens": 10**400}}, {"usage": {"completion_tokens": -1}},
+     {"usage": {"prompt_tokens": 10**400}}],
 )  # fmt: skip
 def test_an_event_that_is_none_is_an_error_in_one_line(address: ServerAddress, odd: object) -> None:
     with pytest.raises(ProtocolError, match=r"^http://\S+: what came is not an event of an answer; is it"):

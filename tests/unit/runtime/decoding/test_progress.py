@@ -91,3 +91,24 @@ def test_who_wants_to_know_is_told_up_to_where_tokens_are_done_and_may_look(work
     work.timeline.advance()
     assert [position for position, _ in told] == [12, 12, 76, 98, 98]
     assert [now and now.done_tokens for _, now in told] == [0, 0, 64, None, 0]
+
+
+def test_a_step_costs_the_same_however_many_there_were_before_it(work: Work) -> None:
+    """A long prompt may be read a token a pass."""
+    looks = 0
+
+    class Counted(Step):
+        __slots__ = ()
+
+        def __getattribute__(self, name: str) -> object:
+            nonlocal looks
+            looks += name == "tokens"
+            return super().__getattribute__(name)
+
+    told = list[int]()
+    with work.timeline.telling(told.append):
+        work.timeline.begin([Counted("prompt", 1, 1.0)] * 500, position=3)
+        for _ in range(500):
+            work.timeline.advance()
+    assert told == [*range(3, 504)]
+    assert looks <= 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import signal
 from collections.abc import Iterator
@@ -62,6 +63,17 @@ def test_what_cannot_be_kept_here_is_nobody_elses_doing(tmp_path: Path) -> None:
         pytest.raises(TierReadError, match=r"cannot keep fetched weights there \(File too large\)"),
     ):
         exchange.fetch_now(sink, range(2), "a", 20.0)
+
+
+def test_a_piece_is_sent_whole_where_the_file_system_gives_less_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of one is other bytes than the model has, and who sends it is asked no more."""
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, length, offset: read(file, min(length, 100_000), offset))
+    with fetching(tmp_path) as (exchange, sink):
+        exchange.fetch_now(sink, range(2), "a", 20.0)
+    assert (tmp_path / "fetched" / MODEL / "model.gguf").read_bytes() == DATA
 
 
 def test_who_does_not_have_it_is_named_with_its_reason_alone(tmp_path: Path) -> None:

@@ -158,6 +158,21 @@ def test_a_folder_without_locks_is_refused_with_what_to_do(tmp_path: Path, monke
         open_model(FetchedModels(tmp_path, 1 << 30), 1)
 
 
+def test_nothing_stays_open_of_a_model_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the drive becomes read-only at that moment."""
+    models, n_open = FetchedModels(tmp_path, 1 << 30), len(os.listdir("/proc/self/fd"))
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "utime", refuse)
+        with pytest.raises(MeshError, match=r"cannot keep fetched weights there \(Read-only file system\)"):
+            open_model(models, 1)
+    assert len(os.listdir("/proc/self/fd")) == n_open
+    open_model(models, 1).close()
+
+
 def test_on_a_full_disk_the_longest_unused_goes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk may have less room than was allowed."""
     models = FetchedModels(tmp_path, 1 << 30)

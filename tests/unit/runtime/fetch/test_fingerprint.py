@@ -45,7 +45,7 @@ def test_what_is_kept_of_another_file_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="cannot be read"):
+    with pytest.raises(ModelFileError, match=r"cannot be read \(No such file or directory\); check its permissions"):
         fingerprint([tmp_path / "none"], tmp_path)
 
 
