@@ -58,7 +58,7 @@ def _written(folder: Path, size_bytes: int, patience_s: float) -> SourceFile:
             source = SourceFile(path)
             path.unlink()
             source.path = folder  # what an error names
-            source.size_bytes = _fill(file.fileno(), size_bytes, patience_s)
+            source.size_bytes = min(size_bytes, _fill(file.fileno(), size_bytes, patience_s))
             return source
     except BaseException as error:
         if source is not None:
