@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from edge_run.base.errors import EdgeRunError, NotTrusted, ProtocolError, reason_of
 from edge_run.base.mesh import Document, Member, names_apart
 from edge_run.devices.host.findings import NOTE, OK, PROBLEM, Finding, Report
+from edge_run.devices.link.hosts import is_loopback
 from edge_run.devices.link.places import may_try
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, known_cluster, open_mesh
@@ -24,7 +25,6 @@ from edge_run.devices.presence.membership import IDLE
 
 LISTEN_S, CONNECT_S = IDLE.heartbeat_s + 1.0, 2.0  # whoever does not know us is heard at his next heartbeat
 SLOW_BYTES_PER_S = 10e6
-_LOOPBACK = ("127.", "localhost", "::1")
 
 
 def examine(folder: Path, version: str, broker: str | None = None, listen_s: float = LISTEN_S) -> Report:
@@ -168,7 +168,7 @@ def _reached_by(member: Member, times_s: dict[str, float | str]) -> Finding:
         text = f"{best.removeprefix('tcp://')} in {reached[best] * 1e3:.2f} ms"
         others = f"; {len(missed)} other network cards do not: {', '.join(missed)}" if missed else ""
         return Finding(topic, OK, text + others)
-    if all(place.removeprefix("tcp://").strip("[").startswith(_LOOPBACK) for place in times_s):
+    if all(is_loopback(urlsplit(place).hostname or "") for place in times_s):
         return Finding(topic, PROBLEM, "it listens to itself only", "edge-run mesh join --listen 0.0.0.0, on it")
     ports = ", ".join(sorted({str(urlsplit(place).port) for place in times_s}))
     keeping = "edge-run mesh join --port N keeps it the same, that of runs being N + 1"

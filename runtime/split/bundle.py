@@ -139,15 +139,15 @@ class Bundle:
 
     def check_answers(self, name: str, made: Sequence[Any]) -> None:
         """Raise ModelFileError where the network `name` made other tensors of one frame than `code.json` says."""
-        is_right = all(isinstance(one, np.ndarray) and one.size and one.dtype.kind in "biuf" for one in made)
+        is_right = all(isinstance(one, np.ndarray) and one.dtype.kind in "biuf" for one in made)
         if name == HEAD:
             shape, has_filter = (1, *self.code.latent), bool(self.code.filters)
             needed = f"float32 of {_times(shape)}{', and the interest' * has_filter}"
-            is_right = is_right and len(made) == 1 + has_filter
+            is_right = is_right and len(made) == 1 + has_filter and all(one.size for one in made)
             is_right = is_right and (made[0].dtype, made[0].shape) == (np.float32, shape)
         else:
             n_outputs = len(self.code.outputs)
-            needed = f"numbers in {format_count(n_outputs, 'tensor')}"
+            needed = f"numbers in {format_count(n_outputs, 'tensor')}"  # of no object, where it finds none
             is_right = is_right and len(made) == n_outputs
         if not is_right:
             found = ", ".join(f"{one.dtype} of {_times(one.shape)}" for one in made if isinstance(one, np.ndarray))

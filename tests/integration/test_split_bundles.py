@@ -76,6 +76,14 @@ def test_networks_that_changed_places(folder: Path, tmp_path: Path) -> None:
 
 def test_a_network_that_makes_something_else_of_a_later_frame(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SplitModel(folder / HEAD, threads=1) as model:
-        monkeypatch.setattr(split_model, "run_session", lambda *_: [np.zeros((1, 0), np.float32)])
-        with pytest.raises(ModelFileError, match="model" + MISFIT + "makes float32 of 1 x 0"):
+        monkeypatch.setattr(split_model, "run_session", lambda *_: [np.zeros((1, 3), np.float32)] * 2)
+        with pytest.raises(ModelFileError, match="model" + MISFIT + "makes float32 of 1 x 3, float32 of 1 x 3"):
             model.run(make_pixels(1)[0])
+
+
+def test_a_network_that_finds_nothing_in_a_frame(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SplitModel(folder / HEAD, threads=1) as model:
+        monkeypatch.setattr(split_model, "run_session", lambda *_: [np.zeros((0, 4), np.float32)])
+        frame = model.run(make_pixels(1)[0])
+    assert [one.shape for one in frame.outputs.values()] == [(0, 4)]
+    assert frame.report.answer == -1

@@ -46,7 +46,10 @@ def parse(text: bytes | str) -> Any:
 
 
 def write(value: object) -> str:
-    """Return `value` as one line of JSON. Arrays become lists; infinite numbers and those that are none become null."""
+    """Return `value` as one line of JSON. Arrays become lists; infinite numbers and those that are none become null.
+
+    Raises TypeError for what has no form in JSON.
+    """
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_listed)
     except ValueError:  # JSON has no such numbers, and few readers take them

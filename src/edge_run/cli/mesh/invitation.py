@@ -13,7 +13,8 @@ from edge_run.cli.shared.terminal import Terminal
 
 def show_invitation(terminal: Terminal, folder: Path, given: dict[str, Any], *, is_new: bool) -> None:
     """Make an invitation, and print its line. is_new: the cluster is, so that nobody is there who could be told."""
-    from edge_run.devices.members.cluster import FIND_BROKER, invitation_line
+    from edge_run.devices.link.hosts import is_loopback
+    from edge_run.devices.members.cluster import FIND_BROKER, invitation_line, parse_broker
     from edge_run.devices.members.list_file import change_list
     from edge_run.devices.mesh.changes import invited_to, make_change, new_invitation
     from edge_run.devices.mesh.opening import shown_broker
@@ -30,13 +31,13 @@ def show_invitation(terminal: Terminal, folder: Path, given: dict[str, Any], *, 
         )
     shown = shown_broker(cluster)
     line = invitation_line(invited_to(cluster, FIND_BROKER if given["find"] else shown, seed))
-    place = _place(shown)
+    place = "found on the network" if shown == FIND_BROKER else parse_broker(shown).place
     if given["json"]:
         shown_line = line if given["show_line"] else ""
         made = MeshJoin(cluster.id, place, str(folder), shown_line, given["role"], given["uses"], expires_s)
         terminal.write_json(to_json(made))
         return
-    is_local = place.startswith(("127.", "localhost", "[::1]"))
+    is_local = shown != FIND_BROKER and is_loopback(parse_broker(shown).host)
     listen = "" if is_local else " --listen 0.0.0.0"
     if is_new:
         terminal.say(f"Cluster {cluster.id}, broker {place}{', which this device runs' if cluster.serves else ''}.")
@@ -56,9 +57,3 @@ def show_invitation(terminal: Terminal, folder: Path, given: dict[str, Any], *, 
     )
     terminal.say(f"with the role {given['role']}; with --models FOLDER or --fetch SIZE where one is to compute:")
     terminal.write(f"edge-run mesh join {line}{listen}\n")
-
-
-def _place(broker: str) -> str:
-    from edge_run.devices.members.cluster import FIND_BROKER, parse_broker
-
-    return "found on the network" if broker == FIND_BROKER else parse_broker(broker).place

@@ -30,12 +30,7 @@ def test_tokens_and_time_are_those_of_the_prompt() -> None:
 @pytest.mark.parametrize(
     ("n_read", "now", "share", "left_s"),
     [
-        (
-            20,
-            work(0, 80, 0.25, "reading"),
-            0.25,
-            LEFT_S,
-        ),  # an answer alone: one work is all that is to be read
+        (20, work(0, 80, 0.25, "reading"), 0.25, LEFT_S),  # an answer alone: one work is all that is to be read
         (60, work(40, 80, 0.7), 0.7, LEFT_S),
         (60, work(56, 80, 0.7), 0.7, LEFT_S),  # a pass has just ended
         (20, work(0, 32, 0.5), 0.2, None),  # in passes that answers share, each is
