@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,82 +16,14 @@ from hypothesis import strategies as st
 from cells import CONTEXT, VOCABULARY, Cells, row_of
 from edge_run.base.errors import KernelError, TierReadError
 from edge_run.base.protocols import BatchToken, Logits
-from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.speculation.drafting import Guess, Guesses, WantedGuesses
 from edge_run.runtime.speculation.overlap import Overlap
 from edge_run.runtime.speculation.session import SpeculativeSession
 from edge_run.runtime.speculation.tally import SpeculationTally
 from edge_run.runtime.speculation.verification import FORESEEN
-from edge_run.runtime.speculation.width_control import ONE_TEXT, Offer, WidthControl
-
-
-class Guesser:
-    """Guesses at random, sometimes what comes."""
-
-    once_s = 0.0
-
-    def __init__(self, chance: random.Random, coming: list[int]) -> None:
-        self._chance, self._coming = chance, coming
-
-    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
-        assert wanted.most_depth >= 1
-        found: dict[tuple[int, ...], Guess] = {}
-        for _ in range(self._chance.randrange(5)):
-            path: tuple[int, ...] = ()
-            for depth in range(self._chance.randint(1, wanted.most_depth)):
-                place = len(history) + depth
-                is_right = self._chance.random() < 0.7 and place < len(self._coming)
-                path += (self._coming[place] if is_right else self._chance.randrange(VOCABULARY),)
-                above = found[path[:-1]].value if depth else 1.0
-                found.setdefault(path, Guess(above * self._chance.random(), ("random", 0, 0), 0.5))
-        return found
-
-    def prepare(self, history: Sequence[int], most_depth: int) -> bool:
-        """At times there is no room to go on beside a pass."""
-        return self._chance.random() < 0.8
-
-    def draft_aside(self, history: Sequence[int], wanted: WantedGuesses, end: threading.Event) -> Guesses:
-        return self.draft(history, wanted)
-
-
-class Always(Overlap):
-    """Guesses beside every pass."""
-
-    is_on = True
-
-
-class AnyWidth(WidthControl):
-    """Takes any width, and speculates whenever it is asked."""
-
-    def __init__(self, chance: random.Random) -> None:
-        super().__init__(WidthCosts(), 12)
-        self._chance = chance
-        self.draft_s: list[float] = []
-
-    def observe_drafting(self, seconds: float, *, once_s: float = 0.0) -> None:
-        self.draft_s += [seconds - once_s] * (seconds > once_s)
-
-    def wants_guesses(self, hoped: Sequence[Offer] = ONE_TEXT) -> bool:
-        return self._chance.random() < 0.9
-
-    def choose(self, values: Sequence[float], n_texts: int = 1) -> int:
-        return self._chance.randint(1, min(12, len(values) + 1))
-
-
-def speculating(decoder: Cells, coming: list[int], seed: int, is_exact: bool) -> SpeculativeSession:
-    chance = random.Random(seed)
-    branches = range(1, 6) if decoder.capabilities.can_branch else ()
-    drafters = [Always(Guesser(chance, coming)), Guesser(chance, coming)]
-    return SpeculativeSession(
-        decoder,
-        drafters,
-        AnyWidth(chance),
-        SpeculationTally("random", is_exact=is_exact),
-        branches=branches,
-        is_exact=is_exact,
-    )
-
+from edge_run.runtime.speculation.width_control import ONE_TEXT
+from random_guesses import Always, AnyWidth, Guesser, speculating
 
 TEXT = st.lists(st.integers(0, VOCABULARY - 1), min_size=2, max_size=CONTEXT)
 
