@@ -244,8 +244,9 @@ class SplitModel(Closing):
     ) -> Frame:  # fmt: skip
         self._counts[mode.kind] += 1
         self._counts["bytes"] += sent_bytes
-        first = outputs[0] if outputs else np.empty(0)
-        answer = int(first.argmax()) if first.ndim == 2 and first.size and first.shape[1] > 1 else -1
+        first = outputs[0] if outputs else None
+        has_classes = first is not None and first.ndim == 2 and len(first) > 0 and first.shape[1] > 1
+        answer = int(outputs[0].argmax()) if has_classes else -1
         report = FrameReport(mode.name, sent_bytes, time.perf_counter() - started_s, lost, interest, answer)
         names = self._bundle.code.outputs if outputs else ()
         return Frame(dict(zip(names, outputs, strict=True)), report)
