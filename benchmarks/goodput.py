@@ -144,7 +144,8 @@ def serving(name: str, given: argparse.Namespace, cache: Path) -> Iterator[tuple
     else:
         fits = 2 * given.model.stat().st_size < parse_size(given.memory)  # also where it repacks all weights
         words = [given.peer, "-m", given.model, *usual, "--no-webui", *([] if fits else STREAMED_PEER)]
-        words += ["-np", given.parallel, "-kvu", "-b", 128, "-ub", 128] if name == "tuned" else []
+        words += [] if name == "default" else ["-np", given.parallel]
+        words += ["-kvu", "-b", 128, "-ub", 128] if name == "tuned" else []
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(box(given, [*map(str, words)]), stdout=subprocess.DEVNULL, stderr=log, cwd=ROOT)
         try:

@@ -7,7 +7,8 @@ once, in turn, cold, in a box with the memory and the drive. `steady` are the to
 answered; with `--mixed`, every second request is a long prompt with a short answer, and `tokens/s` counts all tokens,
 those of prompts too, until the last answer. `packed` is edge-run with the file that `edge-run pack` writes. `default`
 and `tuned` are llama-server as `goodput.py` starts it; its default has four slots, so that it answers four requests at
-a time. `--memory` beyond the model's size is for a model that fits.
+a time. `slots` has as many as there are requests, each with cells of its own, and is its defaults else: its fastest
+where the model fits. `--memory` beyond the model's size is for a model that fits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from goodput import TOKENS, Request, prediction, serving
 
 from edge_run.base.units import format_size, parse_size
 
-OURS, SERVERS = ("edge-run", "packed"), ("edge-run", "packed", "default", "tuned")
+OURS, SERVERS = ("edge-run", "packed"), ("edge-run", "packed", "default", "tuned", "slots")
 LONGEST_S = 3600.0
 
 
