@@ -99,10 +99,21 @@ def _at_once(path: Path, memory: int | None, options: dict[str, Any]) -> Engine 
 
 
 def streamed(path: Path, options: dict[str, Any], chunk_bytes: int, by_expert: bool) -> Iterator[Engine]:
-    """Open under budgets from the smallest on, with the fewest frames at first."""
+    """Open under budgets from the smallest on, with the fewest frames at first.
+
+    In all but the last each pass reads weights again. A budget may turn out to hold them all, some in memory that is
+    lent, as the process held more when the smallest one was refused: then a smaller one is taken.
+    """
     for share in (0.0, 0.25, 0.6):
+        of_experts = by_expert and share > 0
         with fewest_frames(share):
-            engine = open_at(path, share, options, by_expert and share > 0, chunk_bytes)
+            engine = open_at(path, share, options, of_experts, chunk_bytes)
+            for _attempt in range(8 if share < 0.5 else 0):
+                if engine.plan.streamed_bytes_per_pass:
+                    break
+                smaller = engine.budget_bytes - path.stat().st_size // 4
+                engine.close()
+                engine = open_at(path, 0, options, of_experts, chunk_bytes, smallest_bytes=smaller)
         yield engine
 
 
