@@ -12,6 +12,8 @@ import math
 import sys
 import time
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +28,14 @@ from edge_run.devices.host.memory import available_bytes, process_memory
 from edge_run.runtime.llama import _ggml
 from edge_run.runtime.llama.holdings import repacking_bytes
 from edge_run.runtime.llama.repacking import Repacking, groups_of
-from edge_run.runtime.probing.workbench import ALIGNMENT_BYTES, GpuBench, apart, workbench
+from edge_run.runtime.probing.workbench import (
+    ALIGNMENT_BYTES,
+    GpuBench,
+    Workbench,
+    apart,
+    measure_in_turn,
+    workbench,
+)
 from edge_run.runtime.probing.workload import AttentionShape
 from edge_run.tiers.gguf_format import F16, F32, TENSOR_TYPES, TensorType
 from edge_run.tiers.residency import Residency
@@ -60,18 +69,20 @@ def has_repacked_kernel(type_name: str, row_elements: int, by_expert: bool) -> b
 
 def measure_repacked(
     type_name: str, row_elements: int, tokens: int, threads: int, by_expert: bool = False
-) -> RepackedSpeed:
-    """Return how fast repacked weights are multiplied, and repacked; see `measure_matmul`.
+) -> tuple[KernelSpeed, RepackedSpeed]:
+    """Return what `measure_matmul` does, and how fast the same weights are repacked, and multiplied then.
 
-    Raises NotSupported without a kernel.
+    Both are measured in turn, as which is faster decides what runs do. Takes twice the time and memory of one. Raises
+    NotSupported without a kernel.
     """
+    kind = type_name, row_elements, tokens, threads, by_expert
     repacking = Repacking()
     try:
         with _ggml.log.listening(lambda line: None):  # a line for each slice that is repacked
-            speeds = _measure(type_name, row_elements, tokens, threads, by_expert, repacking=repacking)
-            return RepackedSpeed(type_name, row_elements, tokens, threads, by_expert, *speeds)
+            plain, repacked = _measure(*kind, repackings=(None, repacking))
     finally:
         repacking.close()
+    return KernelSpeed(*kind, plain.bytes_per_s), RepackedSpeed(*kind, *dataclasses.astuple(repacked))
 
 
 def measure_matmul(
@@ -90,8 +101,16 @@ def measure_matmul(
     for each element of the activations, `(tokens, row_elements)`. Raises NotSupported for a type that cannot be
     multiplied, ConfigError for figures that cannot be.
     """
-    speed, _ = _measure(type_name, row_elements, tokens, threads, by_expert, gpu)
-    return KernelSpeed(type_name, row_elements, tokens, threads, by_expert, speed)
+    (speed,) = _measure(type_name, row_elements, tokens, threads, by_expert, gpu)
+    return KernelSpeed(type_name, row_elements, tokens, threads, by_expert, speed.bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """The bytes of weights that are multiplied a second, and those that a core repacks."""
+
+    bytes_per_s: float
+    repacked_bytes_per_s: float
 
 
 @apart
@@ -102,11 +121,11 @@ def _measure(
     threads: int,
     by_expert: bool,
     gpu: GpuBench | None = None,
-    repacking: Repacking | None = None,
-) -> tuple[float, float]:
-    """Return the bytes of weights that are multiplied a second, and those that a core repacks.
+    repackings: Sequence[Repacking | None] = (None,),
+) -> list[_Speed]:
+    """Return how fast the same weights are multiplied with each of `repackings`, measured in turn.
 
-    repacking: gives the weights repacked kernels. Else see `measure_matmul`.
+    repackings: which give the weights repacked kernels; None leaves them as they are. Else see `measure_matmul`.
     """
     type_id, kind = _weight_type(type_name)
     for name, figure in (("row_elements", row_elements), ("tokens", tokens), ("threads", threads)):
@@ -118,27 +137,39 @@ def _measure(
     wanted_bytes = _pass_bytes(tokens, gpu)
     rows = max(1, round(wanted_bytes / (MATRICES * ROWS_MULTIPLE * row_bytes))) * ROWS_MULTIPLE
     matrices = max(1, round(wanted_bytes / (rows * row_bytes)))
-    arena_bytes = matrices * rows * row_bytes + 4 * tokens * (row_elements + rows)
-    n_experts = EXPERTS if by_expert else 1
-    with workbench(threads, arena_bytes + 4 * EXPERTS * tokens, matrices, gpu) as bench:
-        weights = [bench.tensor(type_id, row_elements, rows // n_experts, n_experts) for _ in range(matrices)]
-        bench.fill(weights, _pattern(type_id))
-        repack_s = _repack_s(repacking, weights, type_name, by_expert=by_expert) if repacking else 0.0
-        activations = (
-            bench.tensor(F32, row_elements, 1, tokens) if by_expert else bench.tensor(F32, row_elements, tokens)
-        )
-        bench.fill([activations], _pattern(F32))
-        chosen = bench.tensor(I32, n_experts, tokens)
-        bench.fill([chosen], np.arange(n_experts, dtype=np.int32).view(np.uint8))
-        room = bench.reserve(4 * tokens * rows)
-        for matrix in weights:
-            if by_expert:
-                bench.node(bench.ggml.ggml_mul_mat_id(bench.context, matrix, activations, chosen), room)
-            else:
-                bench.node(bench.ggml.ggml_mul_mat(bench.context, matrix, activations), room)
-        pass_s = bench.measure_s()
     size_bytes = matrices * rows * row_bytes
-    return size_bytes / pass_s, size_bytes / repack_s if repack_s else math.inf
+    arena_bytes = size_bytes + 4 * tokens * (row_elements + rows) + 4 * EXPERTS * tokens
+    with ExitStack() as stack:
+        benches, repack_s = [], []
+        for repacking in repackings:
+            bench = stack.enter_context(workbench(threads, arena_bytes, matrices, gpu))
+            n_experts = EXPERTS if by_expert else 1
+            weights = [bench.tensor(type_id, row_elements, rows // n_experts, n_experts) for _ in range(matrices)]
+            bench.fill(weights, _pattern(type_id))
+            repack_s.append(_repack_s(repacking, weights, type_name, by_expert=by_expert) if repacking else 0.0)
+            _multiply(bench, weights, (row_elements, rows, tokens), by_expert=by_expert)
+            benches.append(bench)
+        pass_s = measure_in_turn(*benches)
+    return [
+        _Speed(size_bytes / taken_s, size_bytes / ready_s if ready_s else math.inf)
+        for taken_s, ready_s in zip(pass_s, repack_s, strict=True)
+    ]
+
+
+def _multiply(bench: Workbench, weights: Sequence[int], shape: tuple[int, int, int], *, by_expert: bool) -> None:
+    """Let the graph of `bench` multiply each of `weights` with activations; shape: elements of a row, rows, tokens."""
+    row_elements, rows, tokens = shape
+    activations = bench.tensor(F32, row_elements, 1, tokens) if by_expert else bench.tensor(F32, row_elements, tokens)
+    bench.fill([activations], _pattern(F32))
+    n_experts = EXPERTS if by_expert else 1
+    chosen = bench.tensor(I32, n_experts, tokens)
+    bench.fill([chosen], np.arange(n_experts, dtype=np.int32).view(np.uint8))
+    room = bench.reserve(4 * tokens * rows)
+    for matrix in weights:
+        if by_expert:
+            bench.node(bench.ggml.ggml_mul_mat_id(bench.context, matrix, activations, chosen), room)
+        else:
+            bench.node(bench.ggml.ggml_mul_mat(bench.context, matrix, activations), room)
 
 
 def _repack_s(repacking: Repacking, weights: Sequence[int], type_name: str, *, by_expert: bool) -> float:

@@ -92,7 +92,6 @@ def probe(
     threads = compute_threads(config.threads)
     disks = [session.disk(target, config.readers, effort) for target in targets]
     session.kernels(_kernels(gguf), threads)
-    session.repacked_kernels(_kernels(gguf), threads)
     costs = session.costs(threads)
     kernel_figures = session.known_kernels(threads)
     gpus = session.gpus(_kernels(gguf), config)
@@ -233,37 +232,29 @@ class _Session:
         return figure
 
     def kernels(self, wanted: Sequence[Multiplication], threads: int) -> None:
-        """Measure what is not known of `wanted`."""
+        """Measure what is not known of `wanted`, with weights as they are in files, and repacked where they can be."""
         from edge_run.runtime.probing import kernels
 
-        left = missing(self.known.kernels, wanted, threads)
+        known = self.known.kernels, self.known.repacked
+        left = [one for one in wanted if any(missing(figures, [one], threads) for figures in known)]
         for number, (type_name, row_elements, tokens, by_expert) in enumerate(left, 1):
             width, place = format_count(tokens, "token"), f"{number} of {len(left)}"
             self._on_step(f"Multiplying {type_name}, rows of {row_elements:,}, {width} ({place})")
             load, lacks_room = OtherLoad(), kernels.lacks_room(tokens)
+            one = type_name, row_elements, tokens, threads, by_expert
+            is_there = kernels.has_repacked_kernel(type_name, row_elements, by_expert)
             try:
-                speed = kernels.measure_matmul(type_name, row_elements, tokens, threads, by_expert)
+                if is_there:
+                    plain, repacked = kernels.measure_repacked(*one)
+                else:
+                    plain, repacked = kernels.measure_matmul(*one), RepackedSpeed(*one, 1.0, 1.0)
             except NotSupported as error:
                 logger.info("%s", error)
                 continue
-            figure = KernelFigure(measured_now(), lacks_room or load.share > OTHERS_SHARE, speed)
-            self._keep(Measurements(kernels=(figure,)))
-
-    def repacked_kernels(self, wanted: Sequence[Multiplication], threads: int) -> None:
-        """Measure what is not known of `wanted` with repacked weights."""
-        from edge_run.runtime.probing import kernels
-
-        for type_name, row_elements, tokens, by_expert in missing(self.known.repacked, wanted, threads):
-            load, is_there = OtherLoad(), kernels.has_repacked_kernel(type_name, row_elements, by_expert)
-            speed = RepackedSpeed(type_name, row_elements, tokens, threads, by_expert, 1.0, 1.0)
-            lacks_room = kernels.lacks_room(tokens)
-            if is_there:
-                width = format_count(tokens, "token")
-                self._on_step(f"Multiplying {type_name} repacked, rows of {row_elements:,}, {width}")
-                speed = kernels.measure_repacked(type_name, row_elements, tokens, threads, by_expert)
-            is_disturbed = is_there and (lacks_room or load.share > OTHERS_SHARE)
-            figure = RepackedFigure(measured_now(), is_disturbed, speed, is_there)
-            self._keep(Measurements(repacked=(figure,)))
+            now, is_disturbed = measured_now(), lacks_room or load.share > OTHERS_SHARE
+            figure = KernelFigure(now, is_disturbed, plain)
+            beside = RepackedFigure(now, is_there and is_disturbed, repacked, is_there)
+            self._keep(Measurements(kernels=(figure,), repacked=(beside,)))
 
     def gpus(self, wanted: Sequence[Multiplication], config: ModelConfig) -> list[GpuProfile]:
         """Return the GPUs that are there, and how fast the first one computes, which a run would use.

@@ -105,13 +105,8 @@ class Workbench:
         self.ggml.ggml_build_forward_expand(self._graph, tensor)
 
     def measure_s(self) -> float:
-        """Return the median time of computing the whole graph; the first computation counts when it took too long."""
-        times = [self.compute_s()]
-        if times[0] < TOO_LONG_S:
-            times.clear()
-            while sum(times) < ENOUGH_S or len(times) < MIN_REPETITIONS:
-                times.append(self.compute_s())
-        return statistics.median(times)
+        """Return the median time of computing the whole graph; see `measure_in_turn`."""
+        return measure_in_turn(self)[0]
 
     def free(self) -> None:
         """Free the block."""
@@ -164,6 +159,21 @@ class _GpuWorkbench(Workbench):
     def measure_s(self) -> float:
         self.compute_s()  # compiles the kernel, with some drivers
         return super().measure_s()
+
+
+def measure_in_turn(*benches: Workbench) -> list[float]:
+    """Return the median time of computing the whole graph of each, one after the other and again.
+
+    So they can be compared where the device's speed changes from second to second. The first computation counts where
+    it took too long.
+    """
+    times = [[bench.compute_s()] for bench in benches]
+    if max(map(sum, times)) < TOO_LONG_S:
+        times = [[] for _ in benches]
+        while min(map(sum, times)) < ENOUGH_S or len(times[0]) < MIN_REPETITIONS:
+            for bench, taken in zip(benches, times, strict=True):
+                taken.append(bench.compute_s())
+    return [statistics.median(taken) for taken in times]
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from edge_run.base.profile import DeviceProfile, KernelSpeed, RepackedSpeed
 from edge_run.cli import app
 from edge_run.cli.shared.terminal import Terminal
 from edge_run.devices.host.machine import Cores
-from edge_run.devices.host.profile import Measurements, ProfileStore, RepackedFigure
+from edge_run.devices.host.profile import KernelFigure, Measurements, ProfileStore, RepackedFigure
 from edge_run.runtime.probing import kernels as kernels_module
 from edge_run.runtime.probing import probe as probing
 from edge_run.runtime.probing.kernels import measure_stop_s
@@ -62,9 +62,11 @@ class Kernels:
 
     def measure_repacked(
         self, type_name: str, row_elements: int, tokens: int, threads: int, by_expert: bool = False
-    ) -> RepackedSpeed:
-        self.repacked.append((type_name, row_elements, tokens, threads))
-        return RepackedSpeed(type_name, row_elements, tokens, threads, by_expert, 2e9, 4e9)
+    ) -> tuple[KernelSpeed, RepackedSpeed]:
+        kind = type_name, row_elements, tokens, threads, by_expert
+        plain = self.measure_matmul(*kind)
+        self.repacked.append(kind[:4])
+        return plain, RepackedSpeed(*kind, 2e9, 4e9)
 
     def measure_attention(self, tokens: int, shape: object, **how: int) -> float:
         return 5e9 * tokens
@@ -177,7 +179,19 @@ def test_repacked_weights_are_measured_where_they_have_a_kernel(run: Run, kernel
     assert len(profile["kernels"]) == 8
     assert run("-t", 2, "--json")[1] == out
     assert len(kernels.repacked) == 2, "measured once"
+    assert kernels.measured.count(("Q4_0", 4096, 1, 2)) == 1, "with them"
     assert "weights repacked Q4_0, rows of 4,096: 1 token 1.86 GiB/s, 512 tokens 1.86 GiB/s" in run("-t", 2)[1]
+
+
+def test_plain_weights_are_measured_again_beside_repacked_ones(kernels: Kernels, tmp_path: Path) -> None:
+    """Speeds of another minute cannot be compared."""
+    store = ProfileStore(tmp_path)
+    speed = KernelSpeed("Q4_0", 4096, 1, 1, False, 5.0)
+    store.save(probing.this_setup(), Measurements(kernels=(KernelFigure(measured_now(), False, speed),)))
+    kernels.repackable = "Q4_0"
+    profile = probe([], None, ModelConfig(threads=1), store=store)
+    assert [one.bytes_per_s for one in profile.kernels if one.type_name == "Q4_0" and one.tokens == 1] == [1e9]
+    assert kernels.repacked == [("Q4_0", 4096, 1, 1), ("Q4_0", 4096, 512, 1)]
 
 
 def test_a_model_adds_its_kinds_of_weights(run: Run, kernels: Kernels, grown: Path) -> None:
@@ -212,7 +226,9 @@ def test_kinds_of_weights(kit: Path, grown: Path) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_what_was_disturbed_counts_where_it_is_used(kernels: Kernels, tmp_path: Path, threads: int) -> None:
     store, speed = ProfileStore(tmp_path), RepackedSpeed("Q4_0", 4096, 1, 1, False, 2e9, 4e9)
-    store.save(probing.this_setup(), Measurements(repacked=(RepackedFigure(measured_now(), True, speed, True),)))
+    plain = KernelFigure(measured_now(), False, KernelSpeed("Q4_0", 4096, 1, 1, False, 1e9))
+    repacked = RepackedFigure(measured_now(), True, speed, True)
+    store.save(probing.this_setup(), Measurements(kernels=(plain,), repacked=(repacked,)))
     profile = probe([], None, ModelConfig(threads=threads), store=store)
     assert (profile.is_disturbed, bool(store.problem)) == (threads == 1, threads == 1)
 

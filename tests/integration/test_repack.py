@@ -343,6 +343,9 @@ def test_slices_of_rows_tear_no_group_apart() -> None:
 
 
 def test_the_speed_of_repacked_weights_is_measured() -> None:
-    assert 1e6 < measure_repacked("Q4_0", 256, 1, 1).bytes_per_s < 1e12
+    plain, repacked = measure_repacked("Q4_0", 256, 1, 1)
+    assert 1e6 < plain.bytes_per_s < 1e12
+    assert 1e6 < repacked.bytes_per_s < 1e12
+    assert 1e6 < repacked.repacked_bytes_per_s < 1e12
     with pytest.raises(NotSupported, match=r"F16, rows of 256: llama\.cpp has no kernel"):
         measure_repacked("F16", 256, 1, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import gguf
 import numpy as np
@@ -197,3 +197,25 @@ def test_a_drive_that_the_system_does_not_describe_is_an_error_of_ours(
     monkeypatch.setattr(probing, "find_mount", refuse)
     with pytest.raises(EdgeRunError, match="Permission denied"):
         probing.probe([tmp_path], config=ModelConfig(cache_folder=tmp_path))
+
+
+def test_graphs_are_computed_in_turn() -> None:
+    """A device that becomes slower becomes so for both."""
+    computed: list[str] = []
+
+    class Bench:
+        def __init__(self, name: str, seconds: float) -> None:
+            self.name, self.seconds = name, seconds
+
+        def compute_s(self) -> float:
+            computed.append(self.name)
+            return self.seconds
+
+    quick, slow = cast("workbench.Workbench", Bench("quick", 0.02)), cast("workbench.Workbench", Bench("slow", 0.04))
+    assert workbench.measure_in_turn(quick, slow) == [0.02, 0.04]
+    assert computed == ["quick", "slow"] * (1 + workbench.MIN_REPETITIONS)
+
+
+def test_a_graph_that_takes_long_is_computed_once() -> None:
+    bench = SimpleNamespace(compute_s=iter([0.5]).__next__)
+    assert workbench.measure_in_turn(cast("workbench.Workbench", bench)) == [0.5]
