@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from edge_run.base.errors import BudgetError
-from edge_run.base.units import MIB, format_size, round_up
+from edge_run.base.units import KIB, MIB, format_size, round_up
 from edge_run.partition.window import SEGMENT_CHUNKS, Group, frames_needed, groups_of, is_enough, most_pinned, pins_for
 
 LOOKAHEAD_CHUNKS = 16
 LOOKAHEAD_SHARE = 8  # of the memory for weights beyond what must be there at once: the most that is for reading ahead
+SHARED_LOOKAHEAD_SHARE = 2  # where answers share passes, which compute longer than they read
 MARGIN_SHARE, MARGIN_BYTES = 256, 2 * MIB  # of the smallest budget named: what was measured varies from run to run
 MOST_RUNS = 512  # longer reads cost less CPU; and each run is a mapping, of which Linux allows 65,530
 
@@ -61,6 +62,7 @@ def plan_residency(
     other_bytes: int,
     lookahead_chunks: int | None = None,
     segment_chunks: int = SEGMENT_CHUNKS,
+    lookahead_share: int = LOOKAHEAD_SHARE,
 ) -> ResidencyPlan:
     """Decide for one pass which chunks stay.
 
@@ -72,6 +74,7 @@ def plan_residency(
     lookahead_chunks: the frames to read ahead through, besides those of two segments in a row; None: at most
         LOOKAHEAD_CHUNKS, and fewer where memory is so short that they would take what saves reading.
     segment_chunks: the most chunks of a segment that may be more than one matrix.
+    lookahead_share: the part of the memory beyond what must be there that these frames take at most.
 
     Raises BudgetError, with the smallest budget that works, when the largest segment does not fit.
     """
@@ -87,7 +90,7 @@ def plan_residency(
     if n_places >= len(movable):
         return ResidencyPlan(tuple(uses), (), 0, 0, minimum, segment_chunks=segment_chunks)
     if lookahead_chunks is None:
-        lookahead_chunks = min(LOOKAHEAD_CHUNKS, (n_places - minimum + len(fixed)) // LOOKAHEAD_SHARE)
+        lookahead_chunks = min(LOOKAHEAD_CHUNKS, (n_places - minimum + len(fixed)) // lookahead_share)
     moving = [[chunk for chunk in segment if chunk not in must_pin] for segment in segments]
     run = -(-len(movable) // MOST_RUNS)
     groups = groups_of(moving, uses, n_places, lookahead_chunks + 2 * run, 2 * run, segment_chunks)
@@ -108,8 +111,9 @@ def least_chunks(segments: Sequence[Sequence[int]], must_pin: frozenset[int], se
 
 def too_small(found_bytes: int, minimum_bytes: int, other_bytes: int) -> BudgetError:
     """Return the error of a budget of `found_bytes`, where `minimum_bytes` work: `other_bytes` and weights."""
+    unit = " (a number without a unit is bytes)" if found_bytes < KIB else ""
     return BudgetError(
-        f"memory budget {format_size(found_bytes)}: too small for this model, it needs at least "
+        f"memory budget {format_size(found_bytes)}{unit}: too small for this model, it needs at least "
         f"{minimum_bytes // MIB} MiB ({format_size(other_bytes)} besides weights, "
         f"{format_size(minimum_bytes - other_bytes)} of weights at once); raise --memory or shorten the context (-c)",
         found_bytes=found_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import statistics
 from collections.abc import Iterator
@@ -95,6 +96,8 @@ def read_requests(path: Path) -> Iterator[NumberedLine]:
         number = 0
         while line := file.readline(MOST_BODY_BYTES + 1):
             number += 1
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)  # some editors begin with it
             if len(line) > MOST_BODY_BYTES:
                 _skip_rest(file, line)
                 yield _bad(number, f"the line has more than {format_size(MOST_BODY_BYTES)}")

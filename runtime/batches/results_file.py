@@ -41,7 +41,7 @@ class ResultsFile(Closing):
 
         Raises TierReadError where the drive refuses to lock or to read it.
         """
-        self.path, self._held_path = path, path.with_name(f"{path.name}.held")
+        self.path, self._held_path = path, path.parent / f"{path.name}.held"  # also of "." and "/", which have no name
         self._held: _Lines | None = None
         self._places: dict[str | int, tuple[int, int]] = {}  # of what is held
         with contextlib.ExitStack() as undo:
@@ -143,7 +143,9 @@ class _Lines:
             with contextlib.suppress(OSError):  # or the next run takes them back
                 if start >= 0:
                     os.ftruncate(self._descriptor, start)
-            raise TierReadError(f"results {self._path}: cannot be written ({reason_of(error)})") from error
+            raise TierReadError(
+                f"results {self._path}: cannot be written ({reason_of(error)}); the same command goes on once they can"
+            ) from error
         if not is_there:
             raise TierReadError(
                 f"results {self._path}: was removed or replaced while this run wrote it, and what was written is lost "

@@ -298,6 +298,8 @@ class LocalDecoder:
         except Cancelled:
             self._driver.interrupt.reset()  # it was for this batch
             raise
+        finally:
+            self._timeline.end()
 
     def _run_passes(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
         n_done = filled = 0
@@ -313,8 +315,6 @@ class LocalDecoder:
             self.watcher.taken_back(len(lost) + self.limits.has_padding)
             self.take_back(lost)
             raise
-        finally:
-            self._timeline.end()
 
     def _n_kept(self, batch: Sequence[BatchToken], n_done: int, error: BaseException) -> int:
         """Return how many tokens of a batch stay where it ends with `error`; whole passes have computed `n_done`."""

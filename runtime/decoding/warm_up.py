@@ -7,6 +7,7 @@ weight is read.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 
 from edge_run.base.errors import BudgetError
@@ -31,16 +32,15 @@ def warm_up(
     """
     before = process_memory().peak_bytes
     outputs = max(2, shape.sequences, shape.outputs_per_pass)
-    context = LlamaContext(model, replace(shape, outputs_per_pass=outputs), _follow, may_copy_weights=False)
-    decoder = LocalDecoder(model, context, Driver(), shape)
-    try:
+    wide = replace(shape, outputs_per_pass=outputs)
+    with (
+        closing(LlamaContext(model, wide, _follow, may_copy_weights=False)) as context,
+        closing(LocalDecoder(model, context, Driver(), shape)) as decoder,
+    ):
         for tokens, wanted in passes:
             first = tokens - min(wanted, shape.outputs_per_pass)
             decoder.follow([BatchToken(0, position, 0, position >= first) for position in range(tokens)])
             decoder.rewind(0, 0)
-    finally:
-        decoder.close()
-        context.close()
     if budget_bytes is not None:
         check_peak(before, process_memory().peak_bytes, budget_bytes)
 

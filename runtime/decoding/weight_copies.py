@@ -47,11 +47,6 @@ class CopySchedule:
         self._borders: dict[int, tuple[WeightRead, ...]] = {}
         self.hear = self._account.hear
 
-    @property
-    def n_told(self) -> int:
-        """The number of graphs scheduled so far."""
-        return self._account.n_told
-
     def splits(self) -> tuple[Split, ...]:
         """Return the splits of the present pass's graph; the same object as long as the graph is the same.
 

@@ -39,6 +39,11 @@ _MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 _COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
+def of_two_segments(plan: Plan, n_bytes: float) -> float:
+    """Return the bytes that stream of two segments in a row, on average, in a pass that reads `n_bytes`."""
+    return AHEAD_BYTES * min(1.0, n_bytes / max(1, plan.model_bytes))
+
+
 def pass_work(
     gguf: GgufModel,
     graph: GraphMap,
@@ -245,8 +250,7 @@ class PassTimes:
         plan = self._plan
         if plan.spilled_kv_bytes:  # keys and values have frames of their own
             return True
-        of_two = AHEAD_BYTES * min(1.0, n_bytes / max(1, plan.model_bytes))
-        return plan.window_bytes >= min(max(of_two, 2 * CHUNK_BYTES), n_bytes)
+        return plan.window_bytes >= min(max(of_two_segments(plan, n_bytes), 2 * CHUNK_BYTES), n_bytes)
 
     def prefill_s(self, tokens: int, micro_batch_tokens: int, is_first: bool) -> float:
         """Return the seconds from a prompt of `tokens` tokens to the first token of its answer.

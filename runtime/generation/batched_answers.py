@@ -198,7 +198,8 @@ class BatchedAnswers(Closing):
                 self._meter.lap()
                 self._begin_passes()
                 if self._passes.n_in_flight:
-                    self._events += self._take_in(*self._passes.finish(), self._meter.lap())
+                    with self._passes.finishing() as (begun, computed):
+                        self._events += self._take_in(begun, computed, self._meter.lap())
         except TierReadError as error:
             if not lacks_room(error) or self.n_running < 2:
                 raise
@@ -253,10 +254,12 @@ class BatchedAnswers(Closing):
             return
         with self.hearing_ctrl_c():
             self.is_closed = True
-            self._passes.abandon()
-            for sequence in range(self._decoder.capabilities.sequences if self._guesses else self._n_sequences):
-                self._decoder.rewind(sequence, 0)
-            self.drop_all()  # last: it raises the Ctrl-C that was heard
+            try:
+                self._passes.abandon()
+                for sequence in range(self._decoder.capabilities.sequences if self._guesses else self._n_sequences):
+                    self._decoder.rewind(sequence, 0)
+            finally:
+                self.drop_all()  # last: it raises the Ctrl-C that was heard
 
     def _end_some(self) -> Iterator[Event]:
         """End the requests that were cancelled, or whose time is over."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from edge_run.base.errors import ConfigError, ModelFileError
 from edge_run.base.files import read_text_file
+from edge_run.runtime.generation.request import Message
 from edge_run.runtime.processes.cell import Cell, Overrun
 
 TEMPLATE_KEY = "tokenizer.chat_template"
@@ -27,7 +28,6 @@ LEAST_ANSWER_SHARE = 8  # of the context: an eighth is kept free for an answer o
 KEPT_SHARE = 2  # half of the context is kept, so that what is kept need not be read anew with each message
 
 Metadata = Callable[[str], "str | None"]
-Message = Mapping[str, Any]
 
 
 def template_cell() -> Cell:

@@ -160,7 +160,7 @@ class ManyAnswers:
                 return
             with self.answers.hearing_ctrl_c():  # a prompt is taken and noted, or neither
                 if not isinstance(found, EdgeRunError):
-                    found = self._workplace.do(partial(self._submit, *found))
+                    found = self._submit(*found)
                 if isinstance(found, EdgeRunError):
                     self._found.append((self.n_taken, found))
                 else:
@@ -179,10 +179,12 @@ class ManyAnswers:
     def _submit(self, answer: Continuation, turn: Turn) -> int | EdgeRunError:
         """Take an answer on; return its number in the batch, or why it has no room."""
         try:
-            return self.answers.submit(answer, turn)
-        except ContextFull as error:
+            return self._workplace.do(partial(self.answers.submit, answer, turn))
+        except EdgeRunError as error:
             answer.close()
-            return error
+            if isinstance(error, ContextFull):
+                return error
+            raise
 
 
 def _end_of(piece: Piece | EdgeRunError) -> Generation | EdgeRunError | None:

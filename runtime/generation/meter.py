@@ -40,7 +40,7 @@ class Meter:
         self._clock = clock
         self._mark = self._now()
         self._decode = Interval()
-        self._generations = self._prompt_tokens = self._completion_tokens = 0
+        self._generations = self._prompt_tokens = self._completion_tokens = self._decoded_tokens = 0
 
     def lap(self) -> Interval:
         """Return what passed since the last lap (or since the meter was made)."""
@@ -56,6 +56,7 @@ class Meter:
         self._generations += 1
         self._prompt_tokens += prompt_tokens
         self._completion_tokens += completion_tokens
+        self._decoded_tokens += max(0, completion_tokens - 1)  # the first one comes with the prompt
         self._decode += decode
 
     def io_use(self, whole: Interval, decode: Interval, decoded_tokens: int) -> IoUse:
@@ -80,7 +81,7 @@ class Meter:
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
             memory=self._engine.memory_use,
-            io=self.io_use(whole, self._decode, max(0, self._completion_tokens - self._generations)),
+            io=self.io_use(whole, self._decode, self._decoded_tokens),
             backend=self._engine.backend,
             experts=self._engine.expert_use,
             kv_spill=self._engine.kv_spill,

@@ -375,11 +375,12 @@ class Model(ModelTexts):
         room_tokens = engine.front.capabilities.context_tokens
         has_end = request.max_tokens is not None or not engine.config.context_shift
         most_tokens = request.max_tokens if has_end else MOST_CONTEXT_TOKENS
-        answer = Continuation(
+        marks = frozenset(token for mark in request.marks for token in self._control_token(mark))
+        answer = Continuation(  # last, as nobody would close it, nor its grammar, where anything else raises
             engine.model, tokens, most_tokens, request.sampling, room_tokens, self._grammars, self._table, grammar
         )
         answer.dropped_messages, answer.on_read = n_dropped, request.on_read
-        answer.marks = frozenset(token for mark in request.marks for token in self._control_token(mark))
+        answer.marks = marks
         return answer
 
     def _control_token(self, text: str) -> list[int]:

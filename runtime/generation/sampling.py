@@ -111,11 +111,8 @@ class Sampler(Closing):
         has_effects = self._last_n_tokens or biases or grammar_text(config)[0]
         self._takes_best = config.temperature == 0 and not has_effects
         self._grammar = grammar or _open_grammar(vocab, config, n_vocab, room)
-        self._config, self._opened_chain = (
-            config,
-            None,
-        )  # opened when it is used: answers that wait take no memory for it
-        self._is_closed = False
+        self._config, self._is_closed = config, False
+        self._opened_chain: Any = None  # before it is used: answers that wait take no memory for it
 
     @property
     def _chain(self) -> Any:

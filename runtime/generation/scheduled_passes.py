@@ -8,7 +8,8 @@ share what these were to compute lose it too: devices that did not get to it hav
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.errors import ContextFull
@@ -109,7 +110,8 @@ class ScheduledPasses:
     def begin(self, begun: BegunPass) -> bool:
         """Begin a pass; return whether it is in flight.
 
-        It is not where it had no room: then others gave way, or there will be room when passes in flight are finished.
+        It is not where it had no room: then others gave way, or there will be room when passes in flight are finished,
+        or what was lost with guesses that had none is computed first.
 
         Raises the errors of `Decoder.decode`; then the requests are as they were before all passes in flight, and
         `plan` may go on.
@@ -120,8 +122,10 @@ class ScheduledPasses:
             self._queue.begin([token for part in planned.parts for token in self._batch(part, trees)])
         except ContextFull:
             self._undo(planned, trees)
-            if trees:
+            if trees and all(self._scheduler.n_held(part.request) == part.start for part in planned.parts):
                 return self.begin(replace(begun, trees={}))
+            if trees:
+                return False
             if self._in_flight:
                 return False
             emptied = self._scheduler.give_way()
@@ -149,6 +153,17 @@ class ScheduledPasses:
             raise
         begun = self._in_flight.popleft()
         return begun, _parts(begun, rows)
+
+    @contextmanager
+    def finishing(self) -> Iterator[tuple[BegunPass, list[ComputedPart]]]:
+        """Give the block what `finish` returns; where it fails, that pass is taken back, and those in flight."""
+        begun, computed = self.finish()
+        try:
+            yield begun, computed
+        except BaseException:  # or requests would wait for ever for tokens that nobody has chosen
+            self.abandon()
+            self._undo(begun.planned, begun.trees)
+            raise
 
     def abandon(self) -> None:
         """Take back all passes in flight; the requests are as they were before these."""

@@ -32,7 +32,7 @@ def refuse_what_is_too_long(model: LlamaModel, text: str, room_tokens: int, clea
             raise ContextFull(
                 f"prompt of {format_size(len(text))}: its first {format_size(start + PIECE_CHARACTERS)} are "
                 f"{found:,} tokens already, the context holds {room_tokens:,}; shorten it, or give more context "
-                "with -c",
+                "(-c), or more --memory where that is what limits it",
                 prompt_tokens=found,
                 context_tokens=room_tokens,
             )
@@ -43,7 +43,7 @@ def check_room(n_tokens: int, room_tokens: int) -> None:
     if n_tokens >= room_tokens:
         raise ContextFull(
             f"prompt of {n_tokens} tokens: the context holds {room_tokens} with at least one to generate; "
-            "shorten it, or give more context with -c",
+            "shorten it, or give more context (-c), or more --memory where that is what limits it",
             prompt_tokens=n_tokens,
             context_tokens=room_tokens,
         )

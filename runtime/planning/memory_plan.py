@@ -11,6 +11,8 @@ from edge_run.base.results import ContextPoint, Plan, PlanItem
 from edge_run.base.units import MIB, round_down, round_up
 from edge_run.partition.plan import (
     LOOKAHEAD_CHUNKS,
+    LOOKAHEAD_SHARE,
+    SHARED_LOOKAHEAD_SHARE,
     ResidencyPlan,
     least_chunks,
     plan_residency,
@@ -130,6 +132,7 @@ def _plan_streamed(
                 other,
                 ahead,
                 segment_chunks,
+                SHARED_LOOKAHEAD_SHARE if terms.sequences > 1 else LOOKAHEAD_SHARE,
             )
     except BudgetError as error:
         shorter = terms.shortened(error.minimum_bytes - error.found_bytes)

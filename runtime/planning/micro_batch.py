@@ -5,7 +5,7 @@ stay. What is best is predicted, in seconds where the device was measured, else 
 the numerics key, so that it must not hang on the weather: it is one of a few, and a decision is kept for a model, a
 budget and a context, that for the usual width too. It changes only for a gain of more than a tenth, and not by what was
 measured while other programs were at work, by which none is kept either. Buffers do not shorten the context that was
-asked for where narrower passes do without.
+asked for where narrower passes do without, nor the window that many answers read ahead through.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ def choose(
         raise refusal
     if any(one.has_room and one.way > 1 for one in found):
         found = [one for one in found if one.has_room]
+    if config.sequences > 1 and any(one.reads_ahead for one in found):
+        found = [one for one in found if one.reads_ahead]
     chosen = best(found, kept, is_kept_at_any_cost=is_disturbed)
     if chosen.way != kept and not is_disturbed:
         findings.write({**decisions, key: chosen.way})

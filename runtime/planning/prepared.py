@@ -90,4 +90,5 @@ class Prepared:
             gpu=self.offload.plan if self.offload else None,
             packed=self.packed,
             kv_type_reason=self.kv_type_reason,
+            sequences=config.sequences,
         )

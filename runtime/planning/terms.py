@@ -54,6 +54,7 @@ class Terms:
     spill: what of keys and values may be away in a file; None where all stay in memory.
     away_bytes: what of them is away when the context is full.
     kv_type_reason: their type, and what was weighed, where that was left open.
+    sequences: the answers that may share passes.
     """
 
     gguf: GgufModel
@@ -83,6 +84,7 @@ class Terms:
     spill: SpillShape | None = None
     away_bytes: int = 0
     kv_type_reason: str = ""
+    sequences: int = 1
 
     @property
     def lent_bytes(self) -> int:

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
-from edge_run.runtime.forecasting.forecast import pass_work
+from edge_run.runtime.forecasting.forecast import of_two_segments, pass_work
 from edge_run.runtime.forecasting.pass_bytes import PassBytes
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
@@ -43,6 +43,16 @@ class Weighed(Generic[Way]):
     def has_room(self) -> bool:
         """Whether the whole context that was asked for has room."""
         return self.plan.context_tokens >= self.plan.wanted_context_tokens
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether what streams in order has a window for twice what two segments need.
+
+        In less, computing many answers and reading hardly overlap, as few reads are on their way at once.
+        """
+        plan = self.plan
+        wanted = 2 * of_two_segments(plan, plan.streamed_bytes_per_batch)
+        return plan.mode != "streamed" or bool(plan.expert_bytes) or plan.window_bytes >= wanted
 
     @property
     def weight(self) -> float:

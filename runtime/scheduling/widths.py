@@ -33,10 +33,6 @@ class PassWidths:
         """Note a pass; see `WidthCosts.observe`."""
         self._costs.observe(width, wall_s, wait_s, read_s, read_bytes)
 
-    def expected_s(self, width: int) -> float | None:
-        """Return the seconds that a pass is expected to take; None before one was seen."""
-        return self._costs.pass_s(width) if self._costs.is_known else None
-
     def with_prompts(self, n_answers: int, *, are_few: bool = False) -> int:
         """Return how many tokens a pass may have in which `n_answers` requests make one each, and prompts are read.
 

@@ -89,7 +89,7 @@ def bind(host: str, port: int) -> BoundedListener:
         )[0]
         bound = BoundedListener(family, kind, protocol)
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"--host {host}: {reason_of(error)}") from error
+        raise ConfigError(f"--host {host}: {reason_of(error)}; give an address of this machine") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
@@ -128,7 +128,7 @@ async def serve_folder(
     catalogue = Catalogue(found, open_file, lambda: read_folder(folder), say)
     _say_left_out(catalogue, say)
     if not found.entries:
-        raise ConfigError(f"--models {folder}: has no GGUF file of a model that generates text")
+        raise ConfigError(f"--models {folder}: has no GGUF file of a model that generates text; name another folder")
     await _serve(catalogue, f"{len(found.entries)} models of {folder.name}", USUAL_S, bound, options, say)
 
 

@@ -178,7 +178,9 @@ def test_a_misspelled_variable_stops_every_command_but_help(run) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("thread = 1", "'thread': unknown; known are .*threads"),
+        ("thread = 1", "'thread': unknown; did you mean threads[?]"),
+        ("qqqq = 1", "'qqqq': unknown; known are .*threads"),
+        ("[run]\nthreads = 1", "'run': unknown; settings stand at the top of the file, in no table"),
         ("threads = ", "not a TOML file"),
         ("threads = true", "threads = True: must be one text or whole number"),
         ("model = 5", r"config\.toml: model = 5: must be one text"),
@@ -192,6 +194,12 @@ def test_mistakes_in_the_configuration_file_are_named(run, tmp_path: Path, text:
     (tmp_path / "edge-run" / "config.toml").write_text(text)
     assert_refused(run(KIT, "-p", "x", XDG_CONFIG_HOME=str(tmp_path)), 2, message)
     assert run("run", "--help", XDG_CONFIG_HOME=str(tmp_path)).returncode == 0
+
+
+def test_a_configuration_file_may_begin_with_a_mark_of_its_editor(run, tmp_path: Path) -> None:
+    (tmp_path / "edge-run").mkdir()
+    (tmp_path / "edge-run" / "config.toml").write_text('memory = "20MiB"', encoding="utf-8-sig")
+    assert_refused(run(KIT, "-p", "x", XDG_CONFIG_HOME=str(tmp_path)), 4, "memory budget 20 MiB: too small")
 
 
 def test_help_and_version_load_nothing_heavy(run) -> None:

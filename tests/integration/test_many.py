@@ -10,6 +10,8 @@ import pytest
 from at_once import PROMPT
 from edge_run import ConfigError, Generation, Model, Request, SamplingConfig, TierReadError
 from edge_run.base.protocols import BatchToken, Logits
+from edge_run.base.results import Piece
+from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.request import Turn
 from kit_models import streamed
 
@@ -41,6 +43,25 @@ def test_results_go_on_after_an_error_with_what_had_ended(model: Model, monkeypa
     found = stream.results()
     assert [text_of(one) for one in found] == [text_of(one) for one in wanted]
     assert stream.results() == found, "as often as one likes"
+
+
+def test_answers_go_on_after_a_mistake_between_two_tokens(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other answers of the pass waited for ever for a token that nobody had chosen."""
+    choose, n_chosen = Continuation.choose, 0
+
+    def fail_once(self: Continuation, logits: Logits) -> Piece | None:
+        nonlocal n_chosen
+        n_chosen += 1
+        if n_chosen == 5:  # of the first of two
+            raise RuntimeError("a mistake")
+        return choose(self, logits)
+
+    wanted = model.generate_many(PROMPTS, max_tokens=4, temperature=0).results()
+    monkeypatch.setattr(Continuation, "choose", fail_once)
+    stream = model.generate_many(PROMPTS, max_tokens=4, temperature=0)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        stream.results()
+    assert [text_of(one) for one in stream.results()] == [text_of(one) for one in wanted]
 
 
 def text_of(found: object) -> str:

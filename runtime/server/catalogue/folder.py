@@ -64,7 +64,7 @@ def read_folder(folder: Path) -> ModelFolder:
     try:
         files = sorted(path for path in folder.iterdir() if path.suffix == ".gguf")
     except OSError as error:
-        raise ConfigError(f"--models {folder}: {reason_of(error)}") from error
+        raise ConfigError(f"--models {folder}: {reason_of(error)}; name a folder with GGUF files") from error
     if len(files) > MOST_FILES:
         raise ConfigError(f"--models {folder}: {len(files):,} files, {MOST_FILES:,} are the most")
     found = set(files)

@@ -59,8 +59,10 @@ def read_text(file: BinaryIO, what: str, most_bytes: int) -> str:
         raise ConfigError(f"{what}: longer than {format_size(most_bytes)}; shorten it", needed_bytes=most_bytes)
     try:
         return b"".join(pieces).decode("utf-8")
-    except ValueError as error:
-        raise ConfigError(f"{what}: not UTF-8 text ({error})") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{what}: not UTF-8 text ({error.reason} at byte {error.start:,}); save it as UTF-8, as iconv -t UTF-8 does"
+        ) from error
 
 
 def key_lines(text: str) -> list[str]:

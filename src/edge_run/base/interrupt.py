@@ -123,12 +123,20 @@ class Interrupt:
     def cancel(self) -> None:
         """End the work at hand; from any thread."""
         self._is_cancelled = True
-        self._hear(True)
+        self._say()
 
     def reset(self) -> None:
         """Other work begins: what was cancelled before does not concern it. Ctrl-C does."""
         self._is_cancelled = False
-        self._hear(self.is_set)
+        self._say()
+
+    def _say(self) -> None:
+        """Tell whether it is set; again where another thread has changed that meanwhile, and was told first."""
+        while True:
+            said = self.is_set
+            self._hear(said)
+            if said == self.is_set:
+                return
 
     def check(self) -> None:
         """Raise Cancelled where the work at hand is to end."""
@@ -165,7 +173,7 @@ class Interrupt:
 
         def note() -> None:
             self._is_ctrl_c = True
-            self._hear(True)
+            self._say()
 
         ended_by: BaseException | None = None
         try:
@@ -175,7 +183,7 @@ class Interrupt:
             ended_by = error
         if self._is_ctrl_c:  # asked once nothing can set it any more
             self._is_ctrl_c = False
-            self._hear(self._is_cancelled)
+            self._say()
             raise KeyboardInterrupt
         if ended_by is not None:
             raise ended_by

@@ -55,7 +55,10 @@ class SamplingConfig:
         penalty = self.repeat_penalty
         require(1 / LARGEST <= penalty <= LARGEST, f"repeat penalty {penalty}: must be {1 / LARGEST:f} to {LARGEST}")
         require(self.repeat_last_n >= -1, f"repeat last n {self.repeat_last_n}: must be -1 (context) or more tokens")
-        require(self.seed is None or 0 <= self.seed < 2**32 - 1, f"seed {self.seed}: must be 0 to 4294967294, or None")
+        require(
+            self.seed is None or 0 <= self.seed < 2**32 - 1,
+            f"seed {self.seed}: must be 0 to 4294967294; None (--seed -1) draws one",
+        )
         require(not (self.grammar and self.json_schema), "grammar and JSON schema: give one of the two")
         for name in ("frequency_penalty", "presence_penalty"):
             value = getattr(self, name)

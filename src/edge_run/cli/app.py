@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import NoReturn
 import click
 
 import edge_run
-from edge_run.base.errors import Cancelled, EdgeRunError, TierReadError, reason_of
+from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, TierReadError, reason_of
 from edge_run.cli.shared.process import end_on_termination, prepare_streams, printable_notices, release_streams
 from edge_run.cli.shared.settings_command import HELP_NAMES, CommandGroup, origin
 from edge_run.cli.shared.terminal import Terminal
@@ -26,6 +27,8 @@ COMMANDS = {name: f"edge_run.cli.commands.{name}" for name in _SINGLE} | {
     name: f"edge_run.cli.{name}.group" for name in _GROUPS
 }
 SIGPIPE_CODE = 141
+_ELSEWHERE = {"help": "--help", "version": "--version"}  # which other programs have as commands
+_LIKE = 0.75  # of 1: how much a word has to look like a command's name
 
 _HELP = """Run GGUF models that are larger than memory, inside a memory budget; the text is llama.cpp's.
 
@@ -65,12 +68,25 @@ class Commands(CommandGroup):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put `run` where no command is named."""
         if args and args[0] not in self.homes and args[0] not in (*HELP_NAMES, "--version"):
+            if not ctx.resilient_parsing:  # as when a shell completes a line
+                _refuse_misspelled(args[0])
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return what the usage line shows after the program's name."""
         return ["MODEL [OPTIONS]", "| COMMAND ..."]
+
+
+def _refuse_misspelled(word: str) -> None:
+    """Raise ConfigError for what looks like a command's name that was mistyped, and is no file."""
+    if not word.isalpha() or os.path.lexists(word):
+        return
+    import difflib  # which takes long to load
+
+    near = _ELSEWHERE.get(word) or next(iter(difflib.get_close_matches(word, COMMANDS, 1, _LIKE)), None)
+    if near:
+        raise ConfigError(f"{word}: no such command, and no such file; did you mean edge-run {near}?")
 
 
 @click.group(
@@ -134,6 +150,8 @@ def _what_failed(error: OSError) -> str:
     """Return what the system refused to read or write, as far as that is known."""
     if error.filename:
         return str(error.filename)
+    if any(frame.f_code is click.echo.__code__ for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return "standard output"  # which help and the version go to
     try:
         sys.stdout.flush()  # what it refused to write is still there
     except (OSError, ValueError):

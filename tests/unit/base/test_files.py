@@ -17,6 +17,7 @@ from edge_run.base.files import (
     file_to_write,
     folder_to_write,
     keep_file,
+    read_text_file,
     remove_abandoned_drafts,
     remove_drafts,
     reserved,
@@ -31,6 +32,13 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     what = r"^--out x: cannot be written \(No such file.*\); choose another folder$"
     with pytest.raises(TierReadError, match=what), writing("--out x", "choose another folder"):
         (tmp_path / "nowhere" / "x").write_text("")
+
+
+def test_text_in_another_encoding_is_told_where_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "prompt").write_bytes("a café".encode("latin-1"))
+    what = r"^--file prompt: not UTF-8 text \(.* at byte 5\); save it as UTF-8, as iconv -t UTF-8 does$"
+    with pytest.raises(ConfigError, match=what):
+        read_text_file(tmp_path / "prompt", "--file prompt", 100)
 
 
 @pytest.mark.parametrize("error", [ModelFileError("model: is gone"), TierReadError("model: read failed", errno=5)])

@@ -194,3 +194,18 @@ def test_a_deadline_cancels_what_is_not_done() -> None:
         while not interrupt.is_set and time.monotonic() < until_s:
             time.sleep(0.001)
     assert interrupt.is_set
+
+
+def test_a_cancel_beside_a_reset_is_told_last() -> None:
+    """Whoever computes is told in the order in which threads happen to go on."""
+    interrupt, told = Interrupt(), [False]
+
+    def hear(is_set: bool) -> None:
+        if not is_set and not interrupt.is_set:  # another thread cancels before this one has said what it was to say
+            interrupt.cancel()
+        told[0] = is_set
+
+    interrupt.tell(hear)
+    interrupt.reset()
+    assert interrupt.is_set
+    assert told == [True]

@@ -26,8 +26,14 @@ def parameters(command: click.Command) -> Iterator[click.Parameter]:
 
 def test_a_path_begins_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for given, path in (("~/a.gguf", tmp_path / "a.gguf"), ("a~/~", Path("a~/~")), ("", Path()), ("~", tmp_path)):
+    for given, path in (("~/a.gguf", tmp_path / "a.gguf"), ("a~/~", Path("a~/~")), ("~", tmp_path)):
         assert PATH.convert(given, None, None) == path
+
+
+def test_an_empty_path_is_not_the_current_folder() -> None:
+    """As of a variable of the shell that is not set: `--models "$FOLDER"`."""
+    with pytest.raises(click.BadParameter, match="names nothing; give a path"):
+        PATH.convert("", None, None)
 
 
 def test_every_path_of_a_command_line_does() -> None:

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import GIB, MIB
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork, plan_mesh
-from edge_run.partition.plan import LOOKAHEAD_CHUNKS, MOST_RUNS, ResidencyPlan, plan_residency, reads_beside
+from edge_run.partition.plan import (
+    LOOKAHEAD_CHUNKS,
+    LOOKAHEAD_SHARE,
+    MOST_RUNS,
+    SHARED_LOOKAHEAD_SHARE,
+    ResidencyPlan,
+    plan_residency,
+    reads_beside,
+    too_small,
+)
 from edge_run.partition.stage_visits import plan_stage_visits
 from edge_run.partition.window import frames_needed
 from edge_run.prefetch.schedule import Segment, schedule_pass
@@ -104,6 +113,15 @@ def test_with_room_for_all_but_one_only_a_window_streams() -> None:
     plan = plan_for(chain(1000), 999)
     assert plan.n_frames <= 2 * 4 + 2 + LOOKAHEAD_CHUNKS + 1
     assert len(plan.streamed) == plan.n_frames + 1
+
+
+def test_frames_to_read_ahead_through_take_a_share_of_what_is_left() -> None:
+    """Where answers share passes, which compute longer than they read, they may take more of it."""
+    n_frames = [
+        plan_residency(chain(200), frozenset(), CHUNK, 24 * CHUNK, 0, lookahead_share=share).n_frames
+        for share in (LOOKAHEAD_SHARE, SHARED_LOOKAHEAD_SHARE)
+    ]
+    assert n_frames[1] - n_frames[0] == (24 - 4) // SHARED_LOOKAHEAD_SHARE - (24 - 4) // LOOKAHEAD_SHARE
 
 
 def test_what_is_pinned_of_a_segment_needs_no_frame() -> None:
@@ -285,3 +303,8 @@ def ranges_of(plan: MeshPlan, node: str) -> list[tuple[int, int]]:
     owners = [None, *plan.owners, None]
     borders = [i for i in range(1, len(owners)) if (owners[i - 1] == node) != (owners[i] == node)]
     return [(first - 1, end - 1) for first, end in zip(borders[::2], borders[1::2], strict=True)]
+
+
+def test_a_budget_without_a_unit_is_told_what_it_means() -> None:
+    assert "memory budget 4 B (a number without a unit is bytes): too small" in str(too_small(4, 2**20, 2**19))
+    assert "memory budget 20 MiB: too small" in str(too_small(20 * 2**20, 2**26, 2**25))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def read_config_file(path: Path, settings: Iterable[Setting]) -> dict[str, Any]:
     Raises ConfigError for a file that cannot be read, is no TOML, or says what none of `settings` understands.
     """
     try:
-        content = _parse_toml(path.read_text(encoding="utf-8"))
+        content = _parse_toml(path.read_text(encoding="utf-8-sig"))  # some editors begin with a mark
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -69,11 +69,22 @@ def read_config_file(path: Path, settings: Iterable[Setting]) -> dict[str, Any]:
     for key, value in content.items():
         setting = known.get(key.replace("_", "-"))
         if setting is None:
-            raise ConfigError(f"{path}: {key!r}: unknown; known are {', '.join(sorted(known))}")
+            raise ConfigError(f"{path}: {key!r}: unknown; {_advice_on(key, value, known)}")
         if not setting.is_right(value):
             raise ConfigError(f"{path}: {key} = {value!r}: must be {setting.kind}")
         values[str(setting.name)] = value
     return values
+
+
+def _advice_on(key: str, value: object, known: Collection[str]) -> str:
+    """Return what to do about a key of the file that no setting has."""
+    if isinstance(value, dict):
+        return "settings stand at the top of the file, in no table; remove the brackets"
+    import difflib  # which takes long to load
+
+    if near := difflib.get_close_matches(key.replace("_", "-").lower(), known, 1):
+        return f"did you mean {near[0]}? Correct it or remove it"
+    return f"known are {', '.join(sorted(known))}"
 
 
 def _parse_toml(text: str) -> dict[str, Any]:

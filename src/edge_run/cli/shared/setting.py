@@ -75,7 +75,9 @@ class HomePath(click.Path):
     """A path, where `~` is the user's home: a shell says so in `--option ~/file`, but not in `--option=~/file`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path, whether it is there or not."""
+        """Return the path, whether it is there or not. An empty one would be the current folder."""
+        if value == "":
+            self.fail("names nothing; give a path", param, ctx)
         return Path(os.path.expanduser(value))
 
 

@@ -50,6 +50,14 @@ def test_lines_are_read_in_order_and_empty_ones_are_none(tmp_path: Path) -> None
     assert count_lines(path) == 2
 
 
+def test_a_mark_that_an_editor_begins_a_file_with_is_no_part_of_its_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    path.write_text(json.dumps(LINE) + "\n\ufeff{}", encoding="utf-8-sig")
+    first, second = read_requests(path)
+    assert (first.key, second.key) == ("a", 2)
+    assert isinstance(second.asked, Refusal)
+
+
 def test_how_long_requests_are_is_told_by_the_first_ones(tmp_path: Path) -> None:
     def usual(*bodies: dict[str, object], most_answer: int | None = None, url: str = CHAT) -> int:
         lines = ({**LINE, "url": url, "custom_id": str(number), "body": body} for number, body in enumerate(bodies))
@@ -210,7 +218,7 @@ def test_two_runs_never_write_one_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_and_a_place_that_is_not_there(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none" / "out"):
+    for path in (tmp_path, tmp_path / "none" / "out", Path("."), Path("/")):
         with pytest.raises(ConfigError, match="cannot be written"):
             ResultsFile(path)
 

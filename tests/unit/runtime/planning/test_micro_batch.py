@@ -12,6 +12,7 @@ import pytest
 from bench_samples import PROFILE
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
+from edge_run.base.units import MIB
 from edge_run.runtime.planning import micro_batch
 from edge_run.runtime.planning.micro_batch import WIDTHS, choose, widths
 
@@ -28,14 +29,20 @@ def asked() -> list[int]:
 def chosen(tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the width that is chosen at given costs; a width of `easy` leaves nothing to gain.
 
-    short: widths beside which the context that was asked for has no room.
+    short: widths beside which the context that was asked for has no room. starved: those that leave few frames.
     """
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
     gguf: Any = SimpleNamespace(shards=[SimpleNamespace(path=model)])
 
     def decide(
-        costs: Costs, *, easy: int = 0, short: tuple[int, ...] = (), is_disturbed: bool = False, **options: Any
+        costs: Costs,
+        *,
+        easy: int = 0,
+        short: tuple[int, ...] = (),
+        starved: tuple[int, ...] = (),
+        is_disturbed: bool = False,
+        **options: Any,
     ) -> int:
         asked.clear()
 
@@ -49,7 +56,10 @@ def chosen(tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch) ->
         def planned(prepared: Any) -> Any:
             tokens = 1000 if prepared.width in short else 4096
             budget = {"minimum_bytes": 1, "budget_bytes": 1 << 30}
-            return SimpleNamespace(**budget, context_tokens=tokens, wanted_context_tokens=4096)
+            streamed = {"mode": "streamed", "model_bytes": 100 * MIB, "streamed_bytes_per_batch": 80 * MIB}
+            window_bytes = (6 if prepared.width in starved else 18) * MIB
+            place = {**streamed, "window_bytes": window_bytes, "expert_bytes": 0}
+            return SimpleNamespace(**budget, **place, context_tokens=tokens, wanted_context_tokens=4096)
 
         monkeypatch.setattr(micro_batch, "_planned", planned)
         monkeypatch.setattr(micro_batch, "text_s", lambda prepared, plan, n_tokens, width, profile: costs[width])
@@ -72,6 +82,14 @@ def test_buffers_do_not_shorten_the_context_where_narrower_passes_do_without(cho
     assert chosen({512: 5, 128: 7, 32: 8, 1: 30}, short=(512, 128)) == 32
     assert chosen({512: 5, 128: 7, 32: 8, 1: 30}, short=(512, 128, 32)) == 512
     assert chosen({512: 5, 128: 7, 32: 8, 1: 30}, short=(512, 128, 32, 1)) == 512
+
+
+def test_buffers_do_not_take_the_window_of_many_answers(chosen: Any) -> None:
+    costs = {512: 5, 128: 7, 32: 8, 1: 30}
+    assert chosen(costs, starved=(512,), sequences=16) == 128
+    assert chosen(costs, starved=(512, 128), sequences=16) == 32
+    assert chosen(costs, starved=(512, 128, 32), sequences=16) == 512
+    assert chosen(costs, starved=(512,)) == 512, "one answer computes little while it reads"
 
 
 def test_where_there_is_nothing_to_gain_nothing_else_is_looked_at(chosen: Any, asked: list[int]) -> None:

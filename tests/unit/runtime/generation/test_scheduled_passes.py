@@ -1,0 +1,83 @@
+"""What becomes of a pass that a decoder refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edge_run.base.errors import ContextFull
+from edge_run.base.protocols import BatchToken, Capabilities, Logits
+from edge_run.partition.width_costs import WidthCosts
+from edge_run.runtime.generation.scheduled_passes import BegunPass, ScheduledPasses
+from edge_run.runtime.scheduling.scheduler import PassRules, Scheduler
+from edge_run.runtime.scheduling.sequences import SequencePool
+from edge_run.runtime.scheduling.widths import PassWidths
+from edge_run.runtime.speculation.drafting import Guess, plan_tree
+from edge_run.runtime.speculation.shared_guesses import SharedTree
+
+CELLS = 64
+
+
+class Forgetful:
+    """A decoder of one sequence that has no room for guesses. forgets: it loses all there is where it refuses them."""
+
+    def __init__(self, *, forgets: bool) -> None:
+        self.capabilities = Capabilities(CELLS, CELLS, 1, 4, can_rewind=True)
+        self.forgets, self.length, self.begun = forgets, 0, list[list[int]]()
+
+    def decode(self, batch: Sequence[BatchToken]) -> Logits:
+        positions = [token.position for token in batch]
+        assert positions[0] == self.length, "nothing is computed after what is not there"
+        if len(batch) > 1 and self.length:
+            self.length = 0 if self.forgets else self.length
+            raise ContextFull("no room for guesses")
+        self.begun.append(positions)
+        self.length += len(batch)
+        return np.zeros((sum(token.wants_logits for token in batch), 4), np.float32)
+
+    def rewind(self, sequence: int, position: int) -> int:
+        self.length = min(self.length, position)
+        return self.length
+
+    def branch(self, sequence: int, branches: Sequence[int]) -> None:
+        raise AssertionError("there is one sequence")
+
+    def keep(self, sequence: int, position: int, branch: int, branches: Sequence[int]) -> None:
+        raise AssertionError("no guess is verified")
+
+
+def after_guesses_without_room(decoder: Forgetful) -> list[bool]:
+    """Compute a prompt of three tokens, and an answer's first one, beside which a guess has no room."""
+    pool = SequencePool(1, CELLS, can_rewind=True, can_share=False)
+    scheduler = Scheduler(pool, PassWidths(WidthCosts(), CELLS), lambda: 0.0, PassRules(CELLS))
+    passes = ScheduledPasses(scheduler, pool, decoder)
+    number = scheduler.submit([1, 2, 3])
+    passes.admit()
+    read = passes.plan()
+    assert read is not None
+    assert passes.begin(BegunPass(read, {}))
+    passes.finish()
+    scheduler.append(number, 0)
+    tree = SharedTree(plan_tree(0, {(2,): Guess(0.5, ("any", 0, 0), 0.5)}, [(2,)]), (0,))
+    have_begun = list[bool]()
+    while not passes.n_in_flight:
+        planned = passes.plan(1)
+        assert planned is not None
+        have_begun.append(passes.begin(BegunPass(planned, {number: tree} if planned.is_of_answers else {})))
+    passes.finish()
+    assert scheduler.n_held(number) == 4
+    return have_begun
+
+
+def test_a_pass_whose_guesses_have_no_room_is_computed_without_them() -> None:
+    decoder = Forgetful(forgets=False)
+    assert after_guesses_without_room(decoder) == [True]
+    assert decoder.begun == [[0, 1, 2], [3]]
+
+
+def test_what_was_lost_with_guesses_is_computed_before_what_follows_it() -> None:
+    """Its last token was computed where nothing came before it, as on a mesh that had been broken off."""
+    decoder = Forgetful(forgets=True)
+    assert after_guesses_without_room(decoder) == [False, True]
+    assert decoder.begun == [[0, 1, 2], [0, 1, 2, 3]]
