@@ -73,6 +73,11 @@ class ServerClient:
     def __init__(self, address: ServerAddress) -> None:
         self.address = address
 
+    def reach(self) -> None:
+        """Connect, and say nothing. Raises ConfigError where nobody listens, ProtocolError for what else is wrong."""
+        with self._connected():
+            pass
+
     def get(self, path: str) -> Any:
         """Return the document at a path. Raises ConfigError, ProtocolError."""
         with self._answer("GET", path) as response:
@@ -118,16 +123,21 @@ class ServerClient:
         data = None
         if body is not None:
             data, headers["content-type"] = json.dumps(body).encode(), "application/json"
-        kind = http.client.HTTPSConnection if self.address.is_tls else http.client.HTTPConnection
-        connection = kind(self.address.host, self.address.port, timeout=CONNECT_S)
-        try:
-            connection.connect()
-            connection.sock.settimeout(SILENCE_S)
+        with self._connected() as connection:
             connection.request(method, self.address.path + path, data, headers)
             response = connection.getresponse()
             if response.status != 200:
                 raise _refusal(self.address, response)
             yield response
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[http.client.HTTPConnection]:
+        kind = http.client.HTTPSConnection if self.address.is_tls else http.client.HTTPConnection
+        connection = kind(self.address.host, self.address.port, timeout=CONNECT_S)
+        try:
+            connection.connect()
+            connection.sock.settimeout(SILENCE_S)
+            yield connection
         except (OSError, UnicodeError, http.client.HTTPException) as error:  # unicode: a name that none can have
             raise _unreachable(self.address, error) from error
         finally:

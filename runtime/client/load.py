@@ -49,9 +49,10 @@ def run_load(address: ServerAddress, task: LoadTask, on_second: Callable[[int], 
     """Put a load on a server; return what came of it.
 
     on_second: called about once a second with the seconds that have passed. Answers that the end cuts off count with
-    the tokens that they have by then. Raises ConfigError or ProtocolError where not one client is answered, and
-    TierReadError where the system refuses a thread for each.
+    the tokens that they have by then. Raises ConfigError or ProtocolError at once where the server cannot be reached,
+    and TierReadError where the system refuses a thread for each client.
     """
+    ServerClient(address).reach()
     tallies = [Tally() for _ in range(task.clients)]
     is_over = threading.Event()
     began_s = time.monotonic()
