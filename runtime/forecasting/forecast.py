@@ -44,6 +44,14 @@ def of_two_segments(plan: Plan, n_bytes: float) -> float:
     return AHEAD_BYTES * min(1.0, n_bytes / max(1, plan.model_bytes))
 
 
+def window_of_many(plan: Plan) -> float:
+    """Return the bytes of a window that many answers read well ahead through: twice what two segments need.
+
+    In less, computing many answers and reading hardly overlap, as few reads are on their way at once.
+    """
+    return 2 * of_two_segments(plan, plan.streamed_bytes_per_batch)
+
+
 def pass_work(
     gguf: GgufModel,
     graph: GraphMap,

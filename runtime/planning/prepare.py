@@ -18,7 +18,7 @@ from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import charges_reserved, default_budget_bytes
 from edge_run.partition.parallel import LEAST_GAIN
 from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL, Abreast
-from edge_run.runtime.forecasting.forecast import AHEAD_BYTES
+from edge_run.runtime.forecasting.forecast import window_of_many
 from edge_run.runtime.graph.repackable import kind_of, tensors_of
 from edge_run.runtime.inspection.cache import inspect
 from edge_run.runtime.inspection.draft_file import DraftFile
@@ -169,7 +169,7 @@ def _is_faster(more: Prepared, usual: Prepared) -> bool:
     """
     number, plans = more.config.sequences, [Planner(prepared).plan() for prepared in (more, usual)]
     least_tokens = max(plans[1].context_tokens, number * more.config.request_tokens)
-    least_bytes = min(plans[1].window_bytes, 2 * AHEAD_BYTES)
+    least_bytes = min(plans[1].window_bytes, window_of_many(plans[0]))
     if plans[0].window_bytes < least_bytes or plans[0].context_tokens < least_tokens:
         return False
     speeds = [one.tokens_per_s(prepared.config.sequences) for prepared in (more, usual) if (one := _abreast(prepared))]

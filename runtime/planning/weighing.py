@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
-from edge_run.runtime.forecasting.forecast import of_two_segments, pass_work
+from edge_run.runtime.forecasting.forecast import pass_work, window_of_many
 from edge_run.runtime.forecasting.pass_bytes import PassBytes
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
@@ -46,13 +46,9 @@ class Weighed(Generic[Way]):
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether what streams in order has a window for twice what two segments need.
-
-        In less, computing many answers and reading hardly overlap, as few reads are on their way at once.
-        """
+        """Whether what streams in order has the window that many answers want."""
         plan = self.plan
-        wanted = 2 * of_two_segments(plan, plan.streamed_bytes_per_batch)
-        return plan.mode != "streamed" or bool(plan.expert_bytes) or plan.window_bytes >= wanted
+        return plan.mode != "streamed" or bool(plan.expert_bytes) or plan.window_bytes >= window_of_many(plan)
 
     @property
     def weight(self) -> float:
