@@ -7,15 +7,17 @@ times are interpolated linearly. The latest passes of a width count most, at the
 
 from __future__ import annotations
 
-import math
 import statistics
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 
+from edge_run.partition.cost import overlapped_s
+
 LATEST = 7  # passes of a width that count
 LATEST_PACED = 31  # of what does not change with the drive's pace: more, or it would wander off
 LEAST_READ_S = 1e-6  # else it says nothing of the drive
+LEAST_PASS_S = 1e-9  # so that others can be compared with any
 MOST_STEP = 2.0  # in time, from the widest pass that was seen to one that may be tried
 FAR_WIDER = 4  # than another width: says little of it
 SLOPE = 0.25  # of computing one token, for each further one, where only one width was seen: more than most devices
@@ -115,7 +117,7 @@ class WidthCosts:
             if width in self._byte_s:
                 self._paces.append((read_s / read_bytes / self._byte_s.at(width), read_bytes))
             self._byte_s.observe(width, read_s / read_bytes / self._pace)
-        self._factor.observe(width, wall_s / _together_s(compute_s, read_s))
+        self._factor.observe(width, wall_s / _overlapped_s(read_s, compute_s))
 
     @property
     def is_known(self) -> bool:
@@ -137,7 +139,7 @@ class WidthCosts:
     def pass_s(self, width: int) -> float:
         """Return the seconds of a pass of `width` tokens now. At least one pass must have been recorded."""
         read_s, compute_s = self._parts_s(width)
-        return self._factor.at(width) * _together_s(compute_s, read_s)
+        return self._factor.at(width) * _overlapped_s(read_s, compute_s)
 
     def is_read_bound(self, width: int) -> bool:
         """Whether a pass of `width` tokens reads for longer than it computes. One must have been recorded."""
@@ -177,6 +179,6 @@ class WidthCosts:
         return first_s + slope_s * (width - 1)
 
 
-def _together_s(compute_s: float, read_s: float) -> float:
-    """Return the seconds of a pass that computes for `compute_s` and reads for `read_s`: about the longer one."""
-    return max(1e-9, math.sqrt(math.hypot(compute_s**2, read_s**2)))
+def _overlapped_s(read_s: float, compute_s: float) -> float:
+    """Return the seconds of a pass that reads and computes for so long; see `overlapped_s`."""
+    return max(LEAST_PASS_S, overlapped_s(read_s, compute_s))

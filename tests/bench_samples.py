@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from edge_run.base.bench import MMAP, OURS, Bench, Measurement, MemoryBox, compare, same_tokens
+from edge_run.base.bench import MMAP, OURS, Bench, Measurement, MemoryBox
 from edge_run.base.profile import DeviceProfile, DiskProfile, KernelSpeed, ReadSpeed
 from edge_run.base.results import Forecast, Numerics, Plan, PlanItem
 from edge_run.base.units import MIB
+from edge_run.runtime.bench.comparison import compare, same_tokens
 
 NUMERICS = Numerics("llama-cpp-python 0", False, 1, "auto", "f16", "f16", 16, 1)
 PROFILE = DeviceProfile(

@@ -16,10 +16,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from edge_run.base.units import MIB, round_down, round_up
+from edge_run.base.config import CHUNK_BYTES
+from edge_run.base.units import round_down, round_up
 from edge_run.tiers import _libc
 
-CHUNK_BYTES = 2 * MIB
 PLACES_KEPT = 8192  # that were looked up last: a large mixture has millions of chunks
 
 

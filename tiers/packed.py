@@ -15,13 +15,15 @@ from edge_run.base.units import round_down, round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.packed_file import ADVICE, PackedFile
 from edge_run.tiers.packed_index import READ_BYTES, read_table
+from edge_run.tiers.readers import ThreadMemory
 from edge_run.tiers.source import SourceFile
 
 Bytes = npt.NDArray[np.uint8]
 
 _NUMBERS, _PLACE = np.dtype("<u2"), np.uint16(256)  # of the last byte in a number
+_BUFFER_BYTES = READ_BYTES + 2 * _libc.PAGE  # that a thread reads into: blocks begin and end within pages
 
-Frame = tuple[memoryview, memoryview]
+Frames = tuple[memoryview, memoryview]  # the two zstd frames of a block, of which the second may be empty
 
 
 def set_apart(block: bytes, number_bytes: int) -> tuple[bytes, bytes]:
@@ -68,9 +70,7 @@ class PackedBlocks:
         if int(self._ends.max()) > self.file.size_bytes or longest > READ_BYTES:
             self.file.close()
             raise PackedFileError(f"{packed.path}: damaged, a block is outside; {ADVICE}")
-        self._own = threading.local()
-        self._buffers: list[int] = []
-        self._lock = threading.Lock()
+        self._own, self._memory = threading.local(), ThreadMemory(_BUFFER_BYTES)
 
     def entries_of(self, shard: int, size_bytes: int) -> npt.NDArray[np.int32]:
         """Return the table entry of each block of a shard of `size_bytes`; -1 for a block that is not packed."""
@@ -94,26 +94,26 @@ class PackedBlocks:
             count += 1
         return count
 
-    def read(self, first: int, count: int) -> tuple[list[Frame], int]:
+    def read(self, first: int, count: int) -> tuple[list[Frames], int]:
         """Return `count` packed blocks from entry `first` on, and the bytes read. The thread's next read replaces them.
 
         Raises TierReadError or ModelFileError.
         """
         start = round_down(int(self._starts[first]), _libc.PAGE)
         stop = int(self._ends[first + count - 1])
-        address = self._buffer()
+        address = self._memory.mine()
         n_bytes = self.file.read_into(address, round_up(stop, _libc.PAGE) - start, start)
-        data = _libc.view(address, READ_BYTES + 2 * _libc.PAGE)
+        data = _libc.view(address, _BUFFER_BYTES)
         places = ((at[first : first + count] - start).tolist() for at in (self._starts, self._middles, self._ends))
         return [(data[begin:middle], data[middle:end]) for begin, middle, end in zip(*places, strict=True)], n_bytes
 
-    def unpack(self, frame: Frame, target: Bytes) -> None:
-        """Unpack `frame` into `target`. Raises PackedFileError where the frame is damaged."""
+    def unpack(self, frames: Frames, target: Bytes) -> None:
+        """Unpack the `frames` of a block into `target`. Raises PackedFileError where one is damaged."""
         if not self._is_apart:
-            set_together(self._content(frame[0], len(target)), b"", target)
+            set_together(self._content(frames[0], len(target)), b"", target)
             return
         length = len(target) // 2
-        set_together(self._content(frame[0], length), self._content(frame[1], len(target) - length), target)
+        set_together(self._content(frames[0], length), self._content(frames[1], len(target) - length), target)
 
     def _content(self, frame: memoryview, length: int) -> bytes:
         try:
@@ -127,23 +127,12 @@ class PackedBlocks:
     def close(self) -> None:
         """Close the file and free the read buffers; no reader may be at work any more. Idempotent."""
         self.file.close()
-        with self._lock:
-            while self._buffers:
-                _libc.unmap(self._buffers.pop(), READ_BYTES + 2 * _libc.PAGE)
+        self._memory.close()
 
     def _damaged(self, why: str) -> PackedFileError:
         return PackedFileError(
             f"{self.packed.path}: a block is damaged ({why}); {ADVICE}",
         )
-
-    def _buffer(self) -> int:
-        """Return the address of the memory that this thread reads into."""
-        if not hasattr(self._own, "buffer"):
-            self._own.buffer = _libc.map_anonymous(READ_BYTES + 2 * _libc.PAGE)
-            with self._lock:
-                self._buffers.append(self._own.buffer)
-        address: int = self._own.buffer
-        return address
 
     def _unpacker(self) -> Any:
         try:
@@ -199,18 +188,18 @@ class PackedSource:
 
     def _unpack(self, base: int, position: int, stop: int, entry: int, count: int) -> int:
         """Unpack the parts of `count` blocks, from `entry` on, that lie in [position, stop), to `base` + offset."""
-        frames, n_bytes = self._blocks.read(entry, count)
+        blocks, n_bytes = self._blocks.read(entry, count)
         start = round_down(position, self._block_bytes)
         stop = min(stop, start + count * self._block_bytes)
         target = np.frombuffer(_libc.view(base + position, stop - position), np.uint8)
-        for frame in frames:
+        for frames in blocks:
             end = min(start + self._block_bytes, self._plain.size_bytes)
             low, high = max(start, position), min(end, stop)
             if (low, high) == (start, end):
-                self._blocks.unpack(frame, target[low - position : high - position])
+                self._blocks.unpack(frames, target[low - position : high - position])
             else:
                 whole = np.empty(end - start, np.uint8)
-                self._blocks.unpack(frame, whole)
+                self._blocks.unpack(frames, whole)
                 target[low - position : high - position] = whole[low - start : high - start]
             start += self._block_bytes
         return n_bytes

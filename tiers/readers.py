@@ -2,7 +2,8 @@
 
 A job is a callable that reads and returns the number of bytes it read. A job reports its errors to its maker, through
 `as_read_error`, and raises none; a thread survives a job that raises. The totals are counted here: bytes, seconds with
-at least one read in flight, CPU seconds.
+at least one read in flight, CPU seconds. What a thread needs room for besides, it has in memory of its own
+(`ThreadMemory`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from functools import partial
 from edge_run.base.errors import EdgeRunError, TierReadError, from_system
 from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.base.protocols import Clock
+from edge_run.tiers import _libc
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +91,29 @@ class ReadTotals:
 
 
 NOTHING_READ = ReadTotals()  # as in each pass of a model that fits, where these sums would be a part of Python's share
+
+
+class ThreadMemory:
+    """Memory of `size_bytes` for each thread that asks for it, page-aligned. Thread-safe."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes, self._own, self._lock = size_bytes, threading.local(), threading.Lock()
+        self._addresses: list[int] = []
+
+    def mine(self) -> int:
+        """Return the address of this thread's memory, which it keeps until all is freed."""
+        if not hasattr(self._own, "address"):
+            self._own.address = _libc.map_anonymous(self._size_bytes)
+            with self._lock:
+                self._addresses.append(self._own.address)
+        address: int = self._own.address
+        return address
+
+    def close(self) -> None:
+        """Free it; no thread may be at work any more. Idempotent."""
+        with self._lock:
+            while self._addresses:
+                _libc.unmap(self._addresses.pop(), self._size_bytes)
 
 
 class Readers:

@@ -15,13 +15,12 @@ from functools import partial
 
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.files import changed
+from edge_run.base.interrupt import CHECK_S, go_on
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import joined
 from edge_run.tiers.content_sums import ContentSums
 from edge_run.tiers.readers import Readers, as_read_error
 from edge_run.tiers.source import SourceFile, read_patiently
-
-_PATIENCE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class RowTable:
         range: RowRange,
         source: SourceFile,
         readers: Readers,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = go_on,
     ) -> None:
         """Read the table from `source`; between calls its budget is the most that stays, one call may need more.
 
@@ -174,7 +173,7 @@ class _Reading:
     def wait(self, check: Callable[[], None]) -> None:
         """Wait until all have ended. `check` runs meanwhile, and may raise; the reads are void then."""
         while self._n_left:
-            self._n_left -= self._ends.acquire(timeout=_PATIENCE_S)
+            self._n_left -= self._ends.acquire(timeout=CHECK_S)
             try:
                 check()
             except BaseException:

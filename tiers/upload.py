@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.files import changed
+from edge_run.base.interrupt import CHECK_S, go_on
 from edge_run.base.units import MIB, round_down, round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.readers import Readers, as_read_error
@@ -83,7 +84,7 @@ class Upload:
         readers: Readers,
         put: Callable[[Extent, int], None],
         staging: Staging | None = None,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = go_on,
     ) -> None:
         self._check = check
         self._pieces = cut_into_pieces(extents)
@@ -110,7 +111,7 @@ class Upload:
             number = self._next
             with self._lock:
                 while number not in self._read:
-                    self._changed.wait(timeout=0.1)
+                    self._changed.wait(CHECK_S)
                     self._check()
                 error = self._read[number]
                 if error is not None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from edge_run.base.errors import BudgetError, EdgeRunError, TierReadError
 from edge_run.base.files import changed
+from edge_run.base.interrupt import CHECK_S, go_on
 from edge_run.base.protocols import Clock
 from edge_run.base.units import MIB
 from edge_run.tiers.address_space import AddressSpace, MoveRefused
@@ -47,7 +48,7 @@ class Weights:
         state: Residency | OnDemand,
         clock: Clock = time.monotonic,
         run_chunks: int = MAX_READ_CHUNKS,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = go_on,
         *,
         compares: bool = True,
     ) -> None:
@@ -113,7 +114,7 @@ class Weights:
                 while self._residency.is_waiting and self._error is None:
                     if self._residency.is_stuck:
                         raise BudgetError("memory budget: too few frames for what one step needs; raise --memory")
-                    self._changed.wait(timeout=0.1)
+                    self._changed.wait(CHECK_S)
                     self._check()
                 if self._error is not None:
                     raise self._error
@@ -156,7 +157,7 @@ class Weights:
         with self._lock:
             self._let_go()
             while self._residency.is_loading(chunks):
-                self._changed.wait(timeout=0.1)
+                self._changed.wait(CHECK_S)
                 self._check()
             self._residency.unpin(chunks)
             self._carry_out_moves(self._promised)  # a frame that is to go elsewhere may still lie there
@@ -182,7 +183,7 @@ class Weights:
                 self._address_space.unmap(chunks)
                 if n_gone or not n_frames:
                     return n_gone
-                self._changed.wait(timeout=0.1)
+                self._changed.wait(CHECK_S)
                 self._check()
 
     def unread(self, chunks: Iterable[int]) -> int:

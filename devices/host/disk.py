@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edge_run.base.config import CHUNK_BYTES
 from edge_run.base.errors import NotSupported, TierReadError, reason_of
 from edge_run.base.profile import DiskProfile, ReadSpeed
 from edge_run.base.units import KIB, MIB, round_up
@@ -25,7 +26,6 @@ from edge_run.devices.host.memory import available_bytes
 from edge_run.devices.host.mount import find_mount
 from edge_run.devices.host.scratch import scratch_file
 from edge_run.tiers import _libc
-from edge_run.tiers.address_space import CHUNK_BYTES
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.source import SourceFile
 from edge_run.tiers.weights import MAX_READ_CHUNKS

@@ -14,12 +14,13 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_run.base.errors import MeshError, NotTrusted, reason_of
 from edge_run.base.files import whole_file
+from edge_run.base.protocols import Clock
 from edge_run.base.strict_json import parse
 from edge_run.devices.host.locks import NO_LOCKS, fcntl, own_folders, user_folders
 from edge_run.devices.members.keys import KEY_BYTES, DeviceKey, is_signed
@@ -70,7 +71,7 @@ def is_certified(device_key: bytes, certificate: bytes, public_key: bytes) -> bo
     return device_key == public_key or is_signed(device_key, certificate, _certified(public_key))
 
 
-def take_identity(folder: Path, wall_clock: Callable[[], float]) -> Identity:
+def take_identity(folder: Path, wall_clock: Clock) -> Identity:
     """Return the device's own node, its key made where there is none; a passing one while another process is it.
 
     Raises NotTrusted where others may read the key, MeshError where it cannot be read or written.
@@ -89,7 +90,7 @@ def device_key(folder: Path) -> DeviceKey:
         return DeviceKey(_seed(descriptor, folder / _KEY_FILE))
 
 
-def make_identity(wall_clock: Callable[[], float], device: DeviceKey | None = None) -> Identity:
+def make_identity(wall_clock: Clock, device: DeviceKey | None = None) -> Identity:
     """Return a node of `device`, or of a device of its own, that lives as long as this process."""
     key = DeviceKey(secrets.token_bytes(KEY_BYTES))
     certificate = device.sign(_certified(key.public_key)) if device else b""
@@ -190,7 +191,7 @@ def brief_lock(path: Path, *, is_patient: bool = True) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _next_incarnation(path: Path, wall_clock: Callable[[], float]) -> str:
+def _next_incarnation(path: Path, wall_clock: Clock) -> str:
     """Return the id of an incarnation later than any before, also where the clock went backwards in between.
 
     Where it cannot be noted, as on a full or read-only drive, the next one is later by the clock only.

@@ -12,10 +12,10 @@ Lists to be sent are left in `said`; `cluster` is the cluster as it is now. Cloc
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from random import Random
 
 from edge_run.base.errors import EdgeRunError, NotTrusted
+from edge_run.base.protocols import Clock
 from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.members.identity import Identity
 from edge_run.devices.members.join_request import JoinRequest, read_request
@@ -37,8 +37,8 @@ class Roster:
         self,
         identity: Identity,
         cluster: Cluster,
-        steady: Callable[[], float],
-        wall: Callable[[], float],
+        steady: Clock,
+        wall: Clock,
         random: Random,
     ) -> None:
         self._identity, self._steady, self._wall, self._random = identity, steady, wall, random

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+
+from edge_run.base.protocols import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,6 @@ class Clocks:
     random: the source of chance.
     """
 
-    steady: Callable[[], float]
-    wall: Callable[[], float]
+    steady: Clock
+    wall: Clock
     random: Random

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from edge_run.base.mesh import Document, JsonValue, LinkRate
+from edge_run.base.protocols import Clock
 from edge_run.devices.mesh.home_assistant import HomeAssistant
 
 EVERY_S, HOME_EVERY_S = 1.0, 45.0
@@ -15,7 +16,7 @@ EVERY_S, HOME_EVERY_S = 1.0, 45.0
 class LoadReport:
     """The latest load, and when it is to be reported again. Guarded by its owner."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._load: Document = {}
         self._until_s = math.inf  # when it is over

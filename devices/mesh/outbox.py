@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from edge_run.base.mesh import Document
+from edge_run.base.protocols import Clock
 from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.members.identity import Identity
 from edge_run.devices.messages import bodies
@@ -22,7 +23,7 @@ class Outbox:
     session: the number of the will of the present connection to the broker, by which a heartbeat names it.
     """
 
-    def __init__(self, identity: Identity, cluster: Cluster, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, identity: Identity, cluster: Cluster, wall_clock: Clock) -> None:
         self._node, self._cluster = identity.node, cluster.id
         self._writer = Writer(identity, cluster, wall_clock)
         self._waiting: list[Outgoing] = []

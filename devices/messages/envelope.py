@@ -11,11 +11,11 @@ message pass once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.errors import NotTrusted, ProtocolError
 from edge_run.base.mesh import Document
+from edge_run.base.protocols import Clock
 from edge_run.base.strict_json import parse
 from edge_run.devices.members.cluster import PROOF_BYTES, Cluster
 from edge_run.devices.members.identity import INCARNATION_DIGITS, Identity, is_certified
@@ -104,7 +104,7 @@ class _Sender:
 class Writer:
     """Makes the envelopes of one identity. Not thread-safe."""
 
-    def __init__(self, identity: Identity, cluster: Cluster, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, identity: Identity, cluster: Cluster, wall_clock: Clock) -> None:
         self._identity, self._wall_clock = identity, wall_clock
         self._count = 0
         self.adopt(cluster)
@@ -139,7 +139,7 @@ class Writer:
 class Gate:
     """Lets in each message that a member signed for this topic, once and only now. Not thread-safe."""
 
-    def __init__(self, cluster: Cluster, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, cluster: Cluster, wall_clock: Clock) -> None:
         self._cluster, self._wall_clock = cluster, wall_clock
         self._senders: dict[str, _Sender] = {}
         self._certified: dict[bytes, None] = {}

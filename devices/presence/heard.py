@@ -6,7 +6,7 @@ was recorded, and is played to a device that has started since, names an earlier
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from edge_run.base.protocols import Clock
 
 LATELY_S, MOST = 60.0, 256
 
@@ -14,7 +14,7 @@ LATELY_S, MOST = 60.0, 256
 class HeardIncarnations:
     """The incarnations that were heard in the last minute."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._heard_s: dict[str, float] = {}  # the one heard last is the last
 

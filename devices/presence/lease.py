@@ -15,10 +15,11 @@ of them has heard of a later epoch, it is obeyed no more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
+
+from edge_run.base.protocols import Clock
 
 RENEW_S, EXPIRES_S, SETTLE_S, RETRY_S = 1.0, 5.0, 0.2, 1.0
 LISTEN_S = 0.3  # to what the broker kept, before the first claim
@@ -108,7 +109,7 @@ class Lease:
     held: the epoch under which this device leads; 0 while it does not.
     """
 
-    def __init__(self, node: str, clock: Callable[[], float], random: Random) -> None:
+    def __init__(self, node: str, clock: Clock, random: Random) -> None:
         self._node, self._clock, self._random = node, clock, random
         self.epoch = 0  # epoch, of whomever
         self._holder: str | None = None  # who said last that it holds the highest

@@ -14,10 +14,11 @@ that is linked to the leader, and a leader that is linked to all, send heartbeat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from edge_run.base.mesh import Document, Joined, Lost, Member
+from edge_run.base.protocols import Clock
 from edge_run.devices.presence.events import (
     Announce,
     Announced,
@@ -83,7 +84,7 @@ class Membership:
     is_rare: whether it sends heartbeats as if nobody led, though somebody does.
     """
 
-    def __init__(self, node: str, incarnation: str, clock: Callable[[], float]) -> None:
+    def __init__(self, node: str, incarnation: str, clock: Clock) -> None:
         self._node, self._incarnation, self._clock = node, incarnation, clock
         self._peers: dict[str, _Peer] = {}
         self._timing = IDLE

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_run.base.bench import BACKEND_NAMES, MMAP, OURS, Bench, Measurement, MemoryBox, compare, same_tokens
+from edge_run.base.bench import BACKEND_NAMES, MMAP, OURS, Bench, Measurement, MemoryBox
 from edge_run.base.closing import Closing
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ContextFull
@@ -20,6 +20,7 @@ from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import default_budget_bytes
 from edge_run.devices.host.profile import ProfileStore, utc_now
 from edge_run.runtime.bench.cold_run import ColdRuns, OutOfMemory, read_ahead_bytes
+from edge_run.runtime.bench.comparison import compare, same_tokens
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.planning.plan import planner
 from edge_run.runtime.planning.planner import Planner

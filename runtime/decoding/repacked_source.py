@@ -7,7 +7,6 @@ chunks come and go, and what a chunk holds does not depend on the chunks that we
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.holdings import repacking_bytes
 from edge_run.runtime.llama.repacking import RepackedWeight
 from edge_run.tiers import _libc
+from edge_run.tiers.readers import ThreadMemory
 from edge_run.tiers.source import SourceFile
 
 if TYPE_CHECKING:
@@ -33,25 +33,16 @@ class RepackRooms:
 
     def __init__(self, group_bytes: int) -> None:
         """Make rooms for groups of at most `group_bytes`."""
-        self._edge_bytes, self._size_bytes = round_up(group_bytes, _libc.PAGE), repacking_bytes(group_bytes)
-        self._own = threading.local()
-        self._rooms: list[int] = []
-        self._lock = threading.Lock()
+        self._edge_bytes, self._memory = round_up(group_bytes, _libc.PAGE), ThreadMemory(repacking_bytes(group_bytes))
 
     def mine(self) -> tuple[int, int, int]:
         """Return addresses in this thread's room: for what lies before a read, for what lies after it, for copies."""
-        if not hasattr(self._own, "room"):
-            self._own.room = _libc.map_anonymous(self._size_bytes)
-            with self._lock:
-                self._rooms.append(self._own.room)
-        room: int = self._own.room
+        room = self._memory.mine()
         return room, room + self._edge_bytes, room + 2 * self._edge_bytes
 
     def close(self) -> None:
         """Free the rooms; no thread may be at work any more. Idempotent."""
-        with self._lock:
-            while self._rooms:
-                _libc.unmap(self._rooms.pop(), self._size_bytes)
+        self._memory.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 from edge_run.base.errors import Cancelled
 from edge_run.base.protocols import BatchToken, Decoder, Logits
 from edge_run.base.results import Speculation
-from edge_run.runtime.decoding.common import n_common
+from edge_run.runtime.decoding.common_prefix import common_prefix_tokens
 from edge_run.runtime.decoding.context_shift import ContextShift
 from edge_run.runtime.llama.prompt_text import check_room
 
@@ -67,7 +67,7 @@ class Session:
         if self.shifted_tokens:  # what is left in the cells is not what reading it would give
             self.shifted_tokens = self._cut(0)
         self._prompt_tokens = len(prompt)
-        cached = self._resume(prompt, n_common(self.history, prompt))
+        cached = self._resume(prompt, common_prefix_tokens(self.history, prompt))
         return self._append(prompt[cached:]), cached
 
     def step(self, token: int, n_more: int | None = None) -> Logits:

@@ -14,13 +14,13 @@ from typing import Any
 
 import psutil
 
+from edge_run.base.config import CHUNK_BYTES
 from edge_run.base.errors import EdgeRunError
 from edge_run.devices.host import checkup
 from edge_run.devices.host.findings import NOTE, PROBLEM, Finding, Report
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import default_budget_bytes
 from edge_run.runtime.doctor import library_check as library
-from edge_run.tiers.address_space import CHUNK_BYTES
 from edge_run.tiers.gguf import GgufModel, read_gguf
 
 logger = logging.getLogger(__name__)

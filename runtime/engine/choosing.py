@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from edge_run.base.errors import NotSupported
 from edge_run.runtime.engine.loading import Loaded
-from edge_run.runtime.graph.nodes import GraphMap
-from edge_run.runtime.streaming.chosen_rows import ATTENTION, ChosenRows
+from edge_run.runtime.graph.nodes import ATTENTION, GraphMap
+from edge_run.runtime.streaming.chosen_rows import ChosenRows
 from edge_run.runtime.streaming.visible_rows import INDEXER, VisibleRows
 
 

@@ -9,13 +9,13 @@ from functools import partial
 
 from edge_run.base.results import ExpertUse, KvSpill, Plan
 from edge_run.devices.host.ledger import Ledger
-from edge_run.devices.host.limit_watch import LimitWatch
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import ONE_TOKEN, PassShape, compile_program
 from edge_run.runtime.decoding.narrow_pass import NarrowPass, map_narrow_pass
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.engine.caching import start_cached, use_page_cache
 from edge_run.runtime.engine.choosing import chooser_of
+from edge_run.runtime.engine.lending import open_lender
 from edge_run.runtime.engine.loading import Loaded, WeightBacking
 from edge_run.runtime.engine.spilling import open_spill, spillable_uses
 from edge_run.runtime.forecasting import routing
@@ -31,14 +31,7 @@ from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.streaming.assemble import Streams, WeightMemory, open_streams
 from edge_run.runtime.streaming.chosen_rows import ChosenRows
 from edge_run.runtime.streaming.experts import ExpertStreaming
-from edge_run.runtime.streaming.lent_residency import (
-    Borrower,
-    CellRoom,
-    IdleBuffer,
-    LentResidency,
-    NoBorrower,
-    WorkRoom,
-)
+from edge_run.runtime.streaming.lent_residency import LentResidency
 from edge_run.runtime.streaming.route_recorder import RouteRecorder
 from edge_run.runtime.streaming.spilled_cells import SpilledCells
 from edge_run.runtime.streaming.weights import WeightStreaming
@@ -46,7 +39,7 @@ from edge_run.tiers._libc import PAGE
 from edge_run.tiers.drives.cached_start import CachedStart
 from edge_run.tiers.drives.copied_source import Drives
 from edge_run.tiers.kv.cells import CellCount, Cells, StreamCount
-from edge_run.tiers.kv.loans import Loans, idle_bytes
+from edge_run.tiers.kv.loans import idle_bytes
 from edge_run.tiers.readers import NOTHING_READ, Readers, ReadTotals
 from edge_run.tiers.residency import Residency
 from edge_run.tiers.upload import Upload
@@ -296,27 +289,12 @@ def _lend(
     products: RowProducts,
     spilled: SpilledCells | None,
 ) -> LentResidency | None:
-    """Have weights borrow what passes leave, and give back what a limit takes that falls; None where they cannot.
-
-    terms: those of the plan. products: computes products in row slices. spilled: the cells that may be in a file.
-    """
-    driver = loaded.driver
-    borrower: Borrower | None = next((stream for stream in streams if stream.most_loans > stream.least_loans), None)
-    is_short = terms.context_tokens < loaded.context.context_tokens  # who counts cells keeps it so
-    if borrower is None and (spilled or is_short):
-        borrower = NoBorrower()
-    if borrower is None or loaded.prepared.offload:
-        return None
+    """Have weights borrow what passes leave, and a draft model ask for room before it guesses; see `open_lender`."""
     count = _count_of(terms) if terms.cells else None
-    loans = Loans(terms.pool_bytes, borrower.loan_bytes, borrower.most_loans, borrower.least_loans)
-    buffer = IdleBuffer(driver.compute_buffer, terms.idle_bytes, loaded.shape.narrow_tokens)
-    cells = CellRoom(terms.cells, spilled.spill if spilled else None) if terms.cells else None
-    draft_cells = CellRoom(terms.draft_cells) if terms.draft_cells else None
-    per_token = terms.work_token_bytes, terms.sliced_token_bytes
-    work = WorkRoom(terms.narrow_tokens, *per_token, products.close) if terms.narrow_tokens else None
-    lender = LentResidency(loans, borrower, buffer, cells, count, draft_cells, work)
-    lender.lacking_bytes = LimitWatch(sum(item.size_bytes for item in plan.items)).lacking_bytes
-    driver.before_pass = lambda shape: lender.before_pass(shape.tokens)
+    lender = open_lender(loaded, terms, plan, streams, count, spilled, products, loaded.shape.narrow_tokens)
+    if lender is None:
+        return None
+    loaded.driver.before_pass = lambda shape: lender.before_pass(shape.tokens)
     if loaded.draft:
         loaded.draft.make_room = lender.before_drafting
         if loaded.draft.weights and terms.draft_weight_bytes:
@@ -346,10 +324,9 @@ def _mapped(loaded: Loaded) -> tuple[NarrowPass, Terms]:
     cells = Cells(narrow.flow.cells, PAGE, shape.n_streams) if is_by_cell else None
     idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
     draft_cells = loaded.draft.cells if loaded.draft else None
-    lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
-    lent = replace(lent, draft_weight_bytes=loaded.prepared.draft_weight_bytes)
     assert loaded.backing is not None
-    lent = lent.with_row_slices(loaded.backing.address_space.chunk_bytes, shape.narrow_tokens, shape.threads)
+    chunk_bytes = loaded.backing.address_space.chunk_bytes
+    lent = loaded.prepared.lending(terms, shape, chunk_bytes, cells, draft_cells, idle)
     config, flow = loaded.prepared.config, narrow.flow
     lent = with_bounds(lent, flow.cells, cell_uses(narrow.graph, flow), config)
     return narrow, with_spill(lent, spillable_uses(loaded, narrow.graph, flow, flow.cells), config)

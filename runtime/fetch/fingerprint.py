@@ -15,6 +15,7 @@ from pathlib import Path
 
 from edge_run.base.errors import ModelFileError, reason_of
 from edge_run.base.files import file_facts, keep_file
+from edge_run.base.interrupt import go_on
 from edge_run.tiers import _libc
 from edge_run.tiers.pieces import DIGEST_BYTES, PIECE_BYTES, model_hash, piece_digest
 
@@ -32,7 +33,7 @@ class Fingerprint:
         return model_hash(self.sizes, self.digests)
 
 
-def fingerprint(paths: Sequence[Path], cache_folder: Path, check: Callable[[], None] = lambda: None) -> Fingerprint:
+def fingerprint(paths: Sequence[Path], cache_folder: Path, check: Callable[[], None] = go_on) -> Fingerprint:
     """Return that of the shards at `paths` together. Raises ModelFileError where one cannot be read.
 
     check: runs after each piece that is read, and may raise.

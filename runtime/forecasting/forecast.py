@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from edge_run.base.config import CHUNK_BYTES
 from edge_run.base.profile import DeviceProfile, DiskProfile, GpuProfile
 from edge_run.base.results import Forecast, Plan
 from edge_run.partition.cost import (
@@ -27,16 +28,13 @@ from edge_run.partition.window import SHORT_SEGMENT_CHUNKS
 from edge_run.runtime.forecasting.learned import Learned, learn
 from edge_run.runtime.forecasting.pass_bytes import PassBytes
 from edge_run.runtime.forecasting.routing import Point
-from edge_run.runtime.graph.nodes import GraphMap, Node, choice_of_outputs
-from edge_run.tiers.address_space import CHUNK_BYTES
+from edge_run.runtime.graph.nodes import ATTENTION, COMPUTES_NOTHING, MATMULS, GraphMap, Node, choice_of_outputs
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from edge_run.tiers.gguf_header import ArrayValue, TensorInfo
 
 WITH_MOVES = 4.0  # of the CPU time of reading alone: frames are moved, and books kept
 AHEAD_BYTES = 2 * SHORT_SEGMENT_CHUNKS * CHUNK_BYTES  # of two segments of which all streams, and of a window for them
-_MATMULS = ("MUL_MAT", "MUL_MAT_ID")
-_COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 def of_two_segments(plan: Plan, n_bytes: float) -> float:
@@ -69,11 +67,11 @@ def pass_work(
     matmuls = [
         _matmul(gguf, tensor, node.op == "MUL_MAT_ID", i > choice)
         for i, node in nodes
-        if node.op in _MATMULS
+        if node.op in MATMULS
         for read in node.reads
         if (tensor := tensors.get(read.name))
     ]
-    n_nodes = sum(node.op not in _COSTS_NOTHING for _, node in nodes)
+    n_nodes = sum(node.op not in COMPUTES_NOTHING for _, node in nodes)
     largest = max((matmul.size_bytes for matmul in matmuls if matmul.n_experts), default=0)
     flops = _attention_flops(gguf, [node for _, node in nodes])
     return PassWork(_together(matmuls), n_nodes, n_stops, flops, largest, window)
@@ -136,7 +134,7 @@ def _attention_flops(gguf: GgufModel, graph: Sequence[Node]) -> float:
     key, value = gguf.value("attention.key_length"), gguf.value("attention.value_length")
     elements = (key if isinstance(key, int) else width // heads) + (value if isinstance(value, int) else width // heads)
     n_layers = sum(
-        node.op == "FLASH_ATTN_EXT" or (node.op == "SOFT_MAX" and b"moe" not in node.name)  # not of a mixture's router
+        node.op == ATTENTION or (node.op == "SOFT_MAX" and b"moe" not in node.name)  # not of a mixture's router
         for node in graph
     )
     return 2.0 * elements * heads * n_layers

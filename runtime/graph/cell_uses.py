@@ -6,9 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from edge_run.runtime.graph.flow import Flow
-from edge_run.runtime.graph.nodes import GraphMap
-
-WRITES_ROWS = "SET_ROWS"
+from edge_run.runtime.graph.nodes import WRITES_ROWS, GraphMap
 
 
 def cell_uses(graph: GraphMap, flow: Flow) -> tuple[tuple[int, ...], ...]:

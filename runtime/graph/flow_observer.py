@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from edge_run.runtime.graph.flow import Flow, Storage
+from edge_run.runtime.graph.nodes import COMPUTES_NOTHING, WRITES_ROWS
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers.kv.cells import CellTensor
-
-_VIEWS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 class FlowObserver:
@@ -25,7 +24,7 @@ class FlowObserver:
         """Record what the node at `address` (a tensor struct) writes and reads."""
         tensor = ggml.tensor_at(address)
         op, root = ggml.op_name(tensor.op), tensor.view_src
-        if op == "NONE" or op in _VIEWS:  # what looks through it is noted where it is read
+        if op in COMPUTES_NOTHING:  # what looks through it is noted where it is read
             self._writes.append(None)
             self._reads.append(())
             if not root:
@@ -34,7 +33,7 @@ class FlowObserver:
         if not root:
             self._numbers[address] = self._new(address, len(self._writes))
         written = self._number(root or address)
-        if op == "SET_ROWS" and root and ggml.is_on_host(root):
+        if op == WRITES_ROWS and root and ggml.is_on_host(root):
             self._cells[root] = _cells(ggml.tensor_at(root), is_column=tensor.ne[0] == 1)
         others = (source for source in tensor.src if source and source != address)  # a cast names itself
         reads = {self._number(ggml.tensor_at(source).view_src or source) for source in others}

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Operators, as ggml names them.
+COMPUTES_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})  # a leaf, or another look at memory
+MATMULS = frozenset({"MUL_MAT", "MUL_MAT_ID"})  # the second by expert
+ATTENTION, WRITES_ROWS = "FLASH_ATTN_EXT", "SET_ROWS"
+
 
 @dataclass(frozen=True, slots=True)
 class WeightRead:

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from edge_run.base.errors import KernelError, NotSupported
-from edge_run.runtime.graph.nodes import Node, WeightRead
+from edge_run.runtime.graph.nodes import COMPUTES_NOTHING, Node, WeightRead
 from edge_run.runtime.llama import _ggml as ggml
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _ENDS_OF_WEIGHTS = (b".weight", b".bias", b".scale")
-_READS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 class Observer:
@@ -38,7 +37,7 @@ class Observer:
         op = ggml.op_name(tensor.op)
         reads: list[WeightRead] = []
         cells: tuple[int, ...] = ()
-        if op not in _READS_NOTHING:
+        if op not in COMPUTES_NOTHING:
             if self._cells:
                 cells = self._cells_of(tensor)
             for index, source in enumerate(tensor.src):
@@ -107,7 +106,7 @@ def makes_ids(address: int) -> bool:
     Ids made on a GPU do not count, as they need no stop: they are copied before another node uses them.
     """
     tensor = ggml.tensor_at(address)
-    is_made = tensor.type == ggml.I32 and ggml.op_name(tensor.op) not in _READS_NOTHING
+    is_made = tensor.type == ggml.I32 and ggml.op_name(tensor.op) not in COMPUTES_NOTHING
     return is_made and ggml.is_on_host(address)
 
 

@@ -10,15 +10,13 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from edge_run.base.profile import weight_kind
-from edge_run.runtime.graph.nodes import GraphMap
+from edge_run.runtime.graph.nodes import MATMULS, GraphMap
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from edge_run.tiers.gguf_header import TensorInfo
 
 if TYPE_CHECKING:
     from edge_run.runtime.llama.repacking import Described
-
-_PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 
 
 def repackable(graph: GraphMap, gguf: GgufModel) -> dict[str, list[TensorInfo]]:
@@ -33,7 +31,7 @@ def repackable(graph: GraphMap, gguf: GgufModel) -> dict[str, list[TensorInfo]]:
             ops.setdefault(read.name, set()).add(node.op if is_product and is_whole else "")
     found: dict[str, list[TensorInfo]] = {}
     for name, names in ops.items():
-        if len(names) == 1 and names.issubset(_PRODUCTS):
+        if len(names) == 1 and names.issubset(MATMULS):
             found.setdefault(kind_of(tensors[name], by_expert="MUL_MAT_ID" in names), []).append(tensors[name])
     return found
 

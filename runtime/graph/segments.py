@@ -16,12 +16,11 @@ from dataclasses import replace
 from edge_run.base.units import round_down, round_up
 from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.prefetch.schedule import Segment, schedule_pass
-from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
+from edge_run.runtime.graph.nodes import MATMULS, GraphMap, Node, WeightRead
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.rows import RowRange
 
-CUT_BEFORE = frozenset({"MUL_MAT", "MUL_MAT_ID"})
 ROW_GROUP = 64  # ggml's kernels take several rows at a time, so a slice begins at a multiple of that
 SLICED_SEGMENTS = 2  # a matrix of more chunks than so many segments is multiplied by in slices
 
@@ -103,7 +102,7 @@ def cut_into_segments(
             continue
         places.append((i, None))
         needs.append(nothing.union(*map(chunks_of, node.reads)))
-        may_cut.append(node.op in CUT_BEFORE and not node.is_on_gpu)
+        may_cut.append(node.op in MATMULS and not node.is_on_gpu)
     segments = schedule_pass(needs, may_cut, segment_chunks, borders - {len(places)})
     return [_placed(segment, places) for segment in segments]
 

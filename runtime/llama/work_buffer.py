@@ -10,11 +10,13 @@ from collections.abc import Iterable
 
 from edge_run.base.units import KIB
 from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.gguf_format import TENSOR_TYPES
 from edge_run.tiers.gguf_header import TensorInfo
 
 THREAD_TILE_BYTES = 512 * KIB if platform.machine().lower() in ("x86_64", "amd64") else 0
-_WHOLE_NUMBERS = frozenset((0, 1, 30))  # f32, f16, bf16: of such weights the inputs stay, or get 2 bytes a number
-_TILED = frozenset((10, 11, 12, 13, 14, 16, 17, 18, 19, 21, 22, 23, 29))  # Q2_K to Q6_K, IQ1, IQ2, IQ3, IQ4_XS
+_UNQUANTISED = frozenset(("F32", "F16", "BF16"))  # of such weights the inputs stay, or get 2 bytes a number
+_TILED = frozenset(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"))
+_TILED |= {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"}
 
 
 def work_bytes(gguf: GgufModel, micro_batch_tokens: int, threads: int) -> int:
@@ -37,13 +39,17 @@ def converted_bytes(tensor: TensorInfo, experts: int) -> int:
     width = tensor.shape[0]
     if len(tensor.shape) > 2:
         return 2 * width * experts
-    return 2 * width if tensor.type_id in _WHOLE_NUMBERS else -(-width * 8 // 7)
+    return 2 * width if _type_name(tensor) in _UNQUANTISED else -(-width * 8 // 7)
 
 
 def tile_bytes(tensors: Iterable[TensorInfo], threads: int) -> int:
     """Return what so many threads unpack weights of these tensors into: those of some types, on x86."""
-    return threads * THREAD_TILE_BYTES if any(tensor.type_id in _TILED for tensor in tensors) else 0
+    return threads * THREAD_TILE_BYTES if any(_type_name(tensor) in _TILED for tensor in tensors) else 0
 
 
 def _matrices(gguf: GgufModel) -> list[TensorInfo]:
     return [tensor for tensor in gguf.tensors if len(tensor.shape) > 1]
+
+
+def _type_name(tensor: TensorInfo) -> str:
+    return TENSOR_TYPES[tensor.type_id].name

@@ -25,8 +25,8 @@ from edge_run.runtime.mesh.transport import MOST_WAITING_BYTES
 from edge_run.runtime.planning.memory_plan import with_page_tables
 from edge_run.runtime.probing.probe import recall
 from edge_run.runtime.slices.engine import SliceEngine
-from edge_run.runtime.slices.lending import least_kept, slice_terms
 from edge_run.runtime.slices.slice import Share
+from edge_run.runtime.slices.slice_terms import least_kept, slice_terms
 
 _WHOLE = ("context_tokens", "threads", "micro_batch_tokens", "sequences", "outputs_per_pass")
 # What decides the logits, and the size of what is sent: the coordinator's settings hold on all devices of a run.

@@ -14,12 +14,12 @@ from typing import TypeVar
 
 from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError, lacks_room
 from edge_run.base.fields import MOST_BYTES, Fields
+from edge_run.base.interrupt import CHECK_S
 from edge_run.base.mesh import Document, HasLeft, Mesh, names_apart
 from edge_run.base.units import format_size
 from edge_run.runtime.mesh.failover import Deposed, Gone, LessRoom, Refused
 
 STATUS_TIMEOUT_S = 3.0
-CHECK_S = 0.1
 TELL_S, STALL_S = 3.0, 120.0
 LEAST_READ_BYTES = 16 << 20  # in STALL_S: no drive is slower
 MOST_BEGUN = 64  # files that a device begins to read for one model

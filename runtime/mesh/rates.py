@@ -16,6 +16,10 @@ class MeshRates:
     """What passes of one token took since the last plan. Not thread-safe."""
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """There is a new plan: what was measured under the old one does not count."""
         self._seconds: deque[float] = deque(maxlen=WINDOW_TOKENS)
         self._hops: deque[float] = deque(maxlen=WINDOW_TOKENS)
         self._spent: dict[str, deque[float]] = {}
@@ -32,10 +36,6 @@ class MeshRates:
     def hop_s(self) -> float:
         """Seconds that an activation takes from one device to the next, the median of late; 0 before there was one."""
         return statistics.median(hops) if (hops := tuple(self._hops)) else 0.0
-
-    def restart(self) -> None:
-        """There is a new plan: what was measured under the old one does not count."""
-        self.__init__()  # type: ignore[misc]
 
     def note(self, n_tokens: int, seconds: float, spent: Mapping[str, float], hops: int) -> None:
         """A batch of `n_tokens` took so long, of which devices computed for `spent`; the rest took so many `hops`."""

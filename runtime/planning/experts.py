@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from edge_run.base.config import CHUNK_BYTES
 from edge_run.base.units import KIB, MIB, round_down
 from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
 from edge_run.runtime.graph.segments import ROW_GROUP, chunks_of, cut_into_segments
-from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace
+from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.rows import RowRange
 
-LEAST_CHUNK_BYTES = 64 * KIB
+LEAST_EXPERT_CHUNK_BYTES = 64 * KIB
 SEGMENT_BYTES = 8 * MIB  # of dense weights beside experts, whose chunks are small
 CHUNKS_PER_PIECE = 48  # more would read less beside the piece, but each costs some 25 µs
 CROWDED_SHARE = 0.5  # of a layer's experts, in use at once: they come tensor by tensor, each while one is computed
@@ -67,7 +68,7 @@ def routed_read(node: Node) -> WeightRead | None:
 
 def expert_chunk_bytes(tensors: Sequence[ExpertTensor], budget_bytes: int) -> int:
     """Return the size of a chunk: small against an expert's piece, but not so small that there are too many chunks."""
-    least = max(LEAST_CHUNK_BYTES, budget_bytes // MOST_FRAMES)
+    least = max(LEAST_EXPERT_CHUNK_BYTES, budget_bytes // MOST_FRAMES)
     size = CHUNK_BYTES
     while size // 2 >= least and size > min(tensor.stride for tensor in tensors) // CHUNKS_PER_PIECE:
         size //= 2

@@ -39,7 +39,7 @@ def widths(config: ModelConfig) -> Sequence[int]:
     return [width for width in WIDTHS if width >= min(least, WIDTHS[0])]
 
 
-def choose(
+def choose_micro_batch(
     gguf: GgufModel,
     config: ModelConfig,
     prepare: Callable[[ModelConfig], Prepared],

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile
+from edge_run.base.protocols import Clock
 from edge_run.runtime.gpu.offload import Offload
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
@@ -71,9 +72,7 @@ def part_of(offload: Offload | None) -> str:
     return offload.part if offload else PROCESSOR
 
 
-def known_paces(
-    gguf: GgufModel, cache_folder: Path, clock: Callable[[], float] = time.time
-) -> dict[str, tuple[float, float]]:
+def known_paces(gguf: GgufModel, cache_folder: Path, clock: Clock = time.time) -> dict[str, tuple[float, float]]:
     """Return, by part, tokens' times over the forecast ones and when they were noted, for the last day."""
 
     def understood(found: Any) -> dict[str, tuple[float, float]]:
@@ -84,7 +83,7 @@ def known_paces(
 
 
 def note_paces(
-    gguf: GgufModel, cache_folder: Path, part: str, paces: Sequence[float], clock: Callable[[], float] = time.time
+    gguf: GgufModel, cache_folder: Path, part: str, paces: Sequence[float], clock: Clock = time.time
 ) -> None:
     """Save how the tokens of a run compared with the forecast, if there were enough tokens. Never raises."""
     if len(paces) >= LEAST_PACES:

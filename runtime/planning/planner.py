@@ -130,10 +130,8 @@ class Planner:
         is_by_cell = known.cell_bytes >= LEAST_SPARSE_BYTES and lends_cells(self.config)
         cells = replace(known.cells, n_streams=shape.n_streams) if is_by_cell else None
         draft = self.prepared.draft
-        lent = replace(terms, cells=cells, draft_cells=draft.cells if draft else None, idle_bytes=idle)
-        lent = replace(lent, draft_weight_bytes=self.prepared.draft_weight_bytes)
-        lent = replace(lent, verified_tokens=shape.verified_tokens)
-        lent = lent.with_row_slices(self._address_space.chunk_bytes, shape.narrow_tokens, self.threads)
+        draft_cells, chunk_bytes = draft.cells if draft else None, self._address_space.chunk_bytes
+        lent = self.prepared.lending(terms, shape, chunk_bytes, cells, draft_cells, idle)
         lent = with_bounds(lent, known.cells.tensors, known.cell_uses, self.config)
         return with_spill(lent, known.cell_uses, self.config)
 

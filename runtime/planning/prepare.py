@@ -32,7 +32,7 @@ from edge_run.runtime.llama.backend_choice import check_backend, is_library_know
 from edge_run.runtime.llama.context_shape import wants_streams
 from edge_run.runtime.llama.library import library_build
 from edge_run.runtime.planning.kv_type_choice import choose_kv_type
-from edge_run.runtime.planning.micro_batch import choose
+from edge_run.runtime.planning.micro_batch import choose_micro_batch
 from edge_run.runtime.planning.packed_choice import choose_packed, choose_repacked_file
 from edge_run.runtime.planning.planner import Planner, abreast
 from edge_run.runtime.planning.prepared import Prepared
@@ -120,7 +120,7 @@ def _shaped(opening: _Opening, config: ModelConfig) -> Prepared:
         config = replace(config, sequences=1 if config.spills_kv else USUAL_PARALLEL)
     if config.micro_batch_tokens:
         return opening.prepare(config)
-    return choose(opening.gguf, config, opening.prepare, _recalled)
+    return choose_micro_batch(opening.gguf, config, opening.prepare, _recalled)
 
 
 def _for_as_many_as_pay(opening: _Opening, config: ModelConfig) -> Prepared:

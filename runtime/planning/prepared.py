@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edge_run.base.config import ModelConfig
@@ -10,9 +10,11 @@ from edge_run.base.profile import DeviceProfile
 from edge_run.runtime.forecasting import routing
 from edge_run.runtime.inspection.draft_file import DraftFile
 from edge_run.runtime.inspection.inspection import Inspection
+from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.planning.terms import Terms
 from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.kv.cells import Cells
 from edge_run.tiers.packed_file import PackedFile
 
 if TYPE_CHECKING:
@@ -92,3 +94,20 @@ class Prepared:
             kv_type_reason=self.kv_type_reason,
             sequences=config.sequences,
         )
+
+    def lending(
+        self,
+        terms: Terms,
+        shape: ContextShape,
+        chunk_bytes: int,
+        cells: Cells | None,
+        draft_cells: Cells | None,
+        idle_bytes: int,
+    ) -> Terms:
+        """Return `terms` where weights borrow what passes leave, and large products are computed in row slices.
+
+        shape: of the context. chunk_bytes: the size of a chunk. cells, draft_cells, idle_bytes: as of `Terms`.
+        """
+        lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle_bytes)
+        lent = replace(lent, draft_weight_bytes=self.draft_weight_bytes, verified_tokens=shape.verified_tokens)
+        return lent.with_row_slices(chunk_bytes, shape.narrow_tokens, shape.threads)

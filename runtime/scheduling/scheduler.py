@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edge_run.base.protocols import Clock
-from edge_run.runtime.decoding.common import n_common
+from edge_run.runtime.decoding.common_prefix import common_prefix_tokens
 from edge_run.runtime.scheduling.sequences import Beginning, SequencePool
 from edge_run.runtime.scheduling.shares import Shares
 from edge_run.runtime.scheduling.widths import PassWidths
@@ -317,7 +317,7 @@ class Scheduler:
         return self._pool.shares_beginnings and any(
             other.salt == request.salt
             and other.n_held < min(least, other.n_prompt)
-            and n_common(other.tokens[: other.n_prompt], request.tokens) >= least
+            and common_prefix_tokens(other.tokens[: other.n_prompt], request.tokens) >= least
             for other in self._running
         )
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edge_run.runtime.decoding.common import n_common
+from edge_run.runtime.decoding.common_prefix import common_prefix_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,5 +178,5 @@ class SequencePool:
         """Return how many of `tokens`, but the last, a request could begin with that `held` holds."""
         if held.user is None and not self._keeps_ended:
             return 0
-        common = n_common(held.tokens, tokens)
+        common = common_prefix_tokens(held.tokens, tokens)
         return common if self._can_rewind or common == len(held.tokens) else 0

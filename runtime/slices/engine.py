@@ -23,6 +23,7 @@ from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
 from edge_run.runtime.decoding.narrow_pass import touched_bytes
 from edge_run.runtime.engine.choosing import chooser_of
 from edge_run.runtime.engine.engine import garbage_collection_paused, one_opening
+from edge_run.runtime.engine.lending import open_lender
 from edge_run.runtime.engine.loading import Loaded, WeightBacking, load
 from edge_run.runtime.engine.passes import Passes
 from edge_run.runtime.engine.spilling import open_spill
@@ -32,9 +33,9 @@ from edge_run.runtime.llama.holdings import COORDINATOR_RESERVE_BYTES, WORKER_RE
 from edge_run.runtime.planning.memory_plan import make_plan
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.slices.assignment import Assignment
-from edge_run.runtime.slices.lending import lender, slice_terms
 from edge_run.runtime.slices.maps import SliceMaps
 from edge_run.runtime.slices.slice import Share, Transport, own_part
+from edge_run.runtime.slices.slice_terms import slice_terms
 from edge_run.runtime.streaming.assemble import WeightMemory, open_streams
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel, read_gguf
@@ -190,7 +191,7 @@ class SliceEngine:
                 spilled.chooser = chooser_of(self.loaded, graph, is_spilled=True)
             self._supply = Supply(self.loaded, Begun(plan, streams, spilled=spilled), readers)
             self._assigned.callback(self._supply.close)
-            lent = lender(self.loaded, terms, plan, streams, self.decoder.count, spilled)
+            lent = open_lender(self.loaded, terms, plan, streams, self.decoder.count, spilled)
             self._assignment = Assignment(share, transport, self.maps, self._supply, driver, lent, spilled)
         except BaseException:
             self.release()

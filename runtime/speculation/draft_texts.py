@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.protocols import BatchToken, Decoder, Logits
-from edge_run.runtime.decoding.common import n_common
+from edge_run.runtime.decoding.common_prefix import common_prefix_tokens
 
 WORTH_SHARING_TOKENS = 16  # of a beginning that another text has
 
@@ -55,7 +55,7 @@ class DraftTexts:
 
     def n_unread(self, number: int, text: Sequence[int]) -> int:
         """Return how many tokens of `text` sequence `number` does not hold."""
-        return len(text) - n_common(self._held[number], text)
+        return len(text) - common_prefix_tokens(self._held[number], text)
 
     def follow(self, texts: Mapping[int, Sequence[int]], n_guesses: int) -> DraftRoom:
         """Keep what sequences hold of `texts`, which go by the numbers of sequences; return who has room for the rest.
@@ -103,10 +103,10 @@ class DraftTexts:
 
     def _keep_beginning(self, number: int, text: Sequence[int]) -> None:
         """Have sequence `number` hold as much of `text` as is there, its last token excepted."""
-        common = n_common(self._held[number], text)
+        common = common_prefix_tokens(self._held[number], text)
         if self._decoder.capabilities.can_branch and len(text) - common > WORTH_SHARING_TOKENS:
             salts = [salt == self._salts[number] for salt in self._salts]
-            alike = [n_common(held, text) * is_own for held, is_own in zip(self._held, salts, strict=True)]
+            alike = [common_prefix_tokens(held, text) * is_own for held, is_own in zip(self._held, salts, strict=True)]
             source = max(range(len(alike)), key=alike.__getitem__)
             if alike[source] > common + WORTH_SHARING_TOKENS:
                 self._decoder.branch(source, (number,))

@@ -12,21 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from edge_run.base.config import KV_KEEP_WINDOW
+from edge_run.base.config import KV_KEEP_BLOCKS, KV_KEEP_WINDOW
 from edge_run.base.errors import NotSupported
 from edge_run.base.results import KvKeep
 from edge_run.runtime.decoding.driver import Steps
-from edge_run.runtime.graph.cell_uses import WRITES_ROWS
-from edge_run.runtime.graph.nodes import GraphMap, Node
+from edge_run.runtime.graph.nodes import ATTENTION, WRITES_ROWS, GraphMap, Node
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.streaming.visible_rows import HIDDEN
 from edge_run.tiers import _libc
 from edge_run.tiers.kv.cells import PAGE_ROWS
 from edge_run.tiers.kv.key_bounds import Choice, KeyBounds, choose_pages, choose_window
+from edge_run.tiers.kv.layout import BLOCK_ROWS
 
-ATTENTION = "FLASH_ATTN_EXT"
-BLOCKS = "blocks"
-BLOCK_PAGES = 16  # about as many rows as a piece of them in a file has
+BLOCK_PAGES = BLOCK_ROWS // PAGE_ROWS  # a block of rows is about a piece of them in a file (`piece_bytes`)
 _HALF = ggml.TYPE_IDS["f16"]
 
 
@@ -139,7 +137,7 @@ class ChosenRows:
         bounds = self._bounds_of(k)
         if self._kind == KV_KEEP_WINDOW or not bounds.n_pages:
             return choose_window(self._n_rows, self._keep_rows) if self._kind == KV_KEEP_WINDOW else None
-        together = BLOCK_PAGES if self._kind == BLOCKS else 1
+        together = BLOCK_PAGES if self._kind == KV_KEEP_BLOCKS else 1
         return choose_pages(bounds.scores(_heads(q)), self._n_rows, self._keep_rows, together)
 
     def _bounds_of(self, k: Any) -> KeyBounds:

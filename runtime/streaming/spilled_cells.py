@@ -10,10 +10,8 @@ import numpy as np
 from edge_run.base.errors import KernelError
 from edge_run.base.results import KvSpill
 from edge_run.runtime.decoding.driver import Step, Steps
-from edge_run.runtime.graph.cell_uses import WRITES_ROWS
-from edge_run.runtime.graph.nodes import GraphMap, Node
+from edge_run.runtime.graph.nodes import ATTENTION, WRITES_ROWS, GraphMap, Node
 from edge_run.runtime.llama import _ggml as ggml
-from edge_run.runtime.streaming.chosen_rows import ATTENTION
 from edge_run.tiers.kv.key_bounds import Choice
 from edge_run.tiers.kv.spill import Spill, Use
 

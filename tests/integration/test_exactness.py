@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from edge_run.base.config import CHUNK_BYTES
 from edge_run.base.units import KIB
-from edge_run.tiers.address_space import CHUNK_BYTES
 from in_child import run_script
 from tiny_models import make_model, split_model
 

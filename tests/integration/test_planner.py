@@ -25,7 +25,7 @@ from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.planning import expert_plan
 from edge_run.runtime.planning.expert_plan import plan_moe
-from edge_run.runtime.planning.experts import LEAST_CHUNK_BYTES, MOST_FRAMES
+from edge_run.runtime.planning.experts import LEAST_EXPERT_CHUNK_BYTES, MOST_FRAMES
 from edge_run.runtime.planning.memory_plan import PAGE_TABLE_SHARE
 from edge_run.runtime.planning.plan import planner
 from edge_run.tiers._libc import PAGE
@@ -158,7 +158,7 @@ def test_the_smallest_budgets_that_are_named_of_a_mixture_work(tmp_path: Path, m
     for budget_bytes in (256 * MIB, 8 * GIB, 32 * GIB):
         planned(planned(budget_bytes).minimum_bytes)
     monkeypatch.setattr(expert_plan, "named_minimum", int)  # without a margin, which covers up that chunks are larger
-    small_chunks_end = MOST_FRAMES * LEAST_CHUNK_BYTES
+    small_chunks_end = MOST_FRAMES * LEAST_EXPERT_CHUNK_BYTES
     for lacking_bytes in (-MIB, 0, MIB, 8 * MIB, 16 * MIB):
         more_bytes = small_chunks_end - planned(256 * MIB).minimum_bytes - lacking_bytes
         with pytest.raises(BudgetError) as caught:

@@ -13,6 +13,7 @@ import pytest
 
 from default_kernels import needs_default_kernels
 from edge_run import ModelConfig, NotSupported, plan
+from edge_run.base.config import CHUNK_BYTES
 from edge_run.base.errors import PackedFileError
 from edge_run.base.profile import KernelSpeed, RepackedSpeed
 from edge_run.base.protocols import BatchToken
@@ -35,7 +36,6 @@ from edge_run.runtime.probing.probe import this_setup
 from edge_run.runtime.probing.workload import measured_now
 from edge_run.runtime.speculation.drafting import Acceptance, WantedGuesses
 from edge_run.runtime.tools.pack import pack
-from edge_run.tiers.address_space import CHUNK_BYTES
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.packed_file import packed_path
 from exactness import open_at

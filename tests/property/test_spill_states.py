@@ -12,11 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edge_run.tiers.kv.spill_states import RowState, SpillStates
+from edge_run.tiers.kv.spill_states import PieceState, SpillStates
 
 N_ROWS = 40
 GONE, GARBAGE = "no memory", "garbage"
-IN_FILE = (RowState.KEPT, RowState.AWAY, RowState.COMING)
+IN_FILE = (PieceState.KEPT, PieceState.AWAY, PieceState.COMING)
 
 
 class SpillMachine(RuleBasedStateMachine):
@@ -55,7 +55,7 @@ class SpillMachine(RuleBasedStateMachine):
                 if row in rows:
                     content = self.memory[piece]
                     assert isinstance(content, dict), "a row is written where no memory is"
-                    assert self.states.state(piece) in (RowState.UNWRITTEN, RowState.OPEN)
+                    assert self.states.state(piece) in (PieceState.UNWRITTEN, PieceState.OPEN)
                     content[row] = self.rows[row]
         self.states.grow(len(self.rows))
 
@@ -76,12 +76,12 @@ class SpillMachine(RuleBasedStateMachine):
         assert is_void or content == self.memory[piece], "what was being saved has changed"
         self.file[piece] = content if is_written and not is_void else GARBAGE
         self.states.saved(piece, is_written=is_written)
-        after = RowState.KEPT if is_written else RowState.FULL
+        after = PieceState.KEPT if is_written else PieceState.FULL
         assert self.states.state(piece) is (before if is_void else after)
 
     @rule(n_pieces=st.integers(0, 12))
     def let_go(self, n_pieces: int) -> None:
-        kept = {piece for piece in range(len(self.pieces)) if self.states.state(piece) is RowState.KEPT}
+        kept = {piece for piece in range(len(self.pieces)) if self.states.state(piece) is PieceState.KEPT}
         for piece in self.states.let_go(n_pieces):
             assert piece in kept
             self.memory[piece] = GONE
@@ -131,7 +131,7 @@ class SpillMachine(RuleBasedStateMachine):
                 content = self.file[piece]
                 assert isinstance(content, dict)
                 assert {row: content[row] for row in wanted} == wanted
-            if state not in (RowState.AWAY, RowState.COMING):
+            if state not in (PieceState.AWAY, PieceState.COMING):
                 assert self.memory[piece] == wanted
 
 

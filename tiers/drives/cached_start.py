@@ -14,10 +14,11 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 
+from edge_run.base.config import CHUNK_BYTES
 from edge_run.base.errors import EdgeRunError, system_errors
 from edge_run.base.interrupt import JoinedThread, join_all
 from edge_run.tiers import _libc
-from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace
+from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.readers import as_read_error
 from edge_run.tiers.source import SourceFile, read_patiently
 

@@ -16,10 +16,10 @@ from edge_run.tiers.kv.cells import NOTED_TOGETHER, PAGE_ROWS
 
 SINK_ROWS = 4
 RECENT_SHARE = 4  # of what is looked at, a quarter is the latest
-_BLOCK_PAGES = NOTED_TOGETHER // PAGE_ROWS
+_PART_PAGES = NOTED_TOGETHER // PAGE_ROWS
 
 Floats = npt.NDArray[np.float32]
-Choice = npt.NDArray[np.bool_]
+Choice = npt.NDArray[np.bool_]  # of each row, whether it is looked at
 
 
 class KeyBounds:
@@ -30,36 +30,36 @@ class KeyBounds:
 
     def __init__(self) -> None:
         self.n_pages = 0
-        self._blocks: list[npt.NDArray[np.float16]] = []  # of low and high, of `_BLOCK_PAGES` pages each
+        self._parts: list[npt.NDArray[np.float16]] = []  # each of low and high of `_PART_PAGES` pages
 
     @property
     def held_bytes(self) -> int:
         """The memory that they take."""
-        return sum(block.nbytes for block in self._blocks)
+        return sum(part.nbytes for part in self._parts)
 
     def extend(self, keys: Floats) -> None:
         """Learn of the next pages: `keys`, `(pages, PAGE_ROWS, heads, channels)`."""
         for page in keys:
-            number, place = divmod(self.n_pages, _BLOCK_PAGES)
-            if number == len(self._blocks):
-                self._blocks.append(np.empty((2, _BLOCK_PAGES, *page.shape[1:]), np.float16))
-            self._blocks[number][0, place], self._blocks[number][1, place] = page.min(0), page.max(0)
+            number, place = divmod(self.n_pages, _PART_PAGES)
+            if number == len(self._parts):
+                self._parts.append(np.empty((2, _PART_PAGES, *page.shape[1:]), np.float16))
+            self._parts[number][0, place], self._parts[number][1, place] = page.min(0), page.max(0)
             self.n_pages += 1
 
     def forget(self, first_row: int) -> None:
         """Forget what holds rows from `first_row` on: they change."""
         self.n_pages = min(self.n_pages, first_row // PAGE_ROWS)
-        del self._blocks[-(-self.n_pages // _BLOCK_PAGES) :]
+        del self._parts[-(-self.n_pages // _PART_PAGES) :]
 
     def scores(self, queries: Floats) -> Floats:
         """Return the most that each page can score with `queries`, `(heads, channels)`, as `(pages, heads)`."""
-        found = np.empty((len(self._blocks) * _BLOCK_PAGES, len(queries)), np.float32)
-        for number, block in enumerate(self._blocks):
-            low, high = block.astype(np.float32)
+        found = np.empty((len(self._parts) * _PART_PAGES, len(queries)), np.float32)
+        for number, part in enumerate(self._parts):
+            low, high = part.astype(np.float32)
             grouped = queries.reshape(low.shape[1], -1, queries.shape[1])  # query heads that share a head of keys
             up, down = np.maximum(grouped, 0), np.minimum(grouped, 0)
             best = np.einsum("phc,hgc->phg", high, up) + np.einsum("phc,hgc->phg", low, down)
-            found[number * _BLOCK_PAGES : (number + 1) * _BLOCK_PAGES] = best.reshape(_BLOCK_PAGES, -1)
+            found[number * _PART_PAGES : (number + 1) * _PART_PAGES] = best.reshape(_PART_PAGES, -1)
         return found[: self.n_pages]
 
 

@@ -16,9 +16,10 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from edge_run.base.errors import EdgeRunError
+from edge_run.base.interrupt import CHECK_S
 from edge_run.base.units import round_down, round_up
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.address_space import AddressSpace, MappedSpan
@@ -32,11 +33,9 @@ from edge_run.tiers.source import read_patiently
 from edge_run.tiers.weights import READ_BYTES, Weights
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from edge_run.tiers.kv.key_bounds import Choice
 
 Use = tuple[int, ...]
-Rows: TypeAlias = "npt.NDArray[np.bool_]"
 
 
 class Spill:
@@ -149,7 +148,7 @@ class Spill:
         """The pass reads rows of `texts` from now on."""
         self._reading = texts
 
-    def begin(self, use: Use, rows: Rows | None = None) -> None:
+    def begin(self, use: Use, rows: Choice | None = None) -> None:
         """Have rows of the tensors `use` in memory until `end`: all, or those that `rows` names. Raises TierReadError.
 
         rows: whether each is needed; others may be away, and must not be read.
@@ -166,7 +165,7 @@ class Spill:
         finally:
             self._weights.release(before)
 
-    def end(self, following: Sequence[Use] = (), likely: Mapping[Use, Rows | None] | None = None) -> None:
+    def end(self, following: Sequence[Use] = (), likely: Mapping[Use, Choice | None] | None = None) -> None:
         """Let go of the rows in use.
 
         following: what is to be read ahead now, in order, if it is not yet. likely: which rows of it, as in `begin`.
@@ -194,13 +193,13 @@ class Spill:
         while self._ahead:
             self._weights.release(self._ahead.popleft()[1])
 
-    def _pieces(self, use: Use, rows: Rows | None = None) -> list[int]:
+    def _pieces(self, use: Use, rows: Choice | None = None) -> list[int]:
         """Return the pieces of the tensors `use` that are away, of the texts that are read, and have any of `rows`."""
         parts = [(number, text) for number in use for text in self._reading if (number, text) in self._parts]
         away = (piece for part in parts for piece in self._parts[part][: self._counts[part]])
         return [piece for piece in away if rows is None or self._has_any(piece, rows)]
 
-    def _has_any(self, piece: int, rows: Rows) -> bool:
+    def _has_any(self, piece: int, rows: Choice) -> bool:
         own = self.texts[self._owner[piece][1]].pieces[self._local[piece]]
         return bool(rows[own.start : own.stop].any())
 
@@ -280,7 +279,7 @@ class Spill:
         while self._being_read:
             self._check()
             with contextlib.suppress(queue.Empty):
-                number, error = self._were_read.get(timeout=0.1)
+                number, error = self._were_read.get(timeout=CHECK_S)
                 self._being_read.discard(number)
                 states, piece = self.texts[self._owner[number][1]], self._local[number]
                 if error is None and piece in states.coming:  # its rows may have been cut meanwhile
@@ -321,7 +320,7 @@ class Spill:
         while any(states.is_writing for states in self.texts):
             self._check()
             with contextlib.suppress(queue.Empty):
-                piece, error = self._written.get(timeout=0.1)
+                piece, error = self._written.get(timeout=CHECK_S)
                 self._note_write(piece, error)
                 failure = failure or error
         return failure

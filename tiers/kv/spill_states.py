@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 
-class RowState(Enum):
+class PieceState(Enum):
     """The state of a piece.
 
     UNWRITTEN: it has no row yet.
@@ -52,7 +52,7 @@ class SpillStates:
         self.pieces = pieces
         self.order = sorted(range(len(pieces)), key=lambda piece: (pieces[piece].stop, piece))
         self._stops = [pieces[piece].stop for piece in self.order]
-        self._states: dict[int, RowState] = {}  # from SAVING on; the others follow from the rows
+        self._states: dict[int, PieceState] = {}  # from SAVING on; the others follow from the rows
         self._writing: set[int] = set()  # pieces whose write has not ended, whether it counts or not
         self.n_rows = self.n_away = 0
         self.coming: list[int] = []
@@ -71,14 +71,14 @@ class SpillStates:
         """Return the row after the last one of the piece at `place` in the order."""
         return self._stops[place]
 
-    def state(self, piece: int) -> RowState:
+    def state(self, piece: int) -> PieceState:
         """Return the state of `piece`."""
         if piece in self._states:
             return self._states[piece]
         rows = self.pieces[piece]
         if rows.start >= self.n_rows:
-            return RowState.UNWRITTEN
-        return RowState.FULL if rows.stop <= self.n_rows else RowState.OPEN
+            return PieceState.UNWRITTEN
+        return PieceState.FULL if rows.stop <= self.n_rows else PieceState.OPEN
 
     def grow(self, n_rows: int) -> None:
         """So many rows count now, more than before or as many."""
@@ -90,17 +90,17 @@ class SpillStates:
         """Return the pieces to be written, of the first `n_pieces` of the order, as far as these are complete."""
         asked = self.order[self.n_away : min(n_pieces, self.n_complete)]
         pieces = [piece for piece in asked if piece not in self._states and piece not in self._writing]
-        self._states.update(dict.fromkeys(pieces, RowState.SAVING))
+        self._states.update(dict.fromkeys(pieces, PieceState.SAVING))
         self._writing.update(pieces)
         return pieces
 
     def saved(self, piece: int, *, is_written: bool) -> bool:
         """Note the end of a write; return whether it counts, which it does not where rows of the piece were cut."""
         self._writing.remove(piece)
-        if self._states.get(piece) is not RowState.SAVING:
+        if self._states.get(piece) is not PieceState.SAVING:
             return False
         if is_written:
-            self._states[piece] = RowState.KEPT
+            self._states[piece] = PieceState.KEPT
         else:
             del self._states[piece]
         return True
@@ -112,9 +112,9 @@ class SpillStates:
         """
         gone = []
         for piece in self.order[self.n_away : n_pieces]:
-            if self._states.get(piece) is not RowState.KEPT:
+            if self._states.get(piece) is not PieceState.KEPT:
                 break
-            self._states[piece] = RowState.AWAY
+            self._states[piece] = PieceState.AWAY
             gone.append(piece)
         self.n_away += len(gone)
         return gone
@@ -129,16 +129,16 @@ class SpillStates:
         for piece in hit:
             del self._states[piece]
         self.n_away = min(self.n_away, self.n_complete)
-        away = [piece for piece in hit if hit[piece] is RowState.AWAY]
+        away = [piece for piece in hit if hit[piece] is PieceState.AWAY]
         self.coming = [piece for piece in (*self.coming, *away) if self.pieces[piece].start < self.n_rows]
-        self._states.update(dict.fromkeys(self.coming, RowState.COMING))
+        self._states.update(dict.fromkeys(self.coming, PieceState.COMING))
         return away
 
     def recall(self, n_away: int) -> list[int]:
         """Return the pieces to be read back so that only the first `n_away` of the order are away."""
         pieces = self.order[n_away : self.n_away]
         self.n_away -= len(pieces)
-        self._states.update(dict.fromkeys(pieces, RowState.COMING))
+        self._states.update(dict.fromkeys(pieces, PieceState.COMING))
         self.coming += pieces
         return pieces
 
@@ -147,18 +147,18 @@ class SpillStates:
         self.coming.remove(piece)
         del self._states[piece]
         if self.pieces[piece].stop <= self.n_rows:
-            self._states[piece] = RowState.KEPT
+            self._states[piece] = PieceState.KEPT
 
     def check(self) -> None:
         """Raise AssertionError where a state contradicts the rows or another state."""
-        away = {piece for piece, state in self._states.items() if state is RowState.AWAY}
+        away = {piece for piece, state in self._states.items() if state is PieceState.AWAY}
         assert away == set(self.order[: self.n_away]), "what is away are the first pieces"
-        assert set(self.coming) == {piece for piece, state in self._states.items() if state is RowState.COMING}
-        saving = {piece for piece, state in self._states.items() if state is RowState.SAVING}
+        assert set(self.coming) == {piece for piece, state in self._states.items() if state is PieceState.COMING}
+        saving = {piece for piece, state in self._states.items() if state is PieceState.SAVING}
         assert saving <= self._writing
         for piece, state in self._states.items():
             rows = self.pieces[piece]
-            if state is RowState.COMING:
+            if state is PieceState.COMING:
                 assert rows.start < self.n_rows, "nothing comes back without a row that counts"
             else:
                 assert rows.stop <= self.n_rows, "what is not complete is neither saved nor away"

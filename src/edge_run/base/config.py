@@ -12,7 +12,7 @@ from edge_run.base.options import check_types, require
 from edge_run.base.units import GIB, MIB, parse_size
 
 KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-_WHOLE_NUMBERS = ("f32", "f16", "bf16")
+_UNQUANTISED = ("f32", "f16", "bf16")
 _TURNED = ("f32", "f16")  # keys that llama.cpp can turn to another position without rounding them to blocks
 KV_AUTO, _DEFAULT_KV_TYPE = "auto", "f16"
 BACKENDS = ("auto", "edge-run", "llama.cpp")
@@ -26,8 +26,8 @@ PACKED_OFF = "off"
 REPACK = ("auto", "on", "off")
 MESH_ACTIVATIONS = ("exact", "compact")
 PROMPT_CACHE_ON, PROMPT_CACHE_OFF = "on", "off"
-KV_KEEP_WINDOW = "window"
-KV_KEEP_BY = ("pages", "blocks", KV_KEEP_WINDOW)
+KV_KEEP_BLOCKS, KV_KEEP_WINDOW = "blocks", "window"
+KV_KEEP_BY = ("pages", KV_KEEP_BLOCKS, KV_KEEP_WINDOW)
 LEAST_KV_KEEP = 64
 PAGE_CACHE_AUTO, PAGE_CACHE_OFF = "auto", "off"
 KV_SPILL_ON, KV_SPILL_OFF = "on", "off"
@@ -280,7 +280,7 @@ class ModelConfig:
         require(not self.exact or self.flash_attention != "on", "exact: excludes flash attention; leave out -fa on")
         require(not self.exact or self.micro_batch_tokens != 1, "exact: needs a micro-batch (-ub) of at least 2 tokens")
         require(
-            not self.exact or self.kv_types[1] in _WHOLE_NUMBERS,
+            not self.exact or self.kv_types[1] in _UNQUANTISED,
             f"exact: excludes {self.kv_types[1]} for V, which needs flash attention; give -ctv f16",
         )
         require(

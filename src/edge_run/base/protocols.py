@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # what only plans and inspects does without NumPy
     import numpy.typing as npt
 
 Logits: TypeAlias = "npt.NDArray[np.float32]"
-Clock: TypeAlias = Callable[[], float]  # seconds since some fixed moment: `time.monotonic`, or a test's own
+Clock: TypeAlias = Callable[[], float]  # seconds since some moment: `time.monotonic`, `time.time`, or a test's own
 
 
 @dataclass(frozen=True, slots=True)

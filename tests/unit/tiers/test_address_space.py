@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from edge_run.base.config import CHUNK_BYTES
 from edge_run.base.units import round_up
 from edge_run.tiers import _libc
-from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace, MappedSpan, MoveRefused
+from edge_run.tiers.address_space import AddressSpace, MappedSpan, MoveRefused
 from edge_run.tiers.chunk_states import NEW_FRAME
 from mapped import PAGE, advice_at, content, is_readable, mapped
 

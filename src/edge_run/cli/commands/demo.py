@@ -144,8 +144,8 @@ def _stream(model_file: Path, config: ModelConfig, predict: int, terminal: Termi
 
 def _compare(model_file: Path, config: ModelConfig, terminal: Terminal) -> None:
     """Run edge-run and mmap in the same memory, and draw how fast they were; or say why not."""
-    from edge_run.base.bench import same_tokens
     from edge_run.runtime.bench.beside_mmap import BesideMmap
+    from edge_run.runtime.bench.comparison import same_tokens
 
     assert config.memory is not None
     memory = format_size(int(config.memory))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import bench_samples as samples
-from edge_run.base.bench import COMPARED, MMAP, compare, same_tokens
+from edge_run.base.bench import MMAP
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, TierReadError
 from edge_run.base.results import to_json
@@ -27,6 +27,7 @@ from edge_run.runtime.bench import bench as module
 from edge_run.runtime.bench import memory_group
 from edge_run.runtime.bench.bench import Bencher, Task, arbitrary_tokens
 from edge_run.runtime.bench.cold_run import ColdRuns, drop_from_page_cache, parse_measurement, read_ahead_bytes
+from edge_run.runtime.bench.comparison import COMPARED, compare, same_tokens
 from edge_run.runtime.bench.memory_group import PREFIX, OwnMemoryGroup
 
 BOTH = samples.measurement(), samples.measurement(MMAP)

@@ -8,13 +8,14 @@ from typing import cast
 
 import pytest
 
+from edge_run.base.config import CHUNK_BYTES
 from edge_run.base.errors import BudgetError
 from edge_run.partition.window import FEW_FRAMES, SEGMENT_CHUNKS, SHORT_SEGMENT_CHUNKS
 from edge_run.prefetch.schedule import Segment, schedule_pass
 from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.planning.memory_plan import plan_streamed, with_page_tables
 from edge_run.runtime.planning.terms import Terms
-from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace, MappedSpan
+from edge_run.tiers.address_space import AddressSpace, MappedSpan
 from edge_run.tiers.gguf import GgufModel
 
 BASE, N_CHUNKS = 1 << 32, 600

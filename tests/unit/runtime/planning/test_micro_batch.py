@@ -14,7 +14,7 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import MIB
 from edge_run.runtime.planning import micro_batch
-from edge_run.runtime.planning.micro_batch import WIDTHS, choose, widths
+from edge_run.runtime.planning.micro_batch import WIDTHS, choose_micro_batch, widths
 
 Costs = dict[int, float]  # by width; a negative one is the smallest budget that works, with which it is refused
 
@@ -66,7 +66,7 @@ def chosen(tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(micro_batch, "_is_easy", lambda prepared: prepared.width == easy)
         config = ModelConfig(cache_folder=tmp_path / "cache", **options)
         profile = replace(PROFILE, is_disturbed=is_disturbed)
-        found: Any = choose(gguf, config, prepare, lambda prepared: profile)
+        found: Any = choose_micro_batch(gguf, config, prepare, lambda prepared: profile)
         return int(found.width)
 
     return decide

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from edge_run.base.config import CHUNK_BYTES
 from edge_run.base.errors import ModelFileError, TierReadError
 from edge_run.base.units import MIB
 from edge_run.tiers import _libc
-from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace
+from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.drives import cached_start
 from edge_run.tiers.drives.cached_start import CachedStart
 from edge_run.tiers.source import SourceFile

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.errors import Cancelled, TierReadError
-from edge_run.tiers.kv.spill_states import RowState
+from edge_run.tiers.kv.spill_states import PieceState
 from in_child import in_child
 from spill_rig import Rig, rig_in
 
@@ -36,13 +36,13 @@ def test_what_the_drive_refuses_stays_in_memory(tmp_path: Path) -> None:
             rig.run(1)
         assert calls[0] > 3, "all that was begun is waited for"
         states = {rig.spill.texts[0].state(piece) for piece in range(len(rig.spill.texts[0].pieces))}
-        assert states >= {RowState.FULL, RowState.KEPT}
-        assert RowState.SAVING not in states
+        assert states >= {PieceState.FULL, PieceState.KEPT}
+        assert PieceState.SAVING not in states
         rig.spill.texts[0].check()
         rig.file.write = real  # type: ignore[method-assign]
         rig.run(300)
         rig.run(1)
-        assert RowState.KEPT not in {rig.spill.texts[0].state(p) for p in range(len(rig.spill.texts[0].pieces))}
+        assert PieceState.KEPT not in {rig.spill.texts[0].state(p) for p in range(len(rig.spill.texts[0].pieces))}
 
 
 @in_child

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_run.runtime.decoding.common import n_common
+from edge_run.runtime.decoding.common_prefix import common_prefix_tokens
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ from edge_run.runtime.decoding.common import n_common
     ],
 )
 def test_the_common_beginning(held: list[int], prompt: list[int], wanted: int) -> None:
-    assert n_common(held, prompt) == wanted
+    assert common_prefix_tokens(held, prompt) == wanted

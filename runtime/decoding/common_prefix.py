@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def n_common(held: Sequence[int], prompt: Sequence[int]) -> int:
+def common_prefix_tokens(held: Sequence[int], prompt: Sequence[int]) -> int:
     """Return how many tokens `prompt`, without its last one, begins with that `held` begins with too."""
     most = max(0, min(len(held), len(prompt) - 1))
     if list(held[:most]) == list(prompt[:most]):  # mostly it is so, and quick to see
