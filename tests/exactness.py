@@ -188,7 +188,8 @@ def main() -> None:
             )
         if engine is None:
             continue
-        smallest_bytes = 0 if arguments.by_expert else engine.plan.minimum_bytes
+        is_known = not arguments.by_expert or engine.plan.expert_bytes > 0
+        smallest_bytes = engine.plan.minimum_bytes if is_known else 0  # else it is that of a run in order
         found = run(engine, tokens, arguments.prefill)
         results.append(
             {

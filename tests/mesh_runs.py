@@ -24,6 +24,7 @@ from edge_run.runtime.mesh import coordinator
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from edge_run.runtime.worker.worker import Worker
 from fake_mesh import Hub
+from kept_tokens import kept
 from mesh_processes import round_robin
 
 OPTIONS = {"context_tokens": 256, "micro_batch_tokens": 32, "threads": 1, "check_file": False}
@@ -63,11 +64,17 @@ def answers(
 
 
 def alone(path: Path, tokens: int = 16) -> list[int]:
-    engine = Engine.open(path, ModelConfig(memory="4GiB", **OPTIONS))
-    try:
-        return greedy(engine, tokens)
-    finally:
-        engine.close()
+    """Return what one device says, which is what a mesh must say too."""
+
+    def compute() -> list[int]:
+        engine = Engine.open(path, ModelConfig(memory="4GiB", **OPTIONS))
+        try:
+            return greedy(engine)
+        finally:
+            engine.close()
+
+    assert tokens <= 16
+    return kept(path, (OPTIONS, PROMPT), compute)[:tokens]
 
 
 class Run:

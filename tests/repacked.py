@@ -104,16 +104,18 @@ def streamed(path: Path, options: dict[str, Any], chunk_bytes: int, by_expert: b
     In all but the last each pass reads weights again. A budget may turn out to hold them all, some in memory that is
     lent, as the process held more when the smallest one was refused: then a smaller one is taken.
     """
+    smallest_bytes = 0  # known once a run has streamed in the same way
     for share in (0.0, 0.25, 0.6):
         of_experts = by_expert and share > 0
         with fewest_frames(share):
-            engine = open_at(path, share, options, of_experts, chunk_bytes)
+            engine = open_at(path, share, options, of_experts, chunk_bytes, smallest_bytes=smallest_bytes)
             for _attempt in range(8 if share < 0.5 else 0):
                 if engine.plan.streamed_bytes_per_pass:
                     break
                 smaller = engine.budget_bytes - path.stat().st_size // 4
                 engine.close()
                 engine = open_at(path, 0, options, of_experts, chunk_bytes, smallest_bytes=smaller)
+        smallest_bytes = engine.plan.minimum_bytes if not by_expert or engine.plan.expert_bytes else 0
         yield engine
 
 

@@ -14,6 +14,7 @@ from edge_run.base.units import KIB
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from exactness import open_at
+from kept_tokens import kept
 from tiny_models import N_VOCAB
 
 OPTIONS: dict[str, Any] = {
@@ -40,9 +41,13 @@ def greedy(session: Session, prompt: Sequence[int], n_tokens: int = 8) -> list[i
 
 def plain_tokens(path: Path, *prompts: Sequence[int], **options: Any) -> list[list[int]]:
     """What llama.cpp says with the same numerics key."""
-    with open_engine(path, backend="llama.cpp", **options) as engine:
-        session = Session(engine.decoder)
-        return [greedy(session, prompt) for prompt in prompts]
+
+    def compute() -> list[list[int]]:
+        with open_engine(path, backend="llama.cpp", **options) as engine:
+            session = Session(engine.decoder)
+            return [greedy(session, prompt) for prompt in prompts]
+
+    return kept(path, (OPTIONS, options, prompts), compute)
 
 
 @contextmanager

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import functools
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -13,11 +18,13 @@ from at_once import OPTIONS
 from edge_run import Model, inflate
 from edge_run.base.files import cache_folder
 from edge_run.base.units import MIB
+from edge_run.runtime.inspection import launcher
 from edge_run.runtime.processes import cell
+from edge_run.runtime.processes.child_process import QUIET, start_command
 from json_grammars import Takes, with_vocabulary
 from kit_models import KIT
 from mosquitto import Mosquitto, mosquitto
-from program import Result, fresh_environment, run_anew, run_program
+from program import Mother, Program, Result, begin, fresh_environment, run_anew, run_program
 from screens import Screen
 from served import EXACTLY, TEMPLATE, Served, served
 from tiny_models import make_model
@@ -26,6 +33,28 @@ if TYPE_CHECKING:
     import openai
 
     from mesh_table import Table
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_inspectors(shared_folders: None) -> None:
+    """Let the processes that open a model file first for this one be forks of one that has their modules already.
+
+    To start one anew takes longer than what it does then. Those of programs that tests start, and of tests in children,
+    are started anew, and so is what a test has started in place of one.
+    """
+    usual, mother = launcher._START, inspectors()
+
+    def start(command: list[str], **how: Any) -> subprocess.Popen[bytes]:
+        is_usual = command == start_command(usual)
+        return begin(Program(["-c"], source=usual), mother, **how) if is_usual else subprocess.Popen(command, **how)
+
+    launcher.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": start})  # type: ignore[assignment]
+
+
+@functools.cache
+def inspectors() -> Mother:
+    """Return what these processes are forks of."""
+    return Mother.start(("forked_inspector",), {**os.environ, **QUIET})
 
 
 @pytest.fixture(scope="session")
@@ -42,9 +71,16 @@ def model_of_two(kit: Path) -> Iterator[Model]:
 
 
 @pytest.fixture(scope="session")
-def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model grown to 120 MB, 12 layers: with the options of `streamed` it streams."""
-    return inflate(KIT, tmp_path_factory.mktemp("grown") / "grown.gguf", 120 * MIB, layers=12)
+def grown(shared_folders: None) -> Path:
+    """The bundled model grown to 120 MB, 12 layers: with the options of `streamed` it streams. Tests only read it.
+
+    All workers have the same, so that what one of them finds out about the file the others know.
+    """
+    path = Path(os.environ["TINY_MODELS"]) / "grown" / "grown.gguf"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name("lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return path if path.exists() else inflate(KIT, path, 120 * MIB, layers=12)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import bench_samples as samples
+from edge_run import inflate
 from edge_run.base.bench import MMAP, OURS, Measurement
 from edge_run.base.config import ModelConfig
 from edge_run.base.units import MIB
@@ -24,6 +25,7 @@ from edge_run.runtime.bench import bench as module
 from edge_run.runtime.bench import cold_run
 from edge_run.runtime.bench.cold_run import ColdRuns, OutOfMemory
 from edge_run.runtime.bench.memory_group import PREFIX, OwnMemoryGroup
+from kit_models import KIT
 
 BUDGET_BYTES = 160 * MIB
 WAIT_S = 60
@@ -39,6 +41,12 @@ main(sys.argv[1:])
 def arguments(model: Path, folder: Path, *more: object) -> list[str]:
     words = ["bench", model, "--memory", BUDGET_BYTES, "-c", 256, "-ub", 16, "-t", 1, "--cache-dir", folder / "cache"]
     return [str(word) for word in [*words, "--prompt-tokens", 16, "-n", 3, *more]]
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The grown model, for these tests alone: what others read of it meanwhile would not be cold."""
+    return inflate(KIT, tmp_path_factory.mktemp("grown") / "grown.gguf", 120 * MIB, layers=12)
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ from edge_run.runtime.probing import probe as probing
 from edge_run.tiers.source import SourceFile
 from kit_models import streamed
 from known_device import know_device
-from program import WAIT_S, fresh_environment, run_program
+from program import WAIT_S, run_program
 from tiny_models import make_model
 
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
@@ -42,13 +42,19 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    environment = fresh_environment(tmp_path, TERM="dumb", COLUMNS="120")
+def run(environment: dict[str, str], known_models: None) -> Run:
+    environment = {**environment, "COLUMNS": "120"}
 
     def run(*arguments: object, timeout_s: float = WAIT_S) -> Result:
         return run_program("plan", *arguments, environment=environment, timeout_s=timeout_s)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with what is found out about models, and with no speeds of this device."""
+    return tmp_path_factory.mktemp("known")
 
 
 def test_without_a_probe_it_says_where_every_byte_goes(run: Run, grown: Path) -> None:
@@ -152,8 +158,8 @@ def test_refusals_are_one_line(run: Run, grown: Path, arguments: list[str], code
     assert told in done.stderr
 
 
-def test_from_python(grown: Path, tmp_path: Path) -> None:
-    options = {**OPTIONS, "cache_folder": tmp_path}
+def test_from_python(grown: Path, known: Path) -> None:
+    options = {**OPTIONS, "cache_folder": known}
     bare = edge_run.plan(grown, memory="160MiB", **options)
     assert (bare.mode, bare.forecast) == ("streamed", None)
     timed = edge_run.plan(grown, memory="160MiB", profile=PROFILE, prompt_tokens=100, **options)
@@ -167,8 +173,8 @@ def test_from_python(grown: Path, tmp_path: Path) -> None:
         edge_run.plan(grown, config=edge_run.ModelConfig(), context_tokens=3)
 
 
-def test_as_many_at_once_as_make_the_most_tokens(grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = edge_run.ModelConfig(memory="160MiB", sequences=0, cache_folder=tmp_path, **OPTIONS)
+def test_as_many_at_once_as_make_the_most_tokens(grown: Path, known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = edge_run.ModelConfig(memory="160MiB", sequences=0, cache_folder=known, **OPTIONS)
     unknown = planner(grown, config)
     assert unknown.config.sequences == USUAL_PARALLEL
     timed = unknown.timed(unknown.plan(), PROFILE, 100).forecast
@@ -182,18 +188,18 @@ def test_as_many_at_once_as_make_the_most_tokens(grown: Path, tmp_path: Path, mo
 
 @pytest.mark.parametrize(("budget", "context_tokens", "chosen"), [(160, 2048, 24), (160, 256, 16), (104, 512, 16)])
 def test_more_at_once_need_room_for_their_texts_and_a_window_as_wide(
-    grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int, context_tokens: int, chosen: int
+    grown: Path, known: Path, monkeypatch: pytest.MonkeyPatch, budget: int, context_tokens: int, chosen: int
 ) -> None:
     hoped = Abreast(replace(PLAN, micro_batch_tokens=64), lambda *of_pass: 1.0, 0, most=24, request_tokens=16)
     assert hoped.best == 24
     monkeypatch.setattr(prepare, "_abreast", lambda prepared: hoped)
     options = {**OPTIONS, "micro_batch_tokens": 64, "context_tokens": context_tokens, "request_tokens": 16}
-    config = edge_run.ModelConfig(memory=budget * MIB, sequences=0, cache_folder=tmp_path, **options)
+    config = edge_run.ModelConfig(memory=budget * MIB, sequences=0, cache_folder=known, **options)
     assert planner(grown, config).config.sequences == chosen
 
 
 def test_more_at_once_do_not_shorten_a_context_that_nobody_asked_for(
-    grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    grown: Path, known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text that has room beside the usual number may be longer than what requests usually have."""
     hoped = Abreast(replace(PLAN, micro_batch_tokens=64), lambda *of_pass: 1.0, 0, most=24, request_tokens=16)
@@ -203,13 +209,13 @@ def test_more_at_once_do_not_shorten_a_context_that_nobody_asked_for(
         prepare._Opening, "_usual_tokens", lambda opening, asked: 2048 if asked.sequences <= USUAL_PARALLEL else 1024
     )
     options = {**OPTIONS, "micro_batch_tokens": 64, "context_tokens": None, "request_tokens": 16}
-    config = edge_run.ModelConfig(memory="160MiB", sequences=0, cache_folder=tmp_path, **options)
+    config = edge_run.ModelConfig(memory="160MiB", sequences=0, cache_folder=known, **options)
     found = planner(grown, config)
     assert (found.config.sequences, found.known.context_tokens) == (24, 2048)
 
 
 def test_a_budget_that_does_not_suffice_for_the_usual_number_is_for_fewer(
-    grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    grown: Path, known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare_real = prepare._Opening.prepare
 
@@ -219,27 +225,27 @@ def test_a_budget_that_does_not_suffice_for_the_usual_number_is_for_fewer(
         return prepare_real(opening, asked)
 
     monkeypatch.setattr(prepare._Opening, "prepare", refuse)
-    config = edge_run.ModelConfig(memory="160MiB", sequences=0, cache_folder=tmp_path, request_tokens=16, **OPTIONS)
+    config = edge_run.ModelConfig(memory="160MiB", sequences=0, cache_folder=known, request_tokens=16, **OPTIONS)
     assert planner(grown, config).config.sequences == 8
     long = replace(config, request_tokens=128)
     assert planner(grown, long).config.sequences == 2, "as many as have room for their texts"
 
 
 def test_a_budget_that_does_not_suffice_for_many_answers_is_for_one(
-    grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    grown: Path, known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(prepared: prepare.Prepared) -> None:
         raise BudgetError("memory budget: too small for so many")
 
     monkeypatch.setattr(prepare, "_abreast", refuse)
-    config = edge_run.ModelConfig(memory="160MiB", sequences=0, cache_folder=tmp_path, **OPTIONS)
+    config = edge_run.ModelConfig(memory="160MiB", sequences=0, cache_folder=known, **OPTIONS)
     assert planner(grown, config).config.sequences == 1
 
 
-def test_it_says_what_a_packed_file_would_gain(grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_what_a_packed_file_would_gain(grown: Path, known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where weights stream that a packed file would have repacked, and readers take long to repack."""
     monkeypatch.setattr(planner_module, "disk_of", lambda profile, path: profile.disks[0])
-    config = edge_run.ModelConfig(memory="100MiB", sequences=16, repack="on", cache_folder=tmp_path, **OPTIONS)
+    config = edge_run.ModelConfig(memory="100MiB", sequences=16, repack="on", cache_folder=known, **OPTIONS)
     planned = planner(grown, config)
     work = pass_work(planned.gguf, planned.known.graph, 0)
     kernels = tuple(
@@ -268,7 +274,7 @@ def test_it_says_what_a_packed_file_would_gain(grown: Path, tmp_path: Path, monk
     assert packed(planned, tight) is None, "it has no room"
 
 
-def test_a_run_says_how_far_it_is(grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_says_how_far_it_is(grown: Path, known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen from another thread, which each read waits for, in seconds once the device is known."""
     seen: list[Progress] = []
     is_over, has_looked = threading.Event(), threading.Event()
@@ -279,7 +285,7 @@ def test_a_run_says_how_far_it_is(grown: Path, tmp_path: Path, monkeypatch: pyte
         has_looked.wait(10)
         return read_pieces(source, pieces, offset)
 
-    with Model(grown, cache_folder=tmp_path, **streamed()) as model:
+    with Model(grown, cache_folder=known, **streamed()) as model:
         assert model.progress is None
         model.expect(PROFILE)
         monkeypatch.setattr(SourceFile, "read_pieces", read_when_seen)

@@ -22,6 +22,7 @@ COMMAND = [sys.executable, "-m", "edge_run"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.usefixtures("known_models")
 def test_full_standard_output_is_one_line(environment: dict[str, str]) -> None:
     chat = ["chat", KIT, "-n", "3", "--prompt-cache", "off"]
     for words in ([KIT, "-p", "x", "-n", "3"], [KIT, "-p", "x", "-n", "3", "--json"], ["--help"], chat):
@@ -34,6 +35,7 @@ def test_full_standard_output_is_one_line(environment: dict[str, str]) -> None:
         assert re.fullmatch(rf"{hint}edge-run: standard output.*No space left.*\n", result.stderr)
 
 
+@pytest.mark.usefixtures("known_models")
 def test_output_that_nobody_reads_ends_quietly(environment: dict[str, str]) -> None:
     words = [*COMMAND, KIT, "-p", PROMPT, "-n", "2000", *GREEDY, "-c", "2048"]
     with subprocess.Popen(words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=environment) as process:
@@ -43,6 +45,7 @@ def test_output_that_nobody_reads_ends_quietly(environment: dict[str, str]) -> N
         assert process.wait(WAIT_S) == 141
 
 
+@pytest.mark.usefixtures("known_models")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_end_a_run(environment: dict[str, str], number: int, code: int) -> None:
     words = [*COMMAND, KIT, "-p", PROMPT, *GREEDY, "-c", "2048"]
@@ -59,6 +62,7 @@ def test_signals_end_a_run(environment: dict[str, str], number: int, code: int) 
         assert notices == b""
 
 
+@pytest.mark.usefixtures("known_models")
 def test_a_signal_ends_a_run_in_the_background_of_its_terminal(environment: dict[str, str]) -> None:
     """As `kill %1`, or `timeout`, which puts what it runs in a group of its own: the system stopped the run instead."""
     words = [*map(str, COMMAND), str(KIT), "-p", PROMPT, *map(str, GREEDY), "-c", "2048"]

@@ -7,9 +7,12 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from kit_models import GREEDY, KIT, PROMPT
 from screens import Screen
 
+pytestmark = pytest.mark.usefixtures("known_models")
 Start = Callable[..., Screen]
 
 

@@ -30,33 +30,39 @@ def long_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return changed(make_model("llama", folder), folder / "long.gguf", "llama.context_length", TRAINED)
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is found out about the model, for all tests of it: each of them would find out much of the same."""
+    return tmp_path_factory.mktemp("cache")
+
+
 def planned(path: Path, cache: Path, **options: Any) -> int:
     return planner(path, ModelConfig(threads=1, cache_folder=cache, **options)).plan().context_tokens
 
 
-def test_a_model_that_fits_gets_its_own_length_or_half_of_what_it_leaves(long_llama: Path, tmp_path: Path) -> None:
-    found = [planned(long_llama, tmp_path, memory=f"{size}MiB") for size in (3000, 700, 400, 150)]
+def test_a_model_that_fits_gets_its_own_length_or_half_of_what_it_leaves(long_llama: Path, cache: Path) -> None:
+    found = [planned(long_llama, cache, memory=f"{size}MiB") for size in (3000, 700, 400, 150)]
     assert found[0] == TRAINED
     assert found == sorted(found, reverse=True)
     assert len(set(found)) > 2
     assert found[-1] >= 4096
 
 
-def test_other_lengths_are_asked_for(long_llama: Path, tmp_path: Path) -> None:
-    assert planned(long_llama, tmp_path, memory="3GiB", context_tokens=512) == 512
-    assert planned(long_llama, tmp_path, memory="3GiB", context_tokens=0) == TRAINED
+def test_other_lengths_are_asked_for(long_llama: Path, cache: Path) -> None:
+    assert planned(long_llama, cache, memory="3GiB", context_tokens=512) == 512
+    assert planned(long_llama, cache, memory="3GiB", context_tokens=0) == TRAINED
 
 
 @pytest.mark.parametrize("options", [{"check_file": False}, {"backend": "llama.cpp"}])
-def test_it_is_what_is_usual_where_nothing_is_known_or_lent(long_llama: Path, tmp_path: Path, options: Any) -> None:
-    assert planned(long_llama, tmp_path, memory="3GiB", **options) == 4096
+def test_it_is_what_is_usual_where_nothing_is_known_or_lent(long_llama: Path, cache: Path, options: Any) -> None:
+    assert planned(long_llama, cache, memory="3GiB", **options) == 4096
 
 
 def test_and_where_the_kernel_charges_what_is_reserved(
-    long_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    long_llama: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "charges_reserved", lambda: True)
-    assert planned(long_llama, tmp_path, memory="3GiB") == 4096
+    assert planned(long_llama, cache, memory="3GiB") == 4096
 
 
 @in_child
@@ -73,21 +79,21 @@ def _runs(path: Path, cache: Path, draft: Path | None) -> None:
 
 
 @pytest.mark.parametrize("has_draft", [False, True])
-def test_a_run_has_what_its_plan_said(long_llama: Path, tmp_path: Path, has_draft: bool) -> None:
-    _runs(path=long_llama, cache=tmp_path, draft=long_llama if has_draft else None)
+def test_a_run_has_what_its_plan_said(long_llama: Path, cache: Path, has_draft: bool) -> None:
+    _runs(path=long_llama, cache=cache, draft=long_llama if has_draft else None)
 
 
-def test_a_draft_model_takes_of_what_there_is(long_llama: Path, tmp_path: Path) -> None:
+def test_a_draft_model_takes_of_what_there_is(long_llama: Path, cache: Path) -> None:
     """Its keys and values are as large as the model's own here; a context of one that was trained on less is short."""
-    found = [planned(long_llama, tmp_path, memory=f"{size}MiB", draft=long_llama) for size in (6000, 950, 500, 260)]
+    found = [planned(long_llama, cache, memory=f"{size}MiB", draft=long_llama) for size in (6000, 950, 500, 260)]
     assert found[0] == TRAINED
     assert found == sorted(found, reverse=True)
     assert len(set(found)) > 2
     assert found[-1] >= 4096
-    alone = planned(long_llama, tmp_path, memory="950MiB")
+    alone = planned(long_llama, cache, memory="950MiB")
     assert found[1] < alone
     short = make_model("llama", long_llama.parent)
-    assert found[1] <= planned(long_llama, tmp_path, memory="950MiB", draft=short) <= alone
+    assert found[1] <= planned(long_llama, cache, memory="950MiB", draft=short) <= alone
 
 
 def test_the_factors_of_a_model_are_part_of_its_key(tmp_path: Path) -> None:
