@@ -81,7 +81,9 @@ format: $(VENV)/.installed ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix
 
 bench: $(VENV)/.installed ## every benchmark that needs no arguments; BENCH=benchmarks/one.py ARGS="..." runs one
-	@for script in $(BENCH); do echo "== $$script"; $(BIN)/python $$script $(ARGS) || [ $$? = 2 ] || exit 1; done
+	@failed=; for script in $(BENCH); do echo "== $$script"; \
+	    $(BIN)/python $$script $(ARGS) || [ $$? = 2 ] || failed="$$failed $$script"; done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
 clean: ## remove the virtual environment, builds and caches
 	rm -rf $(VENV) $(VULKAN_VENV) $(CLIENTS_VENV) $(ASAN_VENV) build dist *.egg-info .*_cache .hypothesis .coverage* htmlcov

@@ -13,15 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _box import SHARED
+from _box import NOVELS
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.planning.plan import planner
 from edge_run.runtime.probing.probe import probe, recall
-
-TEXT = SHARED / "data" / "text" / "novels.txt"
 
 
 def main() -> None:
@@ -67,7 +65,7 @@ def measure(arguments: argparse.Namespace, config: ModelConfig) -> dict[str, Any
 
     engine = Engine.open(arguments.model, config)
     n = arguments.prompt
-    tokens = ggml.tokenize(engine.model.vocab, TEXT.read_text()[:20_000], False, False)
+    tokens = ggml.tokenize(engine.model.vocab, NOVELS.read_text()[:20_000], False, False)
 
     def feed(start: int) -> float:
         engine.decoder.rewind(0, 0)

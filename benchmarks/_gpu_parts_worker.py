@@ -33,7 +33,7 @@ LEAST = 64 * MIB
 
 def main() -> None:
     """Run, and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--gpu-memory", type=int)

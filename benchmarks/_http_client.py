@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 from _http_load import ask_at
+from _many_worker import MOST_LETTERS
 
 LIMIT_S = 3600.0
 
@@ -22,7 +23,7 @@ def main() -> None:
     url, _, text, *numbers = sys.argv[1:]
     n_requests, n_prompt, n_tokens = map(int, numbers)
     place = urlsplit(url)
-    body = {"content": Path(text).read_text("utf-8", "replace")[:1_000_000]}
+    body = {"content": Path(text).read_text("utf-8", "replace")[:MOST_LETTERS]}
     tokens = httpx.post(f"{url}/tokenize", json=body, timeout=60).json()["tokens"]
     starts = np.linspace(0, len(tokens) - n_prompt - 1, n_requests, dtype=int)  # as of _many_worker.py
     requests = [(0.0, tokens[start : start + n_prompt], n_tokens) for start in starts]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from _box import SHARED
+from _box import NOVELS, SPEC_BENCH
 
 from edge_run import Model
 from edge_run.devices.host.memory import process_memory
@@ -25,12 +25,12 @@ MOST_CHARACTERS = 2000
 
 
 def prompt(kind: str, number: int) -> str:
-    """Return the prompt of a kind, cut to MOST_CHARACTERS: of `prose` a novel to go on with, of others a question."""
+    """Return the prompt of a kind: of `prose` a part of a novel to go on with, of others a question that may be cut."""
     if kind == "prose":
-        text = (SHARED / "data" / "text" / "novels.txt").read_text()
+        text = NOVELS.read_text()
         start = text.index("\n\n", 50_000 + 200_000 * number)
         return text[start : start + MOST_CHARACTERS // 2].strip()
-    lines = (SHARED / "data" / "prompts" / "spec_bench.jsonl").read_text().splitlines()
+    lines = SPEC_BENCH.read_text().splitlines()
     entries = [entry for line in lines if (entry := json.loads(line))["category"] == CATEGORIES[kind]]
     return str(entries[number]["turns"][0])[:MOST_CHARACTERS]
 

@@ -82,7 +82,9 @@ def run_plain(arguments: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
     low.llama_backend_init()
-    model = low.llama_model_load_from_file(str(arguments.model).encode(), low.llama_model_default_params())
+    params = low.llama_model_default_params()
+    params.use_extra_bufts = False  # weights that are repacked would be held a second time, in memory that is too small
+    model = low.llama_model_load_from_file(str(arguments.model).encode(), params)
     vocabulary = low.llama_model_get_vocab(model)
     n_vocabulary = low.llama_vocab_n_tokens(vocabulary)
     text = text_of(arguments).encode()

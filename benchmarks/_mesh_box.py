@@ -12,13 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from _box import READAHEAD_KB, ROOT, run_json
+from _box import READAHEAD_KB, ROOT, run_json, skip
 from edgebox import boxed
 
 sys.path.insert(0, str(ROOT / "tests"))
 
 RUN, READER = (ROOT / "benchmarks" / name for name in ("_mesh_run.py", "_plain_reader.py"))
 TIMEOUT_S = 280
+
+
+def need_mesh(*, in_networks: bool = False) -> None:
+    """Skip the benchmark where there can be no mesh. in_networks: each device has a network of its own."""
+    from mosquitto import PROGRAM
+    from namespaces import why_not
+
+    if PROGRAM is None:
+        skip("mosquitto is not installed")
+    if in_networks and (reason := why_not()):
+        skip(reason)
 
 
 def box(disk_mbps: float | None, model: Path) -> list[str]:
@@ -31,7 +42,7 @@ def box(disk_mbps: float | None, model: Path) -> list[str]:
 def run(folder: Path, model: Path, flags: Sequence[str], disk_mbps: float | None = None) -> dict[str, Any]:
     """Run a coordinator, and return its figures."""
     command = [*box(disk_mbps, model), sys.executable, str(RUN), str(folder), str(model), *flags]
-    figures, _ = run_json(command, timeout=TIMEOUT_S, env=_environment())
+    figures, _ = run_json(command, timeout=TIMEOUT_S, env=environment())
     return figures
 
 
@@ -49,7 +60,7 @@ class Stepping:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=_environment(),
+                env=environment(),
             )
         self.pid = self._process.pid
         self._is_ready = False
@@ -73,7 +84,8 @@ class Stepping:
 
     def close(self) -> None:
         """End it, if it still runs."""
-        self._process.kill()
+        if self._process.poll() is None:
+            self._process.terminate()  # a box passes it on, and puts back what it changed
         self._process.wait()
 
     def _answer(self) -> Any:
@@ -141,7 +153,8 @@ def keep_apart(processes: Iterable[psutil.Process], n_computing: int) -> None:
                 os.sched_setaffinity(thread.id, computing if i < n_computing else besides)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Return the environment of a process whose threads leave the cores to others while they wait."""
     return {**os.environ, "OMP_WAIT_POLICY": "passive"}
 
 

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from _box import SHARED
+from _box import NOVELS, read_bytes
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
@@ -26,13 +26,6 @@ from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.streaming.experts import ExpertStreaming
 from edge_run.runtime.streaming.route_recorder import RouteRecorder, route_header
 from edge_run.tiers.gguf import read_gguf
-
-TEXT = SHARED / "data" / "text" / "novels.txt"
-
-
-def read_bytes() -> int:
-    """Return what this process has read from storage so far."""
-    return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["read_bytes"])
 
 
 def main() -> None:
@@ -73,7 +66,7 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace, engine: Engine, recorder: RouteRecorder | None) -> dict[str, object]:
     """Return the figures."""
-    text = TEXT.read_text()[arguments.skip : arguments.skip + 20_000]
+    text = NOVELS.read_text()[arguments.skip : arguments.skip + 20_000]
     tokens = ggml.tokenize(engine.model.vocab, text, False, False)[: arguments.prompt + arguments.decode]
     if arguments.no_cache:
         keep_nothing(engine)

@@ -22,7 +22,7 @@ WARM = 2
 
 def main() -> None:
     """Run, and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("prompt", type=int)
     parser.add_argument("decode", type=int)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from _box import ROOT, SHARED
+from _box import GSM8K, NOVELS, ROOT, SPEC_BENCH
 
 from edge_run.base.config import ModelConfig
 from edge_run.devices.host.memory import process_memory
@@ -28,13 +28,13 @@ def prompts(kind: str) -> Iterator[str]:
         text = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
         return (text[start : start + 600] for start in range(1000, len(text), 2000))
     if kind == "gsm8k":
-        lines = (SHARED / "data" / "prompts" / "gsm8k.jsonl").read_text().splitlines()
+        lines = GSM8K.read_text().splitlines()
         return (json.loads(line)["question"] + "\n" for line in lines[::61])
     if kind == "repeating":
-        lines = (SHARED / "data" / "prompts" / "spec_bench.jsonl").read_text().splitlines()
+        lines = SPEC_BENCH.read_text().splitlines()
         entries = [json.loads(line) for line in lines]
         return (entry["turns"][0] for entry in entries[::7] if entry["category"] in REPEATING)
-    text = (SHARED / "data" / "text" / "novels.txt").read_text()
+    text = NOVELS.read_text()
     return (text[start : start + 600] for start in range(20_000, len(text), 150_000))
 
 
@@ -69,7 +69,7 @@ def main() -> None:
     engine = Engine.open(arguments.model, config)
     session = open_session(engine)
     chance = random.Random(0)
-    decode_s, n_tokens, answers, gaps, speculations = 0.0, 0, [], [], []
+    decode_s, decode_bytes, n_tokens, answers, gaps, speculations = 0.0, 0, 0, [], [], []
     n_prompt = 600 if arguments.text == "repeating" else arguments.prompt_tokens
     for _, prompt in zip(range(arguments.prompts), prompts(arguments.text), strict=False):
         tokens = ggml.tokenize(engine.model.vocab, prompt, True, False)[-n_prompt:]
@@ -77,7 +77,7 @@ def main() -> None:
             tokens = [chance.randrange(10, 4000) for _ in tokens]
         logits, _ = session.feed(tokens)
         answer, gap = [], []
-        started = time.monotonic()
+        started, before = time.monotonic(), engine.read_totals
         for number in range(arguments.tokens + 1):
             second, best = np.partition(logits, -2)[-2:]
             gap.append(float(best - second))
@@ -86,6 +86,7 @@ def main() -> None:
             if number < arguments.tokens:
                 logits = session.step(token)
         decode_s += time.monotonic() - started
+        decode_bytes += engine.read_totals.since(before).bytes_read
         n_tokens += arguments.tokens
         answers.append(answer)
         gaps.append(gap)
@@ -101,7 +102,8 @@ def main() -> None:
         "budget_bytes": engine.plan.budget_bytes,
         "peak_bytes": memory.peak_bytes,
         "swapped_bytes": memory.swapped_bytes,
-        "bytes_per_token": engine.read_totals.bytes_read / n_tokens,
+        "bytes_per_token": engine.read_totals.bytes_read / n_tokens,  # with the reading of prompts
+        "decode_bytes_per_token": decode_bytes / n_tokens,
     }
     print(json.dumps(result))
 

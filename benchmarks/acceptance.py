@@ -232,6 +232,13 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--name", default="", help="goes on that of the results")
     arguments = parser.parse_args()
+    if arguments.do != "report" and not arguments.model:
+        parser.error(f"{arguments.do}: which MODEL?")
+    if arguments.do == "count" and not arguments.draft:
+        parser.error("count: whose guesses? Name a --draft")
+    kept = {"count": "*.json", "report": "*.counts"}.get(arguments.do)
+    if kept and not any(arguments.folder.glob(kept)):
+        parser.error(f"{arguments.folder} holds nothing to {arguments.do}")
     if arguments.do == "answers":
         answer(arguments.model, arguments.folder, arguments.kinds, arguments.prompts, arguments.tokens)
     elif arguments.do == "count":

@@ -3,13 +3,15 @@
 Each worker has a part of this machine's processors (`--shares`), as a control group gives it. First each answers some
 questions alone, under the same quota. Then all answer all questions together; when half are answered, `--kill` names
 the worker that gets SIGKILL. What the cluster could have done at most is the sum of the rates of its workers, each
-over the time that it lived. Rates count from the first worker's readiness to the last result, in tokens of answers.
+over the time that it lived. Rates count from the moment at which all workers are ready to the last result, in tokens of
+the answers that end in that time. Needs the `cluster` extra.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from _box import ROOT, SHARED, write_results
+from _box import GSM8K, ROOT, file_at, kill_inside, need_box, skip, write_results
 from edgebox import boxed
 
 DASK = [sys.executable, "-m", "dask"]
@@ -34,8 +36,12 @@ class Cluster:
     def __init__(self, shares: Sequence[float], folder: Path) -> None:
         self._started: list[subprocess.Popen[bytes]] = []
         said = folder / "scheduler.json"
-        self._start(["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", said])
+        scheduler = self._start(
+            ["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", said]
+        )
         while not (said.exists() and said.read_text().rstrip().endswith("}")):
+            if scheduler.poll() is not None:
+                raise SystemExit(f"Dask's scheduler ended with {scheduler.returncode}")
             time.sleep(0.05)
         self.address = json.loads(said.read_text())["address"]
         n_cpus = len(os.sched_getaffinity(0))
@@ -49,8 +55,7 @@ class Cluster:
 
     def kill(self, number: int) -> None:
         """Kill a worker, in its box."""
-        for process in psutil.Process(self.workers[number].pid).children():
-            process.kill()
+        kill_inside(self.workers[number].pid)
 
     def close(self) -> None:
         """End all."""
@@ -99,7 +104,7 @@ def answer(
             if not (heard := client.stderr.readline()):
                 raise SystemExit(f"batch failed:\n{said}")
             said += heard
-        began_s, killed_s = time.monotonic(), None
+        began_s, killed_s, n_before = time.monotonic(), None, n_lines(results)
         while client.poll() is None:
             if kill is not None and killed_s is None and n_lines(results) >= len(questions) // 2:
                 made.kill(kill)
@@ -109,10 +114,15 @@ def answer(
         if client.returncode:
             raise SystemExit(f"batch failed:\n{said}{client.stderr.read()}")
         found = [json.loads(one) for one in results.read_text().splitlines()]
-    tokens = sum(one["response"]["body"]["usage"]["completion_tokens"] for one in found)
+    tokens = tokens_of(found[n_before:])  # the first workers answer while others are not ready
     ids = {one["custom_id"] for one in found}
     assert len(ids) == len(found) == len(questions), (len(ids), len(found), len(questions))
     return {"answers": len(found), "tokens": tokens, "wall_s": wall_s, "killed_s": killed_s}
+
+
+def tokens_of(results: Sequence[dict[str, Any]]) -> int:
+    """Return how many tokens answers have."""
+    return sum(one["response"]["body"]["usage"]["completion_tokens"] for one in results)
 
 
 def line(number: int, question: str) -> str:
@@ -137,10 +147,15 @@ def questions_of(path: Path, count: int) -> list[str]:
     return [found[n % len(found)]["question"] for n in range(count)]
 
 
+def made_up(path: Path) -> str:
+    """Return a sentence where `questions_of` made questions up; they begin alike, which those of people do not."""
+    return "" if path.exists() else f" {path} is not there: the questions were made up."
+
+
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=file_at)
     parser.add_argument("--memory", default="2GiB", help="of each worker")
     parser.add_argument("--shares", type=float, nargs="+", default=[1 / 6, 1 / 6, 2 / 6, 2 / 6])
     parser.add_argument("--requests", type=int, default=1000)
@@ -149,10 +164,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--room", type=int, default=512, help="tokens of context for each answer")
     parser.add_argument("--kill", type=int, default=2, help="the worker that is killed, counted from 0; -1 for none")
-    parser.add_argument("--questions", type=Path, default=SHARED / "data" / "prompts" / "gsm8k.jsonl")
+    parser.add_argument("--questions", type=Path, default=GSM8K)
     parser.add_argument("--name", default="batch-dask")
     arguments = parser.parse_args()
+    if arguments.kill >= len(arguments.shares):
+        parser.error(f"there is no worker {arguments.kill}")
     arguments.model = arguments.model.resolve()
+    if importlib.util.find_spec("distributed") is None:
+        skip("Dask is not installed: pip install -e '.[cluster]'")
+    need_box(cpus=1)
     questions = questions_of(arguments.questions, arguments.requests)
     rows: list[dict[str, Any]] = []
     rates: dict[float, float] = {}
@@ -164,12 +184,15 @@ def main() -> None:
         print(rows[-1], flush=True)
     kill = arguments.kill if arguments.kill >= 0 else None
     found = answer(arguments.shares, questions, arguments, kill)
+    if kill is not None and found["killed_s"] is None:
+        raise SystemExit("all was answered before a worker could be killed: give it more --requests")
     lived_s = [found["killed_s"] if number == kill else found["wall_s"] for number in range(len(arguments.shares))]
     possible = sum(rates[share] * seconds for share, seconds in zip(arguments.shares, lived_s, strict=True))
     reached = found["tokens"] / possible
     rows.append({"workers": "all", **found, "tokens_per_s": found["tokens"] / found["wall_s"], "reached": reached})
     print(rows[-1], flush=True)
     text = f"{found['answers']} of {len(questions)} answers, each once; {reached:.3f} of what its workers make alone."
+    text += made_up(arguments.questions)
     write_results(arguments.name, rows, f"{(__doc__ or '').strip()}\n\n{text}")
 
 

@@ -75,7 +75,7 @@ def measure(kind: str, mbps: int | None, checkout: Path) -> dict[str, Any]:
     command = [sys.executable, str(worker), str(path), *flags.get(kind, ["--decode", "40"])]
     if kind in SHARES:
         budget = int(path.stat().st_size * SHARES[kind])
-        box = {"memory": budget, "disk_mbps": mbps, "readahead_kb": READAHEAD_KB}
+        box: dict[str, Any] = {"memory": budget, "disk_mbps": mbps, "readahead_kb": READAHEAD_KB}
         command = boxed([*command, "--memory", str(budget)], **box, cold=path)
     figures, _ = run_json(command, env=environment)
     return figures

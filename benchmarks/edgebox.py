@@ -1,14 +1,15 @@
 """Runs a command as if on a small device: little memory, a slow disk, few cores, and nothing cached.
 
-    edgebox.py [--memory 2G] [--disk-mbps 500] [--readahead-kb 128] [--cores 0,1] [--cpus 0.5] [--cold FILE ...] --
-        COMMAND [ARG ...]
+    edgebox.py [--memory 2G] [--disk-mbps 500] [--readahead-kb 128] [--cores 0,1] [--cpus 0.5] [--cold FILE ...]
+        [--disk FILE] -- COMMAND [ARG ...]
 
 `--memory`, `--disk-mbps` and `--cpus` limit a control group (version 1 or 2) of its own, which has no swap. The page
 cache counts as memory there, and a page is charged to the group that read it first: one that another process has read
 would cost nothing. `--cold` therefore drops what the kernel has cached before the command starts, so that all the
 command needs is read, and charged to it. FILE says which disk is meant, and several FILEs mean several disks, each with
-these limits; without one it is the disk of the working folder. Read-ahead is a setting of the disk, not of a group:
-boxes that run at once share it, and the last one puts it back.
+these limits; `--disk FILE` names one and drops nothing; without either it is the disk of the working folder. Read-ahead
+is a setting of the disk, not of a group: boxes that run at once share it, and the last one puts it back. Where this
+program is killed, so is the command.
 
 The last line on standard error is JSON, the `Figures`. The exit status is the command's own (128 + N after signal N),
 or 125 with a line that says why no box can be made: that takes root, and control groups that root may write to.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import fcntl
 import json
@@ -40,6 +42,7 @@ CPU_PERIOD_US = (
     10_000  # in each of which a group may compute for its share: short, so that it is slow, and not only rare
 )
 REMOVAL_TRIES, REMOVAL_WAIT_S = 100, 0.05
+PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when the one that started it ends
 
 
 class NoBox(EdgeRunError):
@@ -221,9 +224,11 @@ def drop_caches() -> None:
 
 def run(command: Sequence[str], limits: Limits, cores: set[int] | None, is_cold: bool) -> Figures:
     """Run `command` in a box, and return what it took. SIGTERM is passed on; Ctrl-C reaches the command by itself."""
+    libc = ctypes.CDLL(None)
     with groups(limits) as made:
 
         def enter() -> None:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would end it, where this program is killed
             for folder in made.folders:
                 _write(folder / "cgroup.procs", os.getpid())
             if cores:
@@ -247,12 +252,17 @@ def boxed(
     disk_mbps: float | None = None,
     readahead_kb: int | None = None,
     cold: Path | Sequence[Path] | None = None,
+    disk: Path | None = None,
     cpus: float | None = None,
 ) -> list[str]:
-    """Return the command line that runs `command` in a box with these limits."""
+    """Return the command line that runs `command` in a box with these limits.
+
+    cold: what is read anew, and whose disks are limited. disk: a file whose disk is limited too.
+    """
     flags = {"memory": memory, "disk-mbps": disk_mbps, "readahead-kb": readahead_kb, "cpus": cpus}
     given = [f"--{name}={value}" for name, value in flags.items() if value]
     given += [f"--cold={path}" for path in ([cold] if isinstance(cold, Path) else cold or ())]
+    given += [f"--disk={disk}"] if disk else []
     return [sys.executable, str(Path(__file__).resolve()), *given, "--", *command]
 
 
@@ -265,12 +275,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--cores", type=lambda text: {int(core) for core in text.split(",")}, metavar="0,1")
     parser.add_argument("--cpus", type=float, metavar="N", help="seconds of computing a second, of whatever cores")
     parser.add_argument("--cold", type=Path, action="append", default=[], metavar="FILE")
+    parser.add_argument("--disk", type=Path, metavar="FILE", help="whose disk is meant, and nothing is dropped")
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     flags, command = parser.parse_args(arguments[:cut]), list(arguments[cut + 1 :])
     if not command:
         parser.error("put the command after --")
     try:
-        disks = tuple(dict.fromkeys(disk for path in flags.cold or [Path()] if (disk := disk_of(path))))
+        files = [*flags.cold, *([flags.disk] if flags.disk else [])] or [Path()]
+        disks = tuple(dict.fromkeys(disk for path in files if (disk := disk_of(path))))
         if not disks and (flags.disk_mbps or flags.readahead_kb):
             raise NoBox("no block device holds the file: neither its speed nor its read-ahead can be set")
         limits = Limits(flags.memory, int(flags.disk_mbps * 1e6) if flags.disk_mbps else None, disks, flags.cpus)

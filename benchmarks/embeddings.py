@@ -59,6 +59,8 @@ def ours(options: argparse.Namespace, share: float, together: int) -> dict[str, 
                 break
         except BudgetError as error:  # what a process holds differs a little from one to the next
             least = max(least + MIB, error.minimum_bytes)
+    else:
+        raise SystemExit("every budget that was named as the smallest is too small")
     assert found.plan.mode == "streamed"
     return {
         "vectors": found.vectors.tolist(),
@@ -96,7 +98,7 @@ def compare(name: str, found: dict[str, Any], wanted: np.ndarray) -> dict[str, A
 
 def main() -> None:
     """Measure, and write the results."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=512)

@@ -44,7 +44,7 @@ def main() -> None:
     """Measure and write the results."""
     from tiny_models import ARCHITECTURES, make_model
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("architectures", nargs="*", default=list(ARCHITECTURES))
     arguments = parser.parse_args()
     rows = []

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import zstandard
-from _box import KIT, SHARED, grown_model, write_results
+from _box import KIT, KIT_MOE, grown_model, need, write_results
 
 from edge_run.base.units import KIB, MIB
 from edge_run.tiers import _libc
@@ -128,11 +128,12 @@ def _apart(sample: bytes, element: int) -> bytes:
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
     arguments = parser.parse_args()
+    need(KIT_MOE)
     rows = bundling(grown_model("4G", 32), arguments.rounds)
-    packed = [*compression(SHARED / "models" / "kit-moe.gguf"), *compression(KIT)]
+    packed = [*compression(KIT_MOE), *compression(KIT)]
     lines = ["| piece | experts | scattered | bundled | gain |", "|---|---|---|---|---|"]
     for row in rows:
         figures = f"{row['scattered_ms']:.2f} ms | {row['bundled_ms']:.2f} ms | {row['gain']:.2f} x"

@@ -50,7 +50,7 @@ def main() -> None:
     from faults import is_right, sweep
     from injector import build
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="the runs to try")
     parser.add_argument("--step", type=int, default=1, help="try one of so many calls")
     parser.add_argument("--dry", action="store_true", help="write no results")

@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _box import ROOT, run_worker, write_results
+from _box import ROOT, file_at, run_worker, write_results
+from _forecast_context_worker import SETTLING
 from lending import smallest
 
 from edge_run.base.units import MIB, parse_size
@@ -25,13 +26,12 @@ WORKER = ROOT / "benchmarks" / "_forecast_context_worker.py"
 CONTEXT = 16_384
 SHARES = (0.5, 0.75)
 DRIVES = (500.0, 0.0)
-SETTLING = 2
 
 
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL")
+    parser.add_argument("models", nargs="+", type=file_at, metavar="MODEL")
     parser.add_argument("--context", type=int, default=CONTEXT)
     parser.add_argument("--drives", type=float, nargs="+", default=DRIVES, help="in MB/s; 0 does not limit")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="budgets, of the model's size")

@@ -43,7 +43,7 @@ def main() -> None:
     from mutations import mutate, mutate_shards
     from tiny_models import make_model, split_model
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="the number of the one file to run")

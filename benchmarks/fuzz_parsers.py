@@ -251,7 +251,7 @@ def told(rows: list[dict[str, Any]], seed: int) -> str:
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=INPUTS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", help="a target's name; may be given again")

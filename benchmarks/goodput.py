@@ -36,9 +36,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from _box import READAHEAD_KB, RESULTS, ROOT, SHARED, write_results
+from _box import READAHEAD_KB, RESULTS, ROOT, SHARED, file_at, need, program_at, run_in_box, write_results
 from _http_load import Answered, ask_at
-from edgebox import NO_BOX, boxed
+from edgebox import boxed
 
 from edge_run.base.units import parse_size
 
@@ -57,8 +57,8 @@ Request = tuple[float, list[int], int]
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--peer", type=Path, required=True, help="llama-server")
+    parser.add_argument("model", type=file_at)
+    parser.add_argument("--peer", type=program_at, required=True, help="llama-server")
     parser.add_argument("--memory", default="2.5GiB")
     parser.add_argument("--mbps", type=int, default=500, help="0: no limit")
     parser.add_argument("--rates", type=float, nargs="+", default=[2, 4, 8], help="requests a minute")
@@ -67,12 +67,16 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=16)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--readahead-kb", type=int, default=READAHEAD_KB, help="of the drive; only mmap has it")
     parser.add_argument("--only", nargs="+", choices=("edge-run", "default", "tuned"))
     parser.add_argument("--go-on", action="store_true", help="add to the results of this day")
     parser.add_argument("--first-tokens", type=float, metavar="RATE", help="requests a minute, edge-run alone")
     parser.add_argument("--trace", type=Path, default=TRACE)
     parser.add_argument("--cache", type=Path, help="where edge-run keeps what it measured; none: measured first")
     given = parser.parse_args()
+    if given.go_on and given.first_tokens:
+        parser.error("--first-tokens has results of its own, to which --go-on adds nothing")
+    need(given.trace)
     with contextlib.ExitStack() as ending:
         cache = given.cache or Path(ending.enter_context(tempfile.TemporaryDirectory()))
         predicted = prediction(given, cache)
@@ -86,14 +90,18 @@ def main() -> None:
                     rows.append(measured(name, given, cache, rate, predicted["pass_s"]))
                     print(rows[-1], flush=True)
     told = f"{conditions(given)}\n\n{first_table(rows) if given.first_tokens else table(rows)}"
-    write_results("goodput-first-tokens" if given.first_tokens else "goodput", rows, f"{__doc__}\n{told}")
+    name = "goodput-first-tokens" if given.first_tokens else "goodput"
+    write_results(name, rows, f"{__doc__}\n{told}", replaces=given.go_on)
 
 
 def earlier() -> list[dict[str, Any]]:
-    """Return the rows that were measured on this day."""
-    with (RESULTS / f"{datetime.date.today():%Y-%m-%d}-goodput.csv").open() as file:
+    """Return the rows that were measured on this day, if any were."""
+    path = RESULTS / f"{datetime.date.today():%Y-%m-%d}-goodput.csv"
+    if not path.exists():
+        return []
+    with path.open() as file:
         return [
-            {key: value if key == "server" else json.loads(value) for key, value in row.items()}
+            {key: value if key == "server" else json.loads(value or "null") for key, value in row.items()}
             for row in csv.DictReader(file)
         ]
 
@@ -117,19 +125,13 @@ def prediction(given: argparse.Namespace, cache: Path) -> dict[str, float]:
 
 def in_box(given: argparse.Namespace, words: Sequence[str]) -> str:
     """Return what a command prints that runs in the box. Ends this process where no box can be made."""
-    done = subprocess.run(box(given, words), capture_output=True, text=True, check=False, cwd=ROOT)
-    if done.returncode == NO_BOX:
-        print(f"skipped: {done.stderr.strip()}", file=sys.stderr)
-        raise SystemExit(0)
-    if done.returncode:
-        raise SystemExit(done.stderr[-3000:])
-    return done.stdout
+    return run_in_box(box(given, words)).stdout
 
 
 def box(given: argparse.Namespace, words: Sequence[str]) -> list[str]:
     """Return a command line that runs `words` in the box, with nothing cached."""
     limits: dict[str, Any] = {"memory": parse_size(given.memory), "disk_mbps": given.mbps or None}
-    return boxed([*words], **limits, readahead_kb=READAHEAD_KB, cold=given.model)
+    return boxed([*words], **limits, readahead_kb=given.readahead_kb, cold=given.model)
 
 
 @contextlib.contextmanager
@@ -155,7 +157,9 @@ def serving(name: str, given: argparse.Namespace, cache: Path) -> Iterator[tuple
             process.send_signal(signal.SIGTERM)
             process.wait()
             log.seek(0)
-            found.update(json.loads(log.read().splitlines()[-1]))
+            *_, last = ["", *log.read().splitlines()]
+            with contextlib.suppress(ValueError):  # where no box could be made; that was said
+                found.update(json.loads(last))
 
 
 def wait_for(port: int, process: subprocess.Popen[Any], log: Any) -> None:

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from _box import ROOT, write_results
+from _box import ROOT, need_gpu, write_results
 
 sys.path.insert(0, str(ROOT / "tests"))
 WORKER = ROOT / "benchmarks" / "_gpu_worker.py"
@@ -41,7 +41,9 @@ def compare(path: Path) -> list[dict[str, object]]:
     runs = [line for line in lines if "part" not in line]
     if done.returncode != 0:
         said = " ".join(done.stderr.strip().splitlines()[-1:])
-        part = next(line["part"] for line in reversed(lines) if "part" in line)
+        part = next((line["part"] for line in reversed(lines) if "part" in line), None)
+        if part is None:
+            raise SystemExit(f"{path.name}: nothing was tried: {done.stderr[-3000:]}")
         failure = f"signal {-done.returncode}" if done.returncode < 0 else said
         shown = {"layers": part["layers"], "narrow": part["narrow"]}
         runs.append({**shown, "failure": failure, "llama.cpp alone": alone(path, part)})
@@ -61,10 +63,11 @@ def main() -> None:
     from edge_run.tiers.gguf import read_gguf
     from tiny_models import make_model
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=ARCHITECTURES)
     parser.add_argument("--jobs", type=int, default=1, help="models at once")
     arguments = parser.parse_args()
+    need_gpu()
     rows: list[dict[str, object]] = []
     lone: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as jobs:

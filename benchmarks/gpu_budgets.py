@@ -11,6 +11,7 @@ counted.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from _box import KIT, ROOT, write_results
+from _box import KIT, ROOT, need_gpu, write_results
 
 from gpu import alone
 
@@ -56,7 +57,9 @@ def pairs(path: Path, lost: list[str]) -> Iterator[dict[str, Any]]:
             continue
         yield least
         more = int(least["memory_budget"]) + path.stat().st_size // 2
-        yield measure(path, choice.sizes.total_bytes, more, *flags)
+        if not (roomy := measure(path, choice.sizes.total_bytes, more, *flags)):
+            raise SystemExit(f"{path.stem}: with {more} bytes of memory the process ended in the middle")
+        yield roomy
 
 
 def main() -> None:
@@ -65,6 +68,8 @@ def main() -> None:
     from edge_run.base.units import MIB
     from tiny_models import make_model
 
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    need_gpu()
     rows: list[dict[str, Any]] = []
     lost: list[str] = []
     with tempfile.TemporaryDirectory() as folder:

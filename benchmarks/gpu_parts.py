@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _box import ROOT, run_worker, write_results
+from _box import ROOT, file_at, need_gpu, run_worker, sameness, spread, write_results
 
 OURS, PLAIN = ROOT / "benchmarks" / "_gpu_parts_worker.py", ROOT / "benchmarks" / "_plain_worker.py"
 SHARES = (0.25, 0.5, 0.75, 1.5)
@@ -77,25 +77,17 @@ def held(prefix: str, run: Mapping[str, Any]) -> dict[str, int]:
     return {prefix + name: run[name] for name in names}
 
 
-def shown(values: Iterable[float], digits: int = 3) -> str:
-    """Return the median and the range of `values`."""
-    found = sorted(values)
-    return f"{statistics.median(found):.{digits}f} ({found[0]:.{digits}f} to {found[-1]:.{digits}f})"
-
-
 def main() -> None:
     """Measure and write the results."""
-    from edge_run.runtime.gpu.devices import find_gpus
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="+", type=Path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", type=file_at)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--decode", type=int, default=32)
     parser.add_argument("--streamed-decode", type=int, default=8, help="tokens where weights stream; 0 leaves that out")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
     arguments = parser.parse_args()
-    gpu, rows, lines = find_gpus()[0], [], []
+    gpu, rows, lines = need_gpu(), [], []
     for model in arguments.models:
         with tempfile.TemporaryDirectory() as cache:
             print(f"{model.stem}: {run_worker([model, '--cache', cache], worker=OURS)}", flush=True)
@@ -122,11 +114,11 @@ def main() -> None:
 
 def line(model: Path, rows: list[dict[str, Any]]) -> str:
     """Return what the rounds of one budget found."""
-    tokens, prompts = (shown(row[key] for row in rows) for key in ("speed_ratio", "prompt_speed_ratio"))
+    tokens, prompts = (spread((row[key] for row in rows), 3) for key in ("speed_ratio", "prompt_speed_ratio"))
     said = (
         f"* {model.stem}, {rows[0]['layers']} layers on the GPU: a token takes "
         f"{statistics.median(row['token_s'] for row in rows) * 1e3:.1f} ms, {tokens} times as fast as llama.cpp; "
-        f"the prompt {statistics.median(row['prompt_s'] for row in rows) * 1e3:.0f} ms, {prompts}."
+        f"the prompt {statistics.median(row['prompt_s'] for row in rows) * 1e3:.0f} ms, {prompts}; {sameness(rows)}."
     )
     if "streamed_mode" in rows[0]:
         said += (

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _box import KIT, ROOT, run_worker, write_results
+from _box import KIT, ROOT, need_gpu, run_worker, spread, write_results
 
 if TYPE_CHECKING:
     from edge_run.runtime.gpu.devices import Gpu
@@ -38,14 +38,14 @@ def main() -> None:
     """Measure and write the results."""
     from edge_run import inflate
     from edge_run.base.units import MIB
-    from edge_run.runtime.gpu.devices import SOFTWARE, find_gpus
+    from edge_run.runtime.gpu.devices import SOFTWARE
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--decode", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=64)
     arguments = parser.parse_args()
-    gpu, rows = find_gpus()[0], []
+    gpu, rows = need_gpu(), []
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "kit.gguf"
         inflate(KIT, model, 64 * MIB)
@@ -64,13 +64,12 @@ def main() -> None:
                 }
             )
             print(rows[-1], flush=True)
-    ratios, prompts = (sorted(row[key] for row in rows) for key in ("speed_ratio", "prompt_speed_ratio"))
+    ratios, prompts = (spread((row[key] for row in rows), 3) for key in ("speed_ratio", "prompt_speed_ratio"))
     note = "The processor plays this GPU: this says what edge-run adds to llama.cpp, and nothing of a GPU's speed."
     finding = (
         f"{__doc__}\n* GPU: {gpu.name} ({gpu.description}). {note if gpu.kind == SOFTWARE else ''}\n"
-        f"* A token: edge-run is {statistics.median(ratios):.3f} times as fast as llama.cpp (spread {ratios[0]:.3f} to "
-        f"{ratios[-1]:.3f} over {len(ratios)} rounds); a prompt of {arguments.prompt} tokens: "
-        f"{statistics.median(prompts):.3f} ({prompts[0]:.3f} to {prompts[-1]:.3f}). The same last token in "
+        f"* A token: edge-run is {ratios} times as fast as llama.cpp in {len(rows)} rounds; a prompt of "
+        f"{arguments.prompt} tokens: {prompts}. The same last token in "
         f"{sum(row['same_token'] for row in rows)} of {len(rows)}.\n"
         f"* Uploads: {upload_speeds(gpu, arguments.rounds)}."
     )

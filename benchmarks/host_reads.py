@@ -2,10 +2,10 @@
 
     host_reads.py FILE [--seconds 6] [--rounds 5]
 
-Readers go round FILE past the page cache, blocks of 2 MiB into huge pages, as the product reads, and in turn nothing is
-read: on CPUs that fall idle, on CPUs that a loop of the lowest class (SCHED_IDLE) keeps awake, and beside a loop of
-usual priority on each CPU. What counts is the steal time of /proc/stat, in which a CPU that had work waited for the
-host, beside the readers' own CPU time and how far the loops count. On real hardware there is no steal.
+Readers go round the first 256 MiB of FILE past the page cache, blocks of 2 MiB into huge pages, as the product reads,
+and in turn nothing is read: on CPUs that fall idle, on CPUs that a loop of the lowest class (SCHED_IDLE) keeps awake,
+and beside a loop of usual priority on each CPU. What counts is the steal time of /proc/stat, in which a CPU that had
+work waited for the host, beside the readers' own CPU time and how far the loops count. On real hardware there is none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import multiprocessing
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import psutil
-from _box import write_results
+from _box import spread, write_results
 from _worker import direct_read_bandwidth
 
 CPUS = ("idle", "awake", "busy")
@@ -89,11 +88,6 @@ def measured(path: Path, n_readers: int, cpus: str, seconds: float) -> dict[str,
         "seconds": round(elapsed, 2),
         "loops_m_per_s": round(sum(rates), 2),
     }
-
-
-def spread(values: list[float], digits: int) -> str:
-    """Return the median of `values`, with the least and the most."""
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def finding(rows: list[dict[str, object]]) -> str:

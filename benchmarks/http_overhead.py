@@ -3,10 +3,10 @@
     python benchmarks/http_overhead.py MODEL@BUDGET [--requests 16] [--rounds 5] [--tokens 48]
 
 In each round a process generates without a server, and a server answers clients that are another process on the same
-cores; prompts, settings and the number of tokens are the same, and both begin when the weights are at their place:
-those of a model that is in the system's cache are moved there while it answers. Tokens a second count from the first
-request to the last token; memory is the most that the process held. `import` is what a process takes longer to import
-that serves, and a plain run must import none of it.
+cores, now the one first and now the other; prompts, settings and the number of tokens are the same, and both begin when
+the weights are at their place: those of a model that is in the system's cache are moved there while it answers. Tokens
+a second count from the first request to the last token; memory is the most that the process held. `import` is what a
+process takes longer to import that serves, and a plain run must import none of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from _box import KIT, ROOT, SHARED, run_worker, until_idle, write_results
+from _box import KIT, ROOT, WIKITEXT, file_at, model_at, need, run_worker, until_idle, write_results
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -52,19 +52,20 @@ print([name for name in sys.modules if name.split(".")[0] in ("uvicorn", "starle
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", metavar="MODEL@BUDGET")
+    parser.add_argument("model", type=model_at, metavar="MODEL@BUDGET")
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--text", type=Path, default=SHARED / "data" / "text" / "wikitext-2-valid.txt")
+    parser.add_argument("--text", type=file_at, default=WIKITEXT)
     parser.add_argument("--imports", type=int, default=9)
     given = parser.parse_args()
-    path, budget = given.model.split("@")
+    need(given.text)
+    ways = [("generate_many", plainly), ("http", over_http)]
     rows = []
     for number in range(given.rounds):
-        for way, measure in (("generate_many", plainly), ("http", over_http)):
-            rows.append({"round": number, "way": way, **measure(Path(path), budget, given)})
+        for way, measure in reversed(ways) if number % 2 else ways:
+            rows.append({"round": number, "way": way, **measure(*given.model, given)})
             print(rows[-1], flush=True)
     import_s = [float(child(IMPORTS)) for _ in range(given.imports)]
     write_results("http-overhead", rows, f"{(__doc__ or '').strip()}\n\n{finding(rows, import_s, child(PLAIN), given)}")

@@ -4,7 +4,7 @@ decoding.
 Model: Qwen2.5-Coder 1.5B (CONTRIBUTING.md, Real models), all matrices Q4_0, grown to 5 GiB by layers, which changes no
 logit; its draft is Qwen2.5-Coder 0.5B, in the same budget. Budget and control group: half the model. Product's
 defaults. Kinds: code, questions, chat, translation and summaries are prompts of Spec-Bench's, with the model's chat
-template, and prose goes on with a novel; each is cut to 2,000 characters, and in each round is another one. In each
+template, cut to 2,000 characters, and prose goes on with 1,000 of a novel; in each round they are others. In each
 round every way runs once, in turn, cold. What mmap and plain decoding take for a token does not depend on the text:
 both answer the first kind only, with fewer tokens; mmap once with each read-ahead, and its fastest counts. `efficiency`
 is the share of the physical limit: the longer of computing and reading, over the time that passed.
@@ -13,15 +13,14 @@ is the share of the physical limit: the longer of computing and reading, over th
 from __future__ import annotations
 
 import argparse
-import statistics
 from typing import Any
 
-from _box import MODELS, ROOT, run_worker, write_results
+from _box import MODELS, NOVELS, ROOT, SPEC_BENCH, need, run_worker, skip, spread, write_results
 from _kinds_worker import KINDS
 
 from edge_run.base.units import format_size
 from real import READ_AHEADS_KB, find, grown_by_layers, pure_q4_0, same_start
-from real_models import QWEN, QWEN_DRAFT
+from real_models import QWEN, QWEN_DRAFT, Missing
 
 WORKER = ROOT / "benchmarks" / "_kinds_worker.py"
 
@@ -35,8 +34,13 @@ def main() -> None:
     parser.add_argument("--few", type=int, default=6, help="tokens of mmap and of plain decoding")
     parser.add_argument("--size", default="5G")
     arguments = parser.parse_args()
+    need(NOVELS, SPEC_BENCH)
     MODELS.mkdir(parents=True, exist_ok=True)
-    model, draft = grown_by_layers(pure_q4_0(find(QWEN)), arguments.size), find(QWEN_DRAFT)
+    try:
+        published, draft = find(QWEN), find(QWEN_DRAFT)
+    except Missing as reason:
+        skip(reason)
+    model = grown_by_layers(pure_q4_0(published), arguments.size)
     budget = model.stat().st_size // 2
     rows: list[dict[str, Any]] = []
     for number in range(arguments.rounds):
@@ -44,7 +48,7 @@ def main() -> None:
         def run(*flags: object, tokens: int, read_ahead_kb: int = 128, number: int = number) -> dict[str, Any]:
             box = {"memory": budget, "disk_mbps": arguments.disk, "readahead_kb": read_ahead_kb}
             flags = ("--memory", budget, "--number", number, "--tokens", tokens, *flags)
-            return run_worker([model, *flags], box, model, WORKER)
+            return run_worker([model, *flags], box, [model, draft], WORKER)
 
         def of_mmap(read_ahead_kb: int) -> dict[str, Any]:
             flags = ("--backend", "llama.cpp", "--kinds", KINDS[0])
@@ -104,11 +108,6 @@ def finding(rows: list[dict[str, Any]], size: str) -> str:
         f"mmap {spread(every)}, all kinds and rounds; plain decoding {plain} tokens/s, {plain_over} x mmap ({same}); "
         f"peak {peak:.3f} of the budget."
     )
-
-
-def spread(values: list[float]) -> str:
-    """Return the median, the least and the most."""
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ with the new keys and values, and what a token read with what the plan says.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from pathlib import Path
 from typing import Any
 
-from _box import write_results
+from _box import used_s, write_results
 
 from edge_run import Model
 from edge_run.base.units import MIB, format_size
@@ -23,15 +22,9 @@ from edge_run.base.units import MIB, format_size
 N_ANSWER = 8
 
 
-def used_s() -> float:
-    """Return the processor's seconds of this process so far."""
-    times = os.times()
-    return times.user + times.system
-
-
 def main() -> None:
     """Measure, and write the results."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--text", type=Path, required=True, help="is repeated where it is too short")
     parser.add_argument("--memory", default="900MiB")

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from _box import READAHEAD_KB, ROOT, run_worker, write_results
+from _box import READAHEAD_KB, ROOT, file_at, run_worker, skip, write_results
 from edgebox import NO_BOX, boxed
 
 from edge_run.base.units import format_size, parse_size
@@ -29,8 +29,8 @@ PLENTY = "8GiB"
 def main() -> None:
     """Measure, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--model", type=file_at, required=True)
+    parser.add_argument("--text", type=file_at, required=True)
     parser.add_argument("--memory", default="400MiB")
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--each", type=int, default=2048, help="tokens of a text, its prompt and its answer")
@@ -41,7 +41,7 @@ def main() -> None:
     arguments = parser.parse_args()
     shape = [arguments.model, "--text", arguments.text, "--sequences", arguments.sequences, "--each", arguments.each]
     shape += ["--tokens", arguments.tokens, "--threads", arguments.threads]
-    box = {"memory": parse_size(arguments.memory)}
+    box: dict[str, Any] = {"memory": parse_size(arguments.memory)}
     spilled = run_worker([*shape, "--memory", arguments.memory], box, arguments.model, WORKER)
     print(spilled, flush=True)
     plain = run_plain([*shape, "--plain"], box, arguments.model, arguments.patience)
@@ -57,21 +57,24 @@ def main() -> None:
     write_results(arguments.name, rows, finding(rows, arguments, is_same=is_same))
 
 
-def run_plain(command: list[object], box: dict[str, int], model: Path, patience_s: int) -> dict[str, Any]:
+def run_plain(command: list[object], box: dict[str, Any], model: Path, patience_s: int) -> dict[str, Any]:
     """Return the figures of llama.cpp alone in a box, whose memory may be too little for it."""
     limited = boxed([sys.executable, str(WORKER), *map(str, command)], readahead_kb=READAHEAD_KB, **box, cold=model)
-    try:
-        done = subprocess.run(limited, capture_output=True, text=True, cwd=ROOT, check=False, timeout=patience_s)
-    except subprocess.TimeoutExpired:
-        return {"ended": f"after {patience_s:,} s it was not through"}
-    if done.returncode == NO_BOX:
-        raise SystemExit(f"skipped: {done.stderr.strip()}")
-    figures = {"box": json.loads(done.stderr.splitlines()[-1])}
+    with subprocess.Popen(limited, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            said, errors = process.communicate(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # and with it what runs in the box, or it would go on beside the next run
+            process.communicate()
+            return {"ended": f"after {patience_s:,} s it was not through"}
+    if process.returncode == NO_BOX:
+        skip(errors.strip())
+    figures = {"box": json.loads(errors.splitlines()[-1])}
     if figures["box"]["oom_kills"]:
         return {**figures, "ended": "killed for want of memory"}
-    if done.returncode:
-        raise SystemExit(done.stderr[-3000:])
-    found: dict[str, Any] = {**figures, **json.loads(done.stdout.splitlines()[-1])}
+    if process.returncode:
+        raise SystemExit(errors[-3000:])
+    found: dict[str, Any] = {**figures, **json.loads(said.splitlines()[-1])}
     found.pop("answers")
     return found
 

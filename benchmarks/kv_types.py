@@ -23,7 +23,8 @@ from edge_run.base.errors import ConfigError
 from edge_run.base.protocols import BatchToken
 from edge_run.runtime.engine.engine import Engine
 
-TYPES = ("f16", "q8_0", "q8_0/q4_0", "q5_1", "q4_0")
+BASE = "f16"
+TYPES = (BASE, "q8_0", "q8_0/q4_0", "q5_1", "q4_0")
 WIDTH, OUTPUTS, UNSCORED_SHARE = 256, 64, 4
 FIELDS = ("model", "kv_type", "tokens", "perplexity", "against_f16", "bytes_per_token")
 
@@ -91,8 +92,8 @@ def main() -> None:
             except ConfigError as error:
                 print(f"{path.stem} {kv_type}: {error}", file=sys.stderr)
                 continue
-            base = base or row["perplexity"]
-            row["against_f16"] = round(row["perplexity"] / base, 4)
+            base = row["perplexity"] if kv_type == BASE else base
+            row["against_f16"] = round(row["perplexity"] / base, 4) if base else "-"
             rows.append(row)
             print(*(f"{field}={row[field]}" for field in FIELDS), flush=True)
     write_results("kv-types", rows, f"Text: {arguments.text.name}.\n\n{table(FIELDS, rows)}")

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _box import ROOT, run_json, write_results
+from _box import ROOT, file_at, run_json, spread, write_results
 
 from edge_run.base.units import GIB, MIB, format_size
 
@@ -31,7 +31,7 @@ LEAST_MEMORY = "1MiB"
 def main() -> None:
     """Run what is named, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="MODEL@BUDGET[@CONTEXT]")
+    parser.add_argument("runs", nargs="+", type=run_at, metavar="MODEL@BUDGET[@CONTEXT]")
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--smallest", action="store_true", help="and under the smallest budget that works")
     parser.add_argument("--beside", metavar="CONTEXT", help="and in a context of this length, in turn")
@@ -44,16 +44,23 @@ def main() -> None:
     lengths = {name: str(getattr(arguments, name)) for name in ("placed", "prompt", "tokens")}
     options = lengths | ({"threads": str(arguments.threads)} if arguments.threads else {})
     rows = []
-    for run in arguments.runs:
-        model, budget, context = (*run.split("@"), "4096")[:3]
-        budgets = [budget, *([smallest(Path(model), context)] if arguments.smallest else [])]
+    for model, budget, context in arguments.runs:
+        budgets = [budget, *([smallest(model, context)] if arguments.smallest else [])]
         turns = [context, arguments.beside] * arguments.rounds if arguments.beside else [context]
         for memory, asked in itertools.product(budgets, turns):
-            found = measure(Path(model), memory, asked, options)
-            rows.append({"model": Path(model).stem, "asked_context": int(asked), **found})
+            found = measure(model, memory, asked, options)
+            rows.append({"model": model.stem, "asked_context": int(asked), **found})
             print(rows[-1], flush=True)
     shown = [table(rows), *([in_turn(rows)] if arguments.beside else [])]
     write_results(arguments.name, rows, "\n\n".join([__doc__.strip(), *shown]))
+
+
+def run_at(text: str) -> tuple[Path, str, str]:
+    """Return the model, the budget and the context of `MODEL@BUDGET[@CONTEXT]`; a type for argparse."""
+    path, *rest = text.split("@")
+    if len(rest) not in (1, 2):
+        raise argparse.ArgumentTypeError(f"{text}: name a budget too, as in model.gguf@2GiB or model.gguf@2GiB@4096")
+    return file_at(path), rest[0], rest[1] if rest[1:] else "4096"
 
 
 def measure(model: Path, memory: str, context: str, options: dict[str, str]) -> dict[str, Any]:
@@ -87,11 +94,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         least = max(0, row["model_bytes"] - row["held_bytes"])
         context = f"{row['context_tokens']:,} of {row['asked_context']:,}"
+        swapped = f", {format_size(row['swapped_bytes'])} swapped" if row["swapped_bytes"] else ""
         lines.append(
             f"| {row['model']} | {row['budget_bytes'] / MIB:,.0f} MiB | {context} | {row['micro_batch_tokens']} | "
             f"{row['mode']} | {format_size(row['held_bytes'])} | {row['bytes_per_token'] / GIB:.3f} GiB | "
             f"{row['planned_bytes_per_token'] / GIB:.3f} GiB | {least / GIB:.3f} GiB | "
-            f"{row['peak_bytes'] / row['budget_bytes']:.3f} of the budget |"
+            f"{row['peak_bytes'] / row['budget_bytes']:.3f} of the budget{swapped} |"
         )
     return "\n".join(lines)
 
@@ -103,8 +111,7 @@ def in_turn(rows: list[dict[str, Any]]) -> str:
         same = [r for r in rows if (r["model"], r["budget_bytes"], r["asked_context"]) == (model, budget, asked)]
         read, cpu = ([r[name] for r in same] for name in ("bytes_per_token", "cpu_s_per_token"))
         lines.append(
-            f"| {model} | {budget / MIB:,.0f} MiB | {asked:,} | {median(read) / GIB:.4f} GiB | "
-            f"{median(cpu):.3f} ({min(cpu):.3f} to {max(cpu):.3f}) |"
+            f"| {model} | {budget / MIB:,.0f} MiB | {asked:,} | {median(read) / GIB:.4f} GiB | {spread(cpu, 3)} |"
         )
     return "\n".join(lines)
 

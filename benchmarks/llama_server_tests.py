@@ -4,12 +4,14 @@
 
 FOLDER is `tools/server/tests` of llama.cpp, with `models/templates` where the tests look for it. Their models, which
 they would download, are replaced by those that are named: what a test says of a certain model's words or tokens then
-fails with llama-server too, and is counted apart. Needs requests, openai and filelock.
+fails with llama-server too, and is counted apart. Needs requests, openai and filelock. Where a file of tests does not
+come to its end, nothing is written.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import os
@@ -28,7 +30,9 @@ FILES = ("basic", "chat_completion", "compat_anthropic", "compat_oai_responses",
          "ignore_eos", "metrics", "security", "speculative", "template", "tokenize", "tool_call")  # fmt: skip
 SHIM = ROOT / "benchmarks" / "_llama_server_shim.py"
 MOST_S = 100
+ENDED = (0, 1, 5)  # what pytest ends with: all passed, some failed, nothing was left to try
 BOTH, OURS, THEIRS, NEITHER, SKIPPED = "both pass", "edge-run alone", "llama-server alone", "neither", "skipped"
+NEEDED = ("requests", "openai", "filelock", "pytest_timeout")
 KINDS = {("passed", "passed"): BOTH, ("passed", "failed"): OURS, ("failed", "passed"): THEIRS}
 _SHARED = "answers share the whole context: it is not divided among them"
 _EMPTY = "the first chunk's content is an empty text, as OpenAI has it, not null"
@@ -95,6 +99,11 @@ def main() -> None:
     parser.add_argument("--outcomes", type=Path, help="a folder where outcomes are kept: a run that was ended goes on")
     parser.add_argument("--jobs", type=int, default=2, help="files of tests at once")
     given = parser.parse_args()
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        parser.error(f"not installed: {', '.join(missing)}")
+    if not (given.folder / "unit").is_dir():
+        parser.error(f"{given.folder}: not `tools/server/tests` of llama.cpp")
     with tempfile.TemporaryDirectory() as folder:
         place = given.outcomes or Path(folder)
         place.mkdir(exist_ok=True)
@@ -103,8 +112,12 @@ def main() -> None:
         ours.chmod(0o755)
         sides = (("ours", ours), ("peer", given.peer))
         with ThreadPoolExecutor(given.jobs) as pool:
-            for name, (side, server) in itertools.product(given.files, sides):
+            runs = [
                 pool.submit(run, name, server, given, place.resolve() / f"{name}.{side}")
+                for name, (side, server) in itertools.product(given.files, sides)
+            ]
+            for one in runs:
+                one.result()
         rows = [row for name in given.files for row in compared(place / f"{name}.ours", place / f"{name}.peer")]
     write_results("llama-server-tests", rows, f"{(__doc__ or '').strip()}\n\n{table(rows)}")
 
@@ -127,7 +140,9 @@ def run(name: str, server: Path, given: argparse.Namespace, found: Path) -> None
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "_llama_server_plugin", "-p", "no:cacheprovider"]
     command += ["-m", "not slow", "-W", "ignore", f"--timeout={MOST_S}", f"unit/test_{name}.py"]
-    subprocess.run(command, cwd=tests, env=environment, check=False, stdout=sys.stderr)
+    code = subprocess.run(command, cwd=tests, env=environment, check=False, stdout=sys.stderr).returncode
+    if code not in ENDED:
+        raise SystemExit(f"{name}: pytest ended with {code}, and not all was tried: --outcomes FOLDER goes on")
 
 
 def compared(ours: Path, peer: Path) -> list[dict[str, str]]:
@@ -137,7 +152,7 @@ def compared(ours: Path, peer: Path) -> list[dict[str, str]]:
     )
     rows = []
     for test in dict.fromkeys((*one, *other)):
-        ends = [side.get(test, {"outcome": "skipped", "reason": ""}) for side in (one, other)]
+        ends = [side.get(test, {"outcome": "skipped", "reason": "it did not run"}) for side in (one, other)]
         outcomes = (ends[0]["outcome"], ends[1]["outcome"])
         kind = SKIPPED if "skipped" in outcomes else KINDS.get(outcomes, NEITHER)
         name = test.removeprefix("unit/test_").replace(".py::test_", ": ")

@@ -9,14 +9,16 @@ the process are counted from /proc/self/io. In round 0 the file is new: a child 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
-from _box import MODELS, write_results
+from _box import MODELS, read_bytes, spread, write_results
 
 from edge_run.base.config import ModelConfig
 from edge_run.runtime.engine import engine as engine_module
@@ -86,6 +88,17 @@ def sparse_model(path: Path) -> Path:
     return path
 
 
+@contextlib.contextmanager
+def sparse_file() -> Iterator[Path]:
+    """Have that model in a file for a block."""
+    MODELS.mkdir(parents=True, exist_ok=True)
+    path = MODELS / "sparse-40g.gguf"
+    try:
+        yield sparse_model(path)
+    finally:
+        path.unlink(missing_ok=True)
+
+
 def vocab_only_s(path: Path) -> float:
     """Return the seconds of llama.cpp's own vocabulary-only load."""
     params = L.llama_model_default_params()
@@ -96,11 +109,6 @@ def vocab_only_s(path: Path) -> float:
         elapsed = time.monotonic() - started
     L.llama_model_free(model)
     return elapsed
-
-
-def read_bytes() -> int:
-    """Return what this process has read from storage so far."""
-    return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["read_bytes"])
 
 
 class TimedContext(loading.LlamaContext):
@@ -116,40 +124,38 @@ class TimedContext(loading.LlamaContext):
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    MODELS.mkdir(parents=True, exist_ok=True)
-    path = sparse_model(MODELS / "sparse-40g.gguf")
     loading.LlamaContext = TimedContext
     L.llama_backend_init()
     rows = []
-    vocab_only_s(path)
-    for number in range(arguments.rounds):
-        vocab_s, before = vocab_only_s(path), read_bytes()
-        started = time.monotonic()
-        engine = engine_module.Engine.open(path, ModelConfig(memory="4GiB", context_tokens=512))
-        open_s = time.monotonic() - started
-        opened_bytes = read_bytes() - before
-        engine.close()
-        rows.append(
-            {
-                "round": number,
-                "file_bytes": path.stat().st_size,
-                "vocab_only_s": vocab_s,
-                "open_s": open_s,
-                "context_s": TimedContext.seconds,
-                "beyond_s": open_s - vocab_s - TimedContext.seconds,
-                "read_before_open_returned_bytes": opened_bytes,
-            }
-        )
-        print(rows[-1], flush=True)
-    path.unlink()
-    beyond, new = statistics.median(row["beyond_s"] for row in rows[1:]), rows[0]["beyond_s"]
+    with sparse_file() as path:
+        vocab_only_s(path)
+        for number in range(arguments.rounds):
+            vocab_s, before = vocab_only_s(path), read_bytes()
+            started = time.monotonic()
+            engine = engine_module.Engine.open(path, ModelConfig(memory="4GiB", context_tokens=512))
+            open_s = time.monotonic() - started
+            opened_bytes = read_bytes() - before
+            engine.close()
+            rows.append(
+                {
+                    "round": number,
+                    "file_bytes": path.stat().st_size,
+                    "vocab_only_s": vocab_s,
+                    "open_s": open_s,
+                    "context_s": TimedContext.seconds,
+                    "beyond_s": open_s - vocab_s - TimedContext.seconds,
+                    "read_before_open_returned_bytes": opened_bytes,
+                }
+            )
+            print(rows[-1], flush=True)
+    beyond_ms, new = [1e3 * row["beyond_s"] for row in rows[1:]], rows[0]["beyond_s"]
     context = statistics.median(row["context_s"] for row in rows)
     vocab = statistics.median(row["vocab_only_s"] for row in rows)
     finding = (
-        f"{__doc__}\n* Median: {1e3 * beyond:.0f} ms beyond vocab_only ({1e3 * vocab:.0f} ms); "
+        f"{__doc__}\n* Median: {spread(beyond_ms, 0)} ms beyond vocab_only ({1e3 * vocab:.0f} ms); "
         f"the context besides: {1e3 * context:.0f} ms. A file that is new: {1e3 * new:.0f} ms beyond."
     )
     write_results("load", rows, finding)

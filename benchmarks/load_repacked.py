@@ -17,7 +17,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from _box import grown_model, run_worker, write_results
+from _box import file_at, grown_model, run_worker, spread, write_results
 
 WORKER = Path(__file__).with_name("_load_repacked_worker.py")
 SPARE = 1.02
@@ -48,7 +48,7 @@ def measure(model: Path, number: int, budget: int, cores: int) -> dict[str, Any]
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("model", nargs="?", type=file_at)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--print-only", action="store_true", help="write no results: the machine is not quiet")
     arguments = parser.parse_args()
@@ -58,13 +58,12 @@ def main() -> None:
     for number in range(arguments.rounds):
         rows.append(measure(model, number, budget, cores))
         print(rows[-1], flush=True)
-    ratios = sorted(row["over_bound"] for row in rows)
     median = {key: statistics.median(row[key] for row in rows) for key in ("ready_s", "reading_s", "repacking_s")}
     peak = max(row["peak_bytes"] / row["budget_bytes"] for row in rows)
     finding = (
         f"{__doc__}\n* {model.name}: ready after {median['ready_s']:.2f} s; reading alone {median['reading_s']:.2f} s, "
-        f"repacking on {cores} cores {median['repacking_s']:.2f} s: {statistics.median(ratios):.2f} of the bound "
-        f"({ratios[0]:.2f} to {ratios[-1]:.2f}); peak {peak:.3f} of the budget."
+        f"repacking on {cores} cores {median['repacking_s']:.2f} s: {spread(row['over_bound'] for row in rows)} of the "
+        f"bound; peak {peak:.3f} of the budget."
     )
     print(finding)
     if not arguments.print_only:

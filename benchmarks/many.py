@@ -19,7 +19,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from _box import ROOT, SHARED, run_worker, write_results
+from _box import ROOT, WIKITEXT, file_at, model_at, need, run_worker, spread, write_results
 
 from edge_run.base.units import GIB, parse_size
 
@@ -29,14 +29,14 @@ WORKER = ROOT / "benchmarks" / "_many_worker.py"
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", metavar="MODEL@BUDGET")
+    parser.add_argument("models", nargs="+", type=model_at, metavar="MODEL@BUDGET")
     parser.add_argument("--requests", type=int, nargs="+", default=[16])
-    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--draft", type=file_at)
     parser.add_argument("--speculate", choices=("ngram",), help="without a draft model")
     parser.add_argument("--no-box", action="store_true", help="neither cold nor throttled: bytes and passes count")
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--text", type=Path, default=SHARED / "data" / "text" / "wikitext-2-valid.txt")
+    parser.add_argument("--text", type=file_at, default=WIKITEXT)
     parser.add_argument("--kv-type", default="f16")
     parser.add_argument("--context", type=int, default=0, help="tokens; 0: as many as the answers need")
     parser.add_argument("--exact", action="store_true", help="no bit of an answer depends on who shares its passes")
@@ -45,16 +45,16 @@ def main() -> None:
     parser.add_argument("--chosen", action="store_true", help="also as many as the planner chooses")
     parser.add_argument("--name", default="many")
     arguments = parser.parse_args()
+    need(arguments.text)
     rows = []
-    for named in arguments.models:
-        path, budget = named.split("@")
+    for path, budget in arguments.models:
         for mbps in arguments.mbps:
             for number in range(arguments.rounds):
                 for parallel in dict.fromkeys((1, *arguments.requests, *[0] * arguments.chosen)):
                     for guesses in guessings(arguments):
-                        found = measure(Path(path), budget, mbps, parallel, guesses, arguments)
-                        key = {"model": Path(path).stem, "disk_mbps": mbps, "round": number, "parallel": parallel}
-                        rows.append({**key, **found})
+                        found = measure(path, budget, mbps, parallel, guesses, arguments)
+                        key = {"model": path.stem, "budget": budget, "disk_mbps": mbps, "round": number}
+                        rows.append({**key, "parallel": parallel, **found})
                         print(rows[-1], flush=True)
     for row in rows:
         row.pop("widths")
@@ -77,7 +77,7 @@ def measure(
     if arguments.no_box:
         return run_worker(command, worker=WORKER)
     box = {"memory": parse_size(budget), "disk_mbps": mbps or None}
-    found = run_worker(command, box, model, WORKER)
+    found = run_worker(command, box, [model, *([arguments.draft] if arguments.draft else [])], WORKER)
     return {**found, "oom_kills": found.pop("box")["oom_kills"]}
 
 
@@ -88,23 +88,24 @@ def table(rows: list[dict[str, Any]]) -> str:
         "peak of the budget |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for key in dict.fromkeys((row["model"], row["disk_mbps"], row["parallel"], row["speculate"]) for row in rows):
-        same = [row for row in rows if (row["model"], row["disk_mbps"], row["parallel"], row["speculate"]) == key]
+    for key in dict.fromkeys((*_place(row), row["parallel"], row["speculate"]) for row in rows):
+        same = [row for row in rows if (*_place(row), row["parallel"], row["speculate"]) == key]
 
         def median(name: str, same: list[dict[str, Any]] = same) -> float:
             return statistics.median(row[name] for row in same)
 
         steady = median("steady_tokens_per_s") or nan
         lines.append(
-            f"| {key[0]} | {key[1] or 'no limit'} | {_at_once(same)} | {key[3]} | {median('tokens_per_s'):.2f} | "
-            f"{steady:.2f} | {median('gap_median_s'):.3f} s | {median('gap_p99_s'):.3f} s | "
+            f"| {key[0]} in {key[1]} | {key[2] or 'no limit'} | {_at_once(same)} | {key[4]} | "
+            f"{median('tokens_per_s'):.2f} | {steady:.2f} | {median('gap_median_s'):.3f} s | "
+            f"{median('gap_p99_s'):.3f} s | "
             f"{statistics.median(row['bytes_read'] / row['tokens'] for row in same) / GIB:.3f} GiB | "
             f"{statistics.median(row['tokens'] / row['passes'] for row in same):.2f} | "
             f"{max(row['peak_bytes'] / row['budget_bytes'] for row in same):.3f} |"
         )
     ratios: dict[str, list[float]] = {}
     for row in rows:
-        place = f"{row['model']}, {row['disk_mbps'] or 'no limit'}"
+        model, budget, mbps = _place(row)
         if row["speculate"] != "off":
             against, what = (row["parallel"], "off"), f"{row['parallel'] or 'chosen'} with guesses against without"
         elif row["parallel"] != 1:
@@ -114,20 +115,25 @@ def table(rows: list[dict[str, Any]]) -> str:
         other = next(
             one
             for one in rows
-            if (one["model"], one["disk_mbps"], one["round"]) == (row["model"], row["disk_mbps"], row["round"])
+            if (*_place(one), one["round"]) == (*_place(row), row["round"])
             and (one["parallel"], one["speculate"]) == against
         )
         for figure, name in (("tokens_per_s", "with prompts"), ("steady_tokens_per_s", "steady")):
+            found = ratios.setdefault(f"**{model} in {budget}, {mbps or 'no limit'}**, {what}: {name}", [])
             if row[figure] and other[figure]:
-                ratios.setdefault(f"**{place}**, {what}: {name}", []).append(row[figure] / other[figure])
-    lines += [
-        "",
-        *(
-            f"* {what}, {statistics.median(found):.2f} times the tokens ({min(found):.2f} to {max(found):.2f})"
-            for what, found in ratios.items()
-        ),
-    ]
+                found.append(row[figure] / other[figure])
+    n_rounds = len({row["round"] for row in rows})
+    lines.append("")
+    for what, found in ratios.items():
+        said = f"{spread(found)} times the tokens" if found else "nothing"
+        of = "" if len(found) == n_rounds else f", in {len(found)} of {n_rounds} rounds"
+        lines.append(f"* {what}, {said}{of}")
     return "\n".join(lines)
+
+
+def _place(row: dict[str, Any]) -> tuple[str, str, int]:
+    """Return what runs that are compared have in common."""
+    return row["model"], row["budget"], row["disk_mbps"]
 
 
 def _at_once(rows: list[dict[str, Any]]) -> str:

@@ -8,7 +8,9 @@ answered; with `--mixed`, every second request is a long prompt with a short ans
 those of prompts too, until the last answer. `packed` is edge-run with the file that `edge-run pack` writes. `default`
 and `tuned` are llama-server as `goodput.py` starts it; its default has four slots, so that it answers four requests at
 a time. `slots` has as many as there are requests, each with cells of its own, and is its defaults else: its fastest
-where the model fits. `--memory` beyond the model's size is for a model that fits.
+where the model fits. `--memory` beyond twice the model's size is for a model that fits; below, llama-server repacks no
+weights. Its mmap reads as far ahead as `--readahead-kb` says; edge-run reads past the page cache. An answer that did
+not come to its end (`whole`) is in no figure, and where there is one nothing is steady.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _box import write_results
+from _box import READAHEAD_KB, file_at, program_at, spread, write_results
 from _http_load import ask_at
 from goodput import TOKENS, Request, prediction, serving
 
@@ -37,8 +39,8 @@ LONGEST_S = 3600.0
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--peer", type=Path, required=True, help="llama-server")
+    parser.add_argument("model", type=file_at)
+    parser.add_argument("--peer", type=program_at, required=True, help="llama-server")
     parser.add_argument("--memory", default="2.5GiB")
     parser.add_argument("--mbps", type=int, nargs="+", default=[500, 0], help="0: no limit")
     parser.add_argument("--parallel", type=int, default=16)
@@ -48,6 +50,7 @@ def main() -> None:
     parser.add_argument("--short-answer", type=int, default=8)
     parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--readahead-kb", type=int, default=READAHEAD_KB, help="of the drive")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=SERVERS, default=("edge-run", "default", "tuned"))
     parser.add_argument("--cache", type=Path, help="where edge-run keeps what it measured; none: measured first")
@@ -65,7 +68,7 @@ def main() -> None:
                 pack = [sys.executable, "-m", "edge_run", "pack", given.model, "-o", given.packed]
                 subprocess.run(list(map(str, pack)), check=True, stdout=subprocess.DEVNULL)
             for number in range(given.rounds):
-                for server in given.only:
+                for server in given.only[::-1] if number % 2 else given.only:
                     rows.append(
                         {"mbps": given.mbps, "round": number, "server": server, **measured(given, cache, server)}
                     )
@@ -91,13 +94,14 @@ def measured(given: argparse.Namespace, cache: Path, server: str) -> dict[str, A
     ends = [answer.moments[-1][0] for answer in answers if answer.is_whole]
     firsts = [answer.moments[0][0] for answer in answers if answer.moments]
     began_s = min(answer.asked_s for answer in answers)
-    after_s, until_s = (max(firsts), min(ends)) if firsts and ends else (0.0, 0.0)
+    after_s, until_s = (max(firsts), min(ends)) if len(ends) == len(answers) else (0.0, 0.0)
     steady = sum(n for answer in answers for moment, n in answer.moments if after_s < moment <= until_s)
-    of_prompts = sum(len(prompt) for _, prompt, _ in asked) if given.mixed else 0
+    done = [(answer, len(prompt)) for answer, (_, prompt, _) in zip(answers, asked, strict=True) if answer.is_whole]
+    n_tokens = sum(answer.tokens + n_prompt * given.mixed for answer, n_prompt in done)
     wall_s = max(ends) - began_s if ends else 0.0
     return {
         "whole": len(ends),
-        "tokens_per_s": (sum(answer.tokens for answer in answers) + of_prompts) / wall_s if wall_s else 0.0,
+        "tokens_per_s": n_tokens / wall_s if wall_s else 0.0,
         "steady_tokens_per_s": steady / (until_s - after_s) if until_s > after_s else 0.0,
         "peak_bytes": found["peak_bytes"],
         "oom_kills": found["oom_kills"],
@@ -109,7 +113,10 @@ def told(given: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
     """Return the rows for a reader, and how edge-run compares with the others in each round."""
     size = format_size(given.model.stat().st_size)
     lines = [
-        f"{given.model.name} ({size}) in {format_size(parse_size(given.memory))}, {given.parallel} requests at once."
+        f"{given.model.name} ({size}) in {format_size(parse_size(given.memory))}, {given.parallel} requests at once, "
+        f"prompts of {given.prompt} and answers of {given.tokens} tokens"
+        f"{f', every second {given.long_prompt} and {given.short_answer}' if given.mixed else ''}; "
+        f"{given.threads} threads, {given.readahead_kb} KiB of read-ahead."
     ]
     lines += ["", "| MB/s | server | whole | tokens/s | spread | steady | spread |", "|---|---|---|---|---|---|---|"]
     for mbps, server in dict.fromkeys((row["mbps"], row["server"]) for row in rows):
@@ -123,9 +130,9 @@ def told(given: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
         for ours, other in itertools.product(OURS, SERVERS[2:]):
             ratios = compared(rows, mbps, ours, other, "tokens_per_s" if given.mixed else "steady_tokens_per_s")
             if ratios:
-                median, where = statistics.median(ratios), f"{mbps} MB/s" if mbps else "no limit"
-                spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-                lines += ["", f"* {where}, {ours} against {other}: {median:.2f} times ({spread})."]
+                where = f"{mbps} MB/s" if mbps else "no limit"
+                of = "" if len(ratios) == given.rounds else f", in {len(ratios)} of {given.rounds} rounds"
+                lines += ["", f"* {where}, {ours} against {other}: {spread(ratios)} times{of}."]
     return "\n".join(lines)
 
 

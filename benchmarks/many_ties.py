@@ -7,14 +7,15 @@ Kernels of different widths add in another order, so that logits differ in the l
 as close as that may change places. Each answer is made alone, greedily, then all of them in shared passes, in the same
 model. They are compared up to the first difference: what follows is another text. `margin` is by how much the token
 that was chosen alone was likelier, in nats. Reach: fewer than 1 difference in 200 tokens compared. Seconds do not
-matter here. Prompts are pieces of a text, which leave much open, or with `--questions` what a chat's user asks. With
-`--peer` the same is asked of llama-server, with as many slots, one request after the other and then all at once: whose
-kernels they are. It does not say margins.
+matter here. Prompts are pieces of a text, which leave much open, or with `--questions` what a chat's user asks; there
+an answer that ends where the other goes on differs too. With `--peer` the same is asked of llama-server, with as many
+slots, one request after the other and then all at once: whose kernels they are. It does not say margins.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import subprocess
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _box import SHARED, write_results
+from _box import WIKITEXT, file_at, need, program_at, write_results
 from _http_load import ask_at
 from goodput import free_port, wait_for
 
@@ -37,7 +38,7 @@ LONGEST_S = 3600.0
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("models", type=file_at, nargs="+")
     parser.add_argument("--memory", default="64GiB")
     parser.add_argument("--answers", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
@@ -45,11 +46,12 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=16)
     parser.add_argument("--kv-type", default="f16")
     parser.add_argument("--exact", action="store_true", help="then there must be no difference")
-    parser.add_argument("--text", type=Path, default=SHARED / "data" / "text" / "wikitext-2-valid.txt")
-    parser.add_argument("--questions", type=Path, help="lines of JSON with a question each: prompts of a chat")
-    parser.add_argument("--peer", type=Path, help="llama-server")
+    parser.add_argument("--text", type=file_at, default=WIKITEXT)
+    parser.add_argument("--questions", type=file_at, help="lines of JSON with a question each: prompts of a chat")
+    parser.add_argument("--peer", type=program_at, help="llama-server")
     parser.add_argument("--name", default="many-ties")
     given = parser.parse_args()
+    need(given.questions or given.text)
     rows = [row for path in given.models for row in measured(path, given)]
     head = "| model | answers by | tokens compared | differences | one in | largest margin, nats |"
     lines = [head, "|---|---|---|---|---|---|"]
@@ -57,7 +59,8 @@ def main() -> None:
         some = [row for row in rows if (row["model"], row["by"]) == (model, by)]
         compared, margins = sum(row["compared"] for row in some), [row["margin"] for row in some if row["differs"]]
         rate = f"{compared / len(margins):.0f}" if margins else "none"
-        largest = "not said" if any(map(math.isnan, margins)) else f"{max(margins, default=0.0):.4f}"
+        known = [margin for margin in margins if not math.isnan(margin)]
+        largest = f"{max(known, default=0.0):.4f}" if known or not margins else "not said"
         lines.append(f"| {model} | {by} | {compared} | {len(margins)} | {rate} | {largest} |")
     write_results(given.name, rows, f"{(__doc__ or '').strip()}\n\n" + "\n".join(lines))
 
@@ -93,8 +96,9 @@ def compared_to(path: Path, by: str, answers: Sequence[tuple[Sequence[int], Sequ
     """Return up to where each pair of answers, one alone and one in shared passes, is the same. Margins are unknown."""
     rows = []
     for number, (alone, together) in enumerate(answers):
-        same = zip(alone, together, strict=False)
-        first = next((place for place, (left, right) in enumerate(same) if left != right), None)
+        # Where one ends and the other goes on, the end was chosen there: a token too, which is in neither.
+        pairs = itertools.zip_longest(alone, together)
+        first = next((place for place, (left, right) in enumerate(pairs) if left != right), None)
         found = {"compared": len(alone) if first is None else first + 1, "differs": first is not None}
         rows.append({"model": path.stem, "by": by, "answer": number, **found, "margin": math.nan})
     print(path.stem, by, sum(row["compared"] for row in rows), sum(row["differs"] for row in rows), flush=True)
@@ -147,7 +151,9 @@ def prompts_of(model: Model, given: argparse.Namespace) -> list[list[int]]:
 
 
 def margin_at(answer: Generation, place: int) -> float:
-    """Return by how much the token at a place, the best one, was likelier than the second best."""
+    """Return by how much the token at a place, the best one, was likelier than the second best; unknown of an end."""
+    if place >= len(answer.logprobs):
+        return math.nan
     _, best, second = answer.logprobs[place]
     return best[1] - second[1]
 

@@ -66,7 +66,7 @@ def main() -> None:
         budget = max(least[model], budget)
         rows.append({"model": model.stem, "share": share, "kind": kind} | measure(model, budget, kind, flags))
         print(rows[-1], flush=True)
-        write_results(arguments.name, rows, f"{__doc__.strip()}\n\n{table(rows)}")
+        write_results(arguments.name, rows, f"{__doc__.strip()}\n\n{table(rows)}", replaces=True)
 
 
 def key_of(model: Path, share: float, kind: str) -> tuple[str, ...]:

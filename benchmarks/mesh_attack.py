@@ -23,6 +23,7 @@ from _attack import Attack, Attacks, Victim
 from _box import ROOT, table, write_results
 from _broker_attacks import BROKER_ATTACKS
 from _link_attacks import LINK_ATTACKS
+from _mesh_box import need_mesh
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -104,9 +105,10 @@ def shown(rows: Rows) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="")
     given = parser.parse_args()
+    need_mesh()
 
     def chosen(attacks: Attacks) -> Attacks:
         return {what: act for what, act in attacks.items() if given.only in what}

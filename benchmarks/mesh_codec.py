@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _box import ROOT, SHARED, write_results
+from _box import NOVELS, ROOT, SHARED, need, write_results
+from _mesh_box import need_mesh
 
 sys.path.insert(0, str(ROOT / "tests"))
 os.environ["OMP_WAIT_POLICY"] = "passive"
@@ -33,6 +34,7 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 WIDTH, PROMPT, TEXT_TOKENS = 128, 256, 896
 OPTIONS = {"context_tokens": 1024, "micro_batch_tokens": WIDTH, "threads": 2, "memory": "4GiB"}
 MODES = ("plain", "packed", "compact")
+MODELS = tuple(SHARED / "models" / f"{name}.gguf" for name in ("kit-dense", "kit-moe"))
 
 
 def in_halves(works: Sequence[Any], specs: Sequence[Any], hops: Any) -> Any:
@@ -157,13 +159,14 @@ def in_child(*arguments: Any) -> Any:
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--text", type=Path, default=SHARED / "data" / "text" / "novels.txt")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, default=NOVELS)
     parser.add_argument("--tokens", type=int, default=48)
     arguments = parser.parse_args()
+    need(*MODELS, arguments.text)
+    need_mesh(in_networks=True)
     rows: list[dict[str, Any]] = []
-    for name in ("kit-dense", "kit-moe"):
-        model = SHARED / "models" / f"{name}.gguf"
+    for model in MODELS:
         tokens = in_child(text_tokens, model, arguments.text)
         wanted = np.empty(0)
         for mode in MODES:

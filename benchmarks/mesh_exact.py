@@ -23,8 +23,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _box import ROOT, grown_model, grown_moe, write_results
-from _mesh_box import peak_bytes, run
+from _box import ROOT, file_at, grown_model, grown_moe, write_results
+from _mesh_box import need_mesh, peak_bytes, run
 
 SHARES = (0.20, 0.35, 0.60)
 SCALING = ("granite", "gemma")
@@ -135,19 +135,22 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Compare and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--architectures", action="store_true")
     parser.add_argument("--nodes", action="store_true")
-    parser.add_argument("models", nargs="*", type=Path, metavar="MODEL")
+    parser.add_argument("models", nargs="*", type=file_at, metavar="MODEL")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=70)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--name", default="mesh-exact")
     arguments = parser.parse_args()
+    if not (arguments.architectures or arguments.nodes):
+        parser.error("--architectures, --nodes or both?")
     if arguments.architectures:
         all_architectures()
     if arguments.nodes:
+        need_mesh()
         flags = [
             part
             for name in ("context", "prompt", "tokens", "threads")

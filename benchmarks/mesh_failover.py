@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long an answer pauses when a device of the mesh is lost: killed, frozen, its cable cut, or the broker restarted.
 
-    mesh_failover.py [--size 1G]
+    mesh_failover.py [--size 300M]
 
 Four nodes, three of them in network namespaces on a bridge (root), each with room for what it holds; a prompt of
 70 tokens and 24 greedy tokens, the fault at the tenth. Told apart: until the loss is said, until the new plan is said,
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from _box import ROOT, grown_model, write_results
+from _mesh_box import need_mesh
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -158,9 +159,10 @@ def main() -> None:
     from edge_run.base.config import ModelConfig
     from edge_run.runtime.engine.engine import Engine
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="300M")
     arguments = parser.parse_args()
+    need_mesh(in_networks=True)
     model = grown_model(arguments.size, 32)
     config = ModelConfig(memory="8GiB", context_tokens=256, micro_batch_tokens=32, threads=2)
     alone = Engine.open(model, config)

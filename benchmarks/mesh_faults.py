@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from _box import ROOT, write_results
+from _mesh_box import need_mesh
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -35,12 +36,13 @@ SCRIPT = ROOT / "tests" / "mesh_faults.py"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedules", type=int, default=200)
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--now", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
+    need_mesh(in_networks=True)
     from tiny_models import make_model
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:

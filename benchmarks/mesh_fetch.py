@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _box import grown_model, write_results
-from _mesh_box import peak_bytes, run
+from _box import file_at, grown_model, write_results
+from _mesh_box import need_mesh, peak_bytes, run
 
 from edge_run.base.units import GIB, MIB
 from edge_run.runtime.fetch.fingerprint import fingerprint
@@ -24,10 +24,11 @@ SAID = re.compile(r"after ([\d.]+) s")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model", type=Path, nargs="?", help="[default: the kit model grown to 1 GB]")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=file_at, nargs="?", help="[default: the kit model grown to 1 GB]")
     parser.add_argument("--budget", default="450MiB", help="of the coordinator")
     given = parser.parse_args()
+    need_mesh()
     given.model = given.model or grown_model("1G", 24)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=Path.home()) as temporary:

@@ -84,7 +84,7 @@ def loss(how: signal.Signals) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--echo", nargs=2)
     parser.add_argument("--hops", type=int, default=5000)
     given = parser.parse_args()

@@ -14,9 +14,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 from _box import ROOT, write_results
+from _mesh_box import need_mesh
 
 from edge_run.devices.members.cluster import new_cluster, write_cluster
+from mosquitto import PROGRAM
 
 NODES, PREFIX, NETWORK = 4, "erm", "10.213.77"
 
@@ -50,19 +53,18 @@ def counted(number: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     given = parser.parse_args()
-    import psutil
-
+    need_mesh(in_networks=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        make_namespaces()
         processes: list[subprocess.Popen[str]] = []
         settings = f"user root\nlistener 18893 {NETWORK}.1\nallow_anonymous true\npersistence false\n"
         (folder / "mosquitto.conf").write_text(settings)
         try:
-            broker = subprocess.Popen(["mosquitto", "-c", str(folder / "mosquitto.conf")], stderr=subprocess.DEVNULL)
+            make_namespaces()
+            broker = subprocess.Popen([PROGRAM or "", "-c", str(folder / "mosquitto.conf")], stderr=subprocess.DEVNULL)
             processes.append(broker)  # type: ignore[arg-type]
             time.sleep(1)
             cluster = new_cluster(f"mqtt://{NETWORK}.1:18893")

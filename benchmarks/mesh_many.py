@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from _box import run_json, write_results
-from _mesh_box import TIMEOUT_S, _environment
+from _box import file_at, need_box, run_json, spread, write_results
+from _mesh_box import TIMEOUT_S, environment, need_mesh
 from edgebox import boxed
 
 from edge_run.base.units import parse_size
 
 WORKER = Path(__file__).with_name("_mesh_many_worker.py")
-
 
 WAYS: dict[str, Sequence[str]] = {
     "in turns": ("--turns",),
@@ -57,7 +56,7 @@ def measure(model: Path, arguments: argparse.Namespace, cache: Path, sequences: 
             command += ["--memory", arguments.memory, "--cache", str(cache), "--sequences", str(sequences)]
             command += ["--tokens", str(arguments.tokens), "--watch", *map(str, watched), *WAYS[way]]
             command += [*map(str, watched)] if "--kill" in command else []
-            found, _ = run_json(command, timeout=TIMEOUT_S, env=_environment())
+            found, _ = run_json(command, timeout=TIMEOUT_S, env=environment())
         finally:
             mesh.close()
     return {"sequences": sequences, "way": way, **found}
@@ -72,7 +71,7 @@ def computing(mesh: Any) -> list[int]:
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=file_at)
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--cpus", type=float, default=0.5, help="of each node")
     parser.add_argument("--memory", default="1GiB", help="of each node")
@@ -81,7 +80,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--name", default="mesh-many")
     arguments = parser.parse_args()
-    model, many = arguments.model.resolve(), arguments.sequences
+    need_box(cpus=arguments.cpus)
+    need_mesh()
+    model, many = arguments.model, arguments.sequences
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as cache:
         for number in range(arguments.rounds):
@@ -102,15 +103,16 @@ def main() -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return the medians for a reader."""
+    """Return the medians for a reader, with the least and the most; ratios are of medians."""
     lines = ["| answers | in flight | tokens/s | times one alone | tokens per CPU second | times one alone |"]
     lines += ["|---|---|---|---|---|---|"]
     alone: tuple[float, ...] = ()
     for sequences, way in dict.fromkeys((row["sequences"], row["way"]) for row in rows):
         same = [row for row in rows if (row["sequences"], row["way"]) == (sequences, way)]
-        speeds = tuple(statistics.median(row[key] for row in same) for key in ("tokens_per_s", "tokens_per_cpu_s"))
+        found = [[row[key] for row in same] for key in ("tokens_per_s", "tokens_per_cpu_s")]
+        speeds = tuple(map(statistics.median, found))
         alone = alone or speeds
-        columns = [f"{speed:.2f} | {speed / one:.2f}" for speed, one in zip(speeds, alone, strict=True)]
+        columns = [f"{spread(all_of)} | {own / one:.2f}" for all_of, own, one in zip(found, speeds, alone, strict=True)]
         if "killed" in way:
             columns = ["the same tokens, computed again after that | | | "]
         lines.append(f"| {sequences}, {way} | {same[0]['most_in_flight']} | {' | '.join(columns)} |")

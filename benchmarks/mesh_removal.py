@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from _box import ROOT, write_results
+from _mesh_box import need_mesh
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -125,9 +126,10 @@ def one_round(folder: Path, place: str, *, is_embedded: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds, rows = parser.parse_args().rounds, []
+    need_mesh()
     for number in range(2 * rounds):
         with tempfile.TemporaryDirectory() as temporary:
             folder, is_embedded = Path(temporary), number % 2 == 1

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import psutil
 from _box import grown_model, write_results
-from _mesh_box import PlainReading, Stepping, box, cores_besides, keep_apart, peak_bytes, run
+from _mesh_box import PlainReading, Stepping, box, cores_besides, keep_apart, need_mesh, peak_bytes, run
 
 TOKENS = {1: 4, 2: 7}
 TURN_TOKENS = 4
@@ -243,7 +243,7 @@ def in_words(starts: Sequence[Start]) -> str:
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mbps", type=float, default=500)
     parser.add_argument("--size", default="2G")
     parser.add_argument("--layers", type=int, default=64)
@@ -253,6 +253,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=4, help="of each start")
     parser.add_argument("--only-four", action="store_true", help="four nodes against resident, and no others")
     arguments = parser.parse_args()
+    need_mesh()
     model, mbps = grown_model(arguments.size, arguments.layers), arguments.mbps
     size = model.stat().st_size
     has_room = 2.2 * size < psutil.virtual_memory().available
@@ -301,7 +302,8 @@ def scaling(rows: Rows) -> str:
         return ""
     two, four = (statistics.median(speeds[n]) / speeds[1][0] for n in (2, 4))
     return (
-        f"With budgets of a quarter of it two nodes give {two:.2f} times the tokens/s of one, four {four:.2f} times. "
+        f"With budgets of a quarter of it two nodes give {two:.2f} times the tokens/s of one, four {four:.2f} times "
+        f"(one run of {TOKENS[1]} tokens with one node and one of {TOKENS[2]} with two, after all starts). "
     )
 
 

@@ -3,12 +3,13 @@
 Model: kit-moe grown to 8 GB, wider and not deeper (6 layers, 32 experts of which a token uses 4, F16). Budget and
 control group: a quarter of it. Cold; both read the same held-out English, first a prompt of 64 tokens, then token after
 token. Three settings: a drive of 500 MB/s with 128 KiB and with 8 MiB of read-ahead (which only mmap has), and one that
-is not limited. Beside the bytes per token: what the cache's policy would read in a replay of the same choices, and the
-least that any could (the optimum, which knows them beforehand). `packed` reads the experts from a file that `edge-run
-pack` made and `--packed` names. Growing adds zeros to a third of the weights, which would pack to nothing: in this file
-they are filled up with bytes that are read and skipped, so that it is as large as one of trained weights (0.85); to
-unpack that third takes less of the processor than trained weights would. Passes of a prompt are 64 wide and the context
-512 long; with `--defaults` both are what they are where nobody asks for anything, and nothing is packed.
+is not limited, with 128 KiB; `--only 3` is that with 8 MiB. Beside the bytes per token: what the cache's policy would
+read in a replay of the same choices, and the least that any could (the optimum, which knows them beforehand). `packed`
+reads the experts from a file that `edge-run pack` made and `--packed` names. Growing adds zeros to a third of the
+weights, which would pack to nothing: in this file they are filled up with bytes that are read and skipped, so that it
+is as large as one of trained weights (0.85); to unpack that third takes less of the processor than trained weights
+would. Passes of a prompt are 64 wide and the context 512 long; with `--defaults` both are what they are where nobody
+asks for anything, and nothing is packed.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from _box import ROOT, grown_moe, packed_moe, run_worker, write_results
+from _box import NOVELS, ROOT, grown_moe, need, packed_moe, run_worker, sameness, spread, write_results
 
 from edge_run.prefetch.replay import replay
 from edge_run.prefetch.routes import DECODE
 
 WORKER = ROOT / "benchmarks" / "_mixture_worker.py"
 BUDGET_SHARE = 0.25
-SETTINGS = ((500, 128), (None, 128), (500, 8192))
+SETTINGS = ((500, 128), (None, 128), (500, 8192), (None, 8192))
 FIGURES = ("token_s", "first_token_s", "bytes_per_token", "peak_bytes", "swapped_bytes")
 
 
@@ -64,21 +65,23 @@ def measure_defaults(model: Path, budget: int, arguments: argparse.Namespace) ->
             )
             print(rows[-1], flush=True)
         lines.append(
-            f"* {mbps or 'unthrottled'}, {readahead_kb} KiB: {statistics.median(ratios):.2f} x mmap "
-            f"({min(ratios):.2f} to {max(ratios):.2f})."
+            f"* {mbps or 'unthrottled'}, {readahead_kb} KiB: {spread(ratios)} x mmap, "
+            f"{sameness(rows[-arguments.rounds :], 'same_tokens')}."
         )
     write_results("mixture-defaults", rows, "\n".join([__doc__ or "", *lines]))
 
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--decode", type=int, default=40)
     parser.add_argument("--size", default="8G")
-    parser.add_argument("--only", type=int, nargs="*", default=[0, 1, 2], help="of the three settings, by number")
+    settings = "of the settings, by number; 3: no limit, 8 MiB"
+    parser.add_argument("--only", type=int, nargs="*", choices=range(len(SETTINGS)), default=[0, 1, 2], help=settings)
     parser.add_argument("--defaults", action="store_true", help="the width of passes and the context are the default")
     arguments = parser.parse_args()
+    need(NOVELS)
     model = grown_moe(arguments.size)
     budget = int(model.stat().st_size * BUDGET_SHARE)
     if arguments.defaults:
@@ -136,7 +139,8 @@ def main() -> None:
         median = {key: statistics.median(row[key] for row in some) for key in keys}
         lines.append(
             f"* {some[0]['disk_mbps']}, {readahead_kb} KiB: {median['edge_run_token_s']:.2f} s a token, mmap "
-            f"{median['mmap_token_s']:.2f} s, {median['over_mmap']:.2f} x; {median['unused_share']:.1%} of what is "
+            f"{median['mmap_token_s']:.2f} s, {spread(row['over_mmap'] for row in some)} x, "
+            f"{sameness(some, 'same_tokens')}; {median['unused_share']:.1%} of what is "
             f"read is not used, {median['python_share']:.1%} of a token is Python. Packed: "
             f"{median['packed_token_s']:.2f} s, {median['packed_over_mmap']:.2f} x mmap."
         )

@@ -8,13 +8,14 @@ tunables as it goes. A row counts as different unless it is equal bit for bit.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from _box import ROOT, SHARED, write_results
+from _box import KIT_MOE, ROOT, need, write_results
 
 from edge_run import inflate
 from edge_run.base.config import EXPERT_POLICIES, EXPERT_PREFETCH
@@ -45,14 +46,16 @@ def main() -> None:
     """Measure and write the results."""
     from tiny_models import make_model
 
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    need(KIT_MOE)
     pairs = [(policy, "off") for policy in EXPERT_POLICIES] + [("default", name) for name in EXPERT_PREFETCH[2:]]
     pairs += [("default", "auto"), ("lru", "2")]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         grown = Path(folder) / "kit-moe-grown.gguf"
-        inflate(SHARED / "models" / "kit-moe.gguf", grown, GROWN_BYTES)
+        inflate(KIT_MOE, grown, GROWN_BYTES)
         models = [make_model(name, Path(folder)) for name in TINY]
-        for path in (SHARED / "models" / "kit-moe.gguf", grown, *models):
+        for path in (KIT_MOE, grown, *models):
             for policy, prefetch in pairs:
                 named = {"model": path.stem, "policy": policy, "prefetch": prefetch}
                 rows.append({**named, **compare(path, policy, prefetch)})

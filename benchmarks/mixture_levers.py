@@ -11,7 +11,7 @@ import argparse
 import statistics
 from pathlib import Path
 
-from _box import ROOT, grown_moe, run_worker, write_results
+from _box import NOVELS, ROOT, grown_moe, need, run_worker, spread, write_results
 
 WORKER = ROOT / "benchmarks" / "_mixture_worker.py"
 BUDGET_SHARE = 0.25
@@ -29,12 +29,13 @@ WAYS: dict[str, tuple[str, list[object]]] = {  # what it is compared with, and i
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--decode", type=int, default=40)
     parser.add_argument("--size", default="8G")
     parser.add_argument("--disk-mbps", type=int, nargs="*", default=[0, 500], help="0: not limited")
     arguments = parser.parse_args()
+    need(NOVELS)
     model: Path = grown_moe(arguments.size)
     budget = int(model.stat().st_size * BUDGET_SHARE)
     rows, lines = [], []
@@ -64,7 +65,7 @@ def main() -> None:
             over_serial = statistics.median(a / b for a, b in zip(times["serial"], times[way], strict=True))
             lines.append(
                 f"* {mbps or 'unthrottled'}, {way}: {statistics.median(times[way]):.3f} s a token, "
-                f"{statistics.median(gains):.2f} x {other}, {over_serial:.2f} x serial."
+                f"{spread(gains)} x {other}, {over_serial:.2f} x serial."
             )
     write_results("mixture-levers", rows, "\n".join([__doc__ or "", *lines]))
 

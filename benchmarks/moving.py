@@ -15,7 +15,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from _box import run_worker, write_results
+from _box import file_at, run_worker, write_results
 
 WORKER = Path(__file__).with_name("_moving_worker.py")
 
@@ -23,15 +23,19 @@ WORKER = Path(__file__).with_name("_moving_worker.py")
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dense", type=Path)
-    parser.add_argument("--mixture", type=Path)
-    parser.add_argument("--packed", type=Path, help="a packed file of the mixture")
+    parser.add_argument("--dense", type=file_at)
+    parser.add_argument("--mixture", type=file_at)
+    parser.add_argument("--packed", type=file_at, help="a packed file of the mixture")
     parser.add_argument("--share", type=float, default=0.5, help="the budget, of the file")
     parser.add_argument("--readers", type=int, default=4)
     parser.add_argument("--gb", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--print-only", action="store_true", help="write no results: the machine is not quiet")
     arguments = parser.parse_args()
+    if not (arguments.dense or arguments.mixture):
+        parser.error("name a model: --dense, --mixture or both")
+    if arguments.packed and not arguments.mixture:
+        parser.error("--packed is a file of the --mixture")
     ways: dict[str, tuple[Path, list[object]]] = {}
     if arguments.dense:
         ways["dense"] = (arguments.dense, [])

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from _box import MODELS, READAHEAD_KB, ROOT, run_json, run_worker, write_results
+from _box import MODELS, READAHEAD_KB, ROOT, run_json, run_worker, skip, spread, write_results
 from edgebox import boxed
 from requantize import requantize
 from safetensors_of import write_safetensors
@@ -33,13 +33,14 @@ from edge_run.base.units import format_size
 
 sys.path.append(str(ROOT / "tests"))
 
-from real_models import QWEN, find
+from real_models import QWEN, Missing, find
 
 WORKER = ROOT / "benchmarks" / "_peers_worker.py"
 OUR_WORKER = ROOT / "benchmarks" / "_peers_ours.py"
 PROMPT = (785, 53416, 315, 279, 326, 57909, 6139, 1495, 1449, 8284, 429, 5823, 11, 448, 1181, 829)
 WIDE_READAHEAD_KB = 8192
 PEERS = ("airllm", "accelerate")
+WAYS = ("edge-run", "mmap", "mmap, wide read-ahead", *PEERS, "edge-run, Q4_K_M")
 
 
 class Peers:
@@ -48,7 +49,10 @@ class Peers:
     def __init__(self, arguments: argparse.Namespace) -> None:
         """Make what is missing of the model: its file in 16 bits, the safetensors, and AirLLM's layers."""
         self._arguments = arguments
-        self._published = find(QWEN)
+        try:
+            self._published = find(QWEN)
+        except Missing as reason:
+            skip(reason)
         self._gguf = MODELS / f"{QWEN.name}-bf16.gguf"
         self._folder = MODELS / f"{QWEN.name}-safetensors"
         MODELS.mkdir(parents=True, exist_ok=True)
@@ -64,8 +68,7 @@ class Peers:
     @functools.cached_property
     def names(self) -> list[str]:
         """The ways, in the order in which they take turns."""
-        ways = ["edge-run", "mmap", "mmap, wide read-ahead", "airllm", "accelerate", "edge-run, Q4_K_M"]
-        wanted = [way for way in ways if not self._arguments.only or way in self._arguments.only]
+        wanted = [way for way in WAYS if not self._arguments.only or way in self._arguments.only]
         return [way for way in wanted if way not in PEERS or self._is_there(way)]
 
     def run(self, name: str) -> dict[str, Any]:
@@ -119,12 +122,11 @@ def finding(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> st
     ]
     for name in dict.fromkeys(row["way"] for row in rows):
         some = [row for row in rows if row["way"] == name]
-        seconds = sorted(row["token_s"] for row in some)
         first = statistics.median(row["load_s"] + row["first_token_s"] for row in some)
         read = format_size(round(statistics.median(row["bytes_per_token"] for row in some)))
         peak = format_size(max(row["peak_bytes"] or 0 for row in some))
         lines.append(
-            f"| {name} | {statistics.median(seconds):.2f} ({seconds[0]:.2f} to {seconds[-1]:.2f}) | {first:.1f} s | "
+            f"| {name} | {spread(row['token_s'] for row in some)} | {first:.1f} s | "
             f"{read} | {peak} | {min(row['same_tokens'] for row in some)} of {arguments.tokens} |"
         )
     return "\n".join(lines)
@@ -139,7 +141,7 @@ def main() -> None:
     parser.add_argument("--disk", type=int, default=500, help="MB/s; 0 is not limited")
     parser.add_argument("--tokens", type=int, default=5)
     parser.add_argument("--held", default="900MiB", help="by accelerate, of weights")
-    parser.add_argument("--only", nargs="*", help="some of the ways")
+    parser.add_argument("--only", nargs="*", choices=WAYS, help="some of the ways")
     parser.add_argument("--print-only", action="store_true", help="write no results: the machine is not quiet")
     arguments = parser.parse_args()
     peers = Peers(arguments)

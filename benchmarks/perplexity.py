@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _box import SHARED, write_results
+from _box import WIKITEXT, file_at, need, skip, write_results
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
@@ -32,7 +32,6 @@ from edge_run.base.units import format_size
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.engine.engine import Engine
 
-WIKITEXT = SHARED / "data" / "text" / "wikitext-2-valid.txt"
 KERNELS = {"repacked": "on", "plain": "off"}  # what `--repack` and `--flash-attn` are
 MOST_TEXT_BYTES_OF_A_TOKEN = 16
 CHUNK = re.compile(r"\[(\d+)\](\d+\.\d+|nan|inf),")
@@ -179,8 +178,8 @@ def finding(rows: Sequence[dict[str, Any]], work: Work) -> str:
 def main() -> None:
     """Measure, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, default=WIKITEXT)
+    parser.add_argument("model", type=file_at)
+    parser.add_argument("--text", type=file_at, default=WIKITEXT)
     parser.add_argument("--memory", type=int, help="bytes; half the model where none are given")
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--context", type=int, default=512)
@@ -190,8 +189,8 @@ def main() -> None:
     parser.add_argument("--program", default="llama-perplexity")
     arguments = parser.parse_args()
     if (program := shutil.which(arguments.program)) is None:
-        print(f"skipped: {arguments.program} is not there; build it from the llama.cpp of edge-run", file=sys.stderr)
-        return
+        skip(f"{arguments.program} is not there; build it from the llama.cpp of edge-run")
+    need(arguments.text)
     work = Work(
         arguments.model,
         arguments.text,

@@ -18,18 +18,17 @@ import time
 from pathlib import Path
 
 import psutil
-from _box import MODELS, write_results
-from load import sparse_model
+from _box import spread, write_results
+from load import sparse_file
 
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    path = sparse_model(MODELS / "sparse-40g.gguf")
     rows = []
-    with tempfile.TemporaryDirectory() as cache:
+    with sparse_file() as path, tempfile.TemporaryDirectory() as cache:
         plan(path, Path(cache), ["--no-probe"])
         plan(path, Path(cache), [])  # measures the device
         for number in range(arguments.rounds):
@@ -38,14 +37,12 @@ def main() -> None:
             for state in ("new", "known"):
                 rows.append({"round": number, "file": state, **plan(path, Path(cache), [])})
                 print(rows[-1], flush=True)
-    path.unlink()
     lines = []
     for state in ("new", "known"):
         some = [row for row in rows if row["file"] == state]
-        seconds, one, together = (
-            statistics.median(row[key] for row in some) for key in ("seconds", "peak_bytes", "together_bytes")
-        )
-        lines.append(f"* {state}: {seconds:.2f} s, {one / 1e6:.0f} MB in a process, {together / 1e6:.0f} MB together.")
+        one, together = (statistics.median(row[key] for row in some) for key in ("peak_bytes", "together_bytes"))
+        seconds = spread(row["seconds"] for row in some)
+        lines.append(f"* {state}: {seconds} s, {one / 1e6:.0f} MB in a process, {together / 1e6:.0f} MB together.")
     write_results("plan", rows, "\n".join([__doc__ or "", *lines]))
 
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from _box import SHARED, write_results
+from _box import KIT_MOE, NOVELS, need, write_results
 from _predictors import PREDICTORS, Predictor, make_predictor
 
 from edge_run.base.config import ModelConfig
@@ -29,8 +29,6 @@ from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.streaming.taps import RoutedLayer, Tap, routed_layers
 from edge_run.tiers.gguf import GgufModel, read_gguf
 
-MODEL = SHARED / "models" / "kit-moe.gguf"
-TEXT = SHARED / "data" / "text" / "novels.txt"
 PASSAGE = 256
 PLACES = ("chosen", "output")
 
@@ -112,16 +110,17 @@ class Observed:
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=MODEL)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=KIT_MOE)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--skip", type=int, default=200_000, help="characters of the text that are left out")
     arguments = parser.parse_args()
+    need(arguments.model, NOVELS)
     gguf = read_gguf(arguments.model)
     observed = Observed(gguf)
     config = ModelConfig(context_tokens=PASSAGE, micro_batch_tokens=64, threads=1)
     engine = Engine.open(arguments.model, config, recorder=observed)  # type: ignore[arg-type]
-    text = TEXT.read_text()[arguments.skip : arguments.skip + arguments.tokens * 8]
+    text = NOVELS.read_text()[arguments.skip : arguments.skip + arguments.tokens * 8]
     tokens = ggml.tokenize(engine.model.vocab, text, False, False)[: arguments.tokens]
     for start in range(0, len(tokens), PASSAGE):
         engine.decoder.rewind(0, 0)

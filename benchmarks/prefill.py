@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from _box import grown_model, run_worker, write_results
+from _box import grown_model, run_worker, sameness, spread, write_results
 
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--size", default="1G")
     parser.add_argument("--prompt", type=int, default=2000)
@@ -48,14 +48,15 @@ def main() -> None:
             }
         )
         print(rows[-1], flush=True)
-    of_bound, over = (statistics.median(row[key] for row in rows) for key in ("of_bound", "over_mmap"))
-    seconds = {key: statistics.median(row[key] for row in rows) for key in ("edge_run_s", "mmap_s", "compute_alone_s")}
+    of_bound, over = (spread(row[key] for row in rows) for key in ("of_bound", "over_mmap"))
+    names = ("edge_run_s", "mmap_s", "compute_alone_s", "reading_s")
+    seconds = {key: statistics.median(row[key] for row in rows) for key in names}
     write_results(
         "prefill",
         rows,
-        f"{__doc__}\n* edge-run {seconds['edge_run_s']:.1f} s, {of_bound:.2f} of the bound (compute alone "
-        f"{seconds['compute_alone_s']:.1f} s, reading {rows[0]['reading_s']:.1f} s); mmap {seconds['mmap_s']:.1f} s, "
-        f"{over:.2f} x as long.",
+        f"{__doc__}\n* edge-run {seconds['edge_run_s']:.1f} s, {of_bound} of the bound (compute alone "
+        f"{seconds['compute_alone_s']:.1f} s, reading {seconds['reading_s']:.1f} s); mmap {seconds['mmap_s']:.1f} s, "
+        f"{over} x as long, {sameness(rows)}.",
     )
 
 

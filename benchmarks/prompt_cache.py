@@ -22,17 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _box import write_results
+from _box import spread, used_s, write_results
 
 from edge_run import Model
 
 N_ANSWER, ALONE = 4, "question alone, no cache"
-
-
-def used_s() -> float:
-    """Return the processor's seconds of this process so far."""
-    times = os.times()
-    return times.user + times.system
 
 
 def measure(
@@ -73,7 +67,7 @@ def read_speed(folder: Path) -> tuple[int, float]:
 
 def main() -> None:
     """Measure, and write the results."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--prompt", type=int, default=3073)
     parser.add_argument("--shared", type=int, default=2048, help="tokens of the system prompt that two chats share")
@@ -133,8 +127,8 @@ def told(rows: Sequence[dict[str, Any]]) -> str:
     for name, own in by_name.items():
         seconds, cpu = ([row[key] for row in own] for key in ("ttft_s", "cpu_s"))
         lines.append(
-            f"| {name} | {own[0]['cached_tokens']} of {own[0]['prompt_tokens']} | {statistics.median(seconds):.2f} s "
-            f"({min(seconds):.2f} to {max(seconds):.2f}) | {statistics.median(cpu):.2f} s |"
+            f"| {name} | {own[0]['cached_tokens']} of {own[0]['prompt_tokens']} | {spread(seconds)} s | "
+            f"{statistics.median(cpu):.2f} s |"
         )
     if resumed := by_name.get("prompt, full cache"):
         without = by_name["prompt, no cache"]

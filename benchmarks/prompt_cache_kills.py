@@ -21,12 +21,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from _box import ROOT
+from _box import KIT, write_results
 
 from edge_run.runtime.keeping.conversations import Conversations
 from edge_run.runtime.keeping.store import kept_bytes
 
-KIT = ROOT / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"  # the kit model has none of its own
 SETTINGS = ["-c", "1024", "-ub", "32", "-t", "1", "-n", "64", "--temp", "0", "--chat-template", TEMPLATE]
 MESSAGES = (
@@ -67,13 +66,14 @@ def chat(
 
 
 def main() -> None:
-    """Kill, go on, compare, and print what was found."""
+    """Kill, go on, compare, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", type=Path, default=KIT)
     arguments = parser.parse_args()
     rng, failures, n_answers = random.Random(arguments.seed), list[str](), [0] * (len(MESSAGES) + 1)
+    rows = list[dict[str, object]]()
     with tempfile.TemporaryDirectory() as folder:
         plain, home = Path(folder) / "plain", Path(folder) / "home"
         chat(plain, [arguments.model], MESSAGES)
@@ -102,13 +102,18 @@ def main() -> None:
                 for name, _ in names:
                     kept.remove(name)
             n_answers[answered] += 1
+            rows.append({"kill": number + 1, "answers_kept": answered, "problem": problem})
             sizes.append(kept_bytes(prompts))
             if problem:
                 failures.append(f"kill {number}: {problem}")
             print(f"{number + 1}: {answered} answers were kept {problem}", flush=True)
         drafts = list(prompts.rglob("*.part"))
-    print(f"killed after 0, 1, ... answers: {n_answers}; failures: {failures}")
-    print(f"rows kept after the first and the last kill: {sizes[0]:,} and {sizes[-1]:,} bytes; drafts: {len(drafts)}")
+    finding = (
+        f"{__doc__}\n* Killed after 0, 1, ... answers: {n_answers}; failures: {failures}.\n"
+        f"* Rows kept after the first and the last kill: {sizes[0]:,} and {sizes[-1]:,} bytes; drafts: {len(drafts)}."
+    )
+    print(finding)
+    write_results("prompt-cache-kills", rows, finding)
     if failures:
         sys.exit(1)
 

@@ -78,7 +78,7 @@ def chunks_of(expert: int) -> list[int]:
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     readers, rows = Readers(2), []

@@ -67,7 +67,7 @@ def measured(read: Callable[[], float]) -> dict[str, float]:
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     model = grown_model("4G", 32)

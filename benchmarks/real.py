@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _box import MODELS, ROOT, run_worker, write_results
+from _box import MODELS, ROOT, run_worker, skip, spread, write_results
 from requantize import requantize
 from speculation import WORKER, compared
 
@@ -132,6 +132,7 @@ class Measurement:
         self._common = [variant.path, "--memory", self.budget, "--text", "docs", "--tokens", n_tokens]
         self._is_drafted = has_room(variant, self.budget)
         self._mmap_tokens = n_mmap_tokens
+        self._files = [variant.path, *([variant.draft] if variant.draft else [])]
 
     def measure(self, number: int) -> dict[str, Any]:
         """Return the row of one round."""
@@ -161,12 +162,12 @@ class Measurement:
         return row
 
     def _run(self, *flags: object) -> dict[str, Any]:
-        return run_worker([*self._common, *flags], self._box, self.variant.path, WORKER)
+        return run_worker([*self._common, *flags], self._box, self._files, WORKER)
 
     def _mmap(self, read_ahead_kb: int) -> dict[str, Any]:
         flags = ["--backend", "llama.cpp", "--speculate", "off", "--tokens", self._mmap_tokens]
         box = {**self._box, "readahead_kb": read_ahead_kb}
-        return run_worker([*self._common, *flags], box, self.variant.path, WORKER)
+        return run_worker([*self._common, *flags], box, self._files, WORKER)
 
 
 def same_start(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -192,8 +193,7 @@ def main() -> None:
             rows.append(measurement.measure(number))
             print(rows[-1], flush=True)
     if not rows:
-        print("skipped: none of the models is there", file=sys.stderr)
-        return
+        skip("none of the models is there")
     lines = [summary(list(some)) for _, some in itertools.groupby(rows, key=lambda row: row["model"])]
     write_results("real", rows, "\n".join([__doc__ or "", *lines]))
 
@@ -205,7 +205,6 @@ def summary(rows: list[dict[str, Any]]) -> str:
     def median(key: str) -> float:
         return float(statistics.median(row[key] for row in rows))
 
-    ratios = sorted(row["over_mmap"] for row in rows)
     same = "the same tokens" if all(row["mmap_same_tokens"] for row in rows) else "OTHER TOKENS"
     drafted = ""
     if "drafted_tokens_per_s" in first:
@@ -215,8 +214,8 @@ def summary(rows: list[dict[str, Any]]) -> str:
         )
     return (
         f"* **{first['model']}** ({format_size(first['model_bytes'])}, budget {format_size(first['budget_bytes'])}, "
-        f"{first['disk_mbps']} MB/s): {median('plain_tokens_per_s'):.2f} tokens/s, {statistics.median(ratios):.2f} x "
-        f"mmap (spread {ratios[0]:.2f} to {ratios[-1]:.2f}; {median('mmap_tokens_per_s'):.2f} with "
+        f"{first['disk_mbps']} MB/s): {median('plain_tokens_per_s'):.2f} tokens/s, "
+        f"{spread(row['over_mmap'] for row in rows)} x mmap ({median('mmap_tokens_per_s'):.2f} with "
         f"{', '.join(str(row['mmap_read_ahead_kb']) for row in rows)} KiB of read-ahead; {same}){drafted}."
     )
 

@@ -17,7 +17,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from _box import run_worker, write_results
+from _box import file_at, run_worker, spread, write_results
 from _worker import direct_read_bandwidth
 
 from edge_run.base.units import MIB, parse_size
@@ -29,13 +29,13 @@ READERS, DIRECT_BYTES = 4, 1024 * MIB
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("draft", type=Path)
+    parser.add_argument("model", type=file_at)
+    parser.add_argument("draft", type=file_at)
     parser.add_argument("--memory", default="2.5GiB")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--text", default="docs")
-    parser.add_argument("--packed", type=Path)
+    parser.add_argument("--packed", type=file_at)
     parser.add_argument("--print-only", action="store_true", help="write no results: the machine is not quiet")
     arguments = parser.parse_args()
     ways: dict[str, list[object]] = {way: ["--repack", way, "--packed", "off"] for way in ("off", "auto", "on")}
@@ -57,9 +57,9 @@ def main() -> None:
                     "repacked": run["repacked"],
                     "read_repacked": run["read_repacked"],
                     "tokens_per_s": run["tokens_per_s"],
-                    "bytes_per_token": run["bytes_per_token"],
+                    "bytes_per_token": run["decode_bytes_per_token"],
                     "direct_bytes_per_s": direct,
-                    "drive": run["tokens_per_s"] * run["bytes_per_token"] / direct,
+                    "drive": run["tokens_per_s"] * run["decode_bytes_per_token"] / direct,
                     "tokens_per_pass": speculation["tokens_per_pass"],
                     "peak_bytes": run["peak_bytes"],
                     "budget_bytes": run["budget_bytes"],
@@ -80,14 +80,11 @@ def describe(name: str, memory: str, ways: list[str], rows: list[dict[str, Any]]
     lines = [f"{name} in {memory}", "", "| | repacked | tokens a second | over `off` | drive |", "|---" * 5 + "|"]
     for way, mine in by_way.items():
         answers = {row["answer"] for row in rows if row["repacked"] == mine[0]["repacked"]}
-        ratios = sorted(
-            row["tokens_per_s"] / plain["tokens_per_s"] for row, plain in zip(mine, by_way["off"], strict=True)
-        )
+        ratios = [row["tokens_per_s"] / plain["tokens_per_s"] for row, plain in zip(mine, by_way["off"], strict=True)]
         speed, drive = (statistics.median(row[key] for row in mine) for key in ("tokens_per_s", "drive"))
         held = f"{mine[0]['repacked'] or 'nothing'}{', in the file' * mine[0]['read_repacked']}"
         lines.append(
-            f"| {way}{' OTHER TOKENS' * (len(answers) > 1)} | {held} | {speed:.2f} | {statistics.median(ratios):.2f} "
-            f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {drive:.2f} |"
+            f"| {way}{' OTHER TOKENS' * (len(answers) > 1)} | {held} | {speed:.2f} | {spread(ratios)} | {drive:.2f} |"
         )
     return "\n".join(lines)
 

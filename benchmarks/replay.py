@@ -15,7 +15,7 @@ import time
 from typing import Any
 from unittest import mock
 
-from _box import ROOT, SHARED, write_results
+from _box import ROOT, SHARED, need, write_results
 
 from edge_run.base.replay import PolicyReplay
 from edge_run.base.units import MIB
@@ -150,7 +150,8 @@ def sensitivity(traces: dict[str, Trace]) -> list[dict[str, object]]:
 
 def main() -> None:
     """Replay and write the results."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    need(*TRACES.values())
     traces = {name: read_trace(path) for name, path in TRACES.items()}
     hits, halves, shapes = list[dict[str, object]](), list[dict[str, object]](), list[dict[str, object]]()
     times = []

@@ -18,11 +18,10 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib.util
-import sys
 from collections.abc import Collection, Sequence
 
 import numpy as np
-from _box import write_results
+from _box import need, skip, write_results
 from numpy.typing import NDArray
 from replay import CHECKED, TRACES
 
@@ -172,10 +171,10 @@ def learnt(known: Array, uses: Array) -> Array:
 
 def main() -> None:
     """Replay and write the results."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    need(*TRACES.values())
     if importlib.util.find_spec("sklearn") is None:
-        print("scikit-learn is not installed: nothing is measured", file=sys.stderr)
-        return
+        skip("scikit-learn is not installed")
     rows: list[dict[str, object]] = []
     given: dict[str, tuple[Trace, Array, Array]] = {}
     for name, budget_mib in CHECKED:

@@ -166,14 +166,15 @@ class Fuzz:
                 status = f"no connection: {error}"
             with self._turn:
                 self.statuses[status] += 1
-                if status in ("500", "silent") or status.startswith("no"):
+                is_theirs = status.startswith("5") and status != "503"  # a mistake of the server's
+                if is_theirs or status == "silent" or status.startswith("no"):
                     self.failures.append(f"{status}: {data[:300]!r}")
 
 
 def resident_bytes(server: Served) -> int:
-    """Return what the server takes."""
+    """Return what the server takes; 0 where it is gone."""
     text = Path(f"/proc/{server.process.pid}/status").read_text(encoding="ascii")
-    return 1024 * int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1])
+    return 1024 * int(next((line for line in text.splitlines() if line.startswith("VmRSS")), "VmRSS: 0").split()[1])
 
 
 def main() -> None:
@@ -200,7 +201,8 @@ def main() -> None:
                 sizes.append(resident_bytes(server))
                 print(f"{done} sent, {sizes[-1] >> 20} MiB", file=sys.stderr)
         is_alive = server.process.poll() is None
-        growth = (resident_bytes(server) if is_alive else 0) - sizes[0]
+        growth = (resident_bytes(server) if is_alive else 0) - sizes[0] if sizes else 0
+        mistakes = [line for line in server.said.splitlines() if "mistake of" in line]
         found = {
             "requests": given.requests,
             "seconds": round(time.monotonic() - began_s, 1),
@@ -208,13 +210,15 @@ def main() -> None:
             "resident_bytes": sizes,
             "growth_bytes": growth,
             "is_alive": is_alive,
+            "failed": len(fuzz.failures),
             "failures": fuzz.failures[:10],
-            "errors_logged": [line for line in server.said.splitlines() if "mistake of" in line][:10],
+            "errors": len(mistakes),
+            "errors_logged": mistakes[:10],
         }
     print(json.dumps(found))
     if given.write:
         write_results("serve-fuzz", [found], f"{(__doc__ or '').strip()}\n\n{table(found)}")
-    if fuzz.failures or not is_alive or growth > MOST_GROWTH_BYTES or found["errors_logged"]:
+    if fuzz.failures or not is_alive or growth > MOST_GROWTH_BYTES or mistakes:
         sys.exit(1)
 
 
@@ -225,7 +229,7 @@ def table(found: dict[str, Any]) -> str:
     went_on = "the server went on" if found["is_alive"] else "the server was gone"
     is_flat = "met" if found["growth_bytes"] <= MOST_GROWTH_BYTES else "not met"
     return (
-        f"{found['requests']:,} requests, of which {len(found['failures'])} failed, with {len(found['errors_logged'])} "
+        f"{found['requests']:,} requests, of which {found['failed']:,} failed, with {found['errors']:,} "
         f"mistakes of the server's own in its log; {went_on}. Statuses (`closed`: the connection ended without one; "
         f"`left`: the client did not wait): {statuses}.\n\n"
         f"Memory after each tenth, MiB: {sizes}; at the end {found['growth_bytes'] / MIB:+.1f} against the first "

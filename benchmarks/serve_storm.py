@@ -4,9 +4,9 @@
 
 Most clients connect and stay, and ask for a short answer again and again, each with a few seconds between; slow ones
 send their request a byte at a time; others vanish in the middle of an answer; floods ask for `/v1/models` as fast as
-they can. One more process asks for `/health` ten times a second. The clients are processes of their own. An answer is
-lost where a request neither gets one nor a refusal (429, 503). It tells the times of `/health`, what came of all
-requests, and what the threads of the server took of the processor.
+they can. One more process asks for `/health` ten times a second, also where it still waits for an answer. The clients
+are processes of their own. An answer is lost where a request neither gets one nor a refusal (429, 503). It tells the
+times of `/health`, what came of all requests, and what the threads of the server took of the processor.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import math
 import multiprocessing
 import os
+import queue
 import random
 import sys
 import time
@@ -37,6 +38,7 @@ PROCESSES = 4
 PAUSE_S, HEALTH_EVERY_S, SLOW_BYTE_S = 5.0, 0.1, 0.05
 ANSWER_S = 120.0
 WORST_HEALTH_S = 0.1
+REFUSED = (429, 503)
 
 
 def request(path: str, body: Any = None) -> bytes:
@@ -88,7 +90,8 @@ class Clients:
         return await asyncio.open_connection(self.host, self.port)
 
     def _count(self, kind: str, status: int) -> None:
-        self.counts[f"{kind}: {'answered' if status == 200 else f'refused {status}'}"] += 1
+        came = "answered" if status == 200 else f"refused {status}" if status in REFUSED else f"lost, status {status}"
+        self.counts[f"{kind}: {came}"] += 1
 
     async def usual(self) -> None:
         """Ask on one connection, with pauses."""
@@ -135,16 +138,23 @@ class Clients:
             writer.close()
 
     async def health(self) -> None:
-        """Ask for the health ten times a second, each on a new connection."""
+        """Ask for the health ten times a second, each on a new connection; no answer is waited for before that."""
+        asked = set[asyncio.Task[None]]()
         while time.time() < self.ends_s:
-            began_s = time.perf_counter()
+            asked.add(asyncio.create_task(self._health_once()))
+            await asyncio.sleep(HEALTH_EVERY_S)
+        await asyncio.gather(*asked)
+
+    async def _health_once(self) -> None:
+        began_s = time.perf_counter()
+        try:
             reader, writer = await self._connect()
             writer.write(request("/health"))
-            status = await waited_for(reader)
+            self._count("health", await waited_for(reader))
             writer.close()
-            self.health_s.append(time.perf_counter() - began_s)
-            self._count("health", status)
-            await asyncio.sleep(max(0.0, HEALTH_EVERY_S - (time.perf_counter() - began_s)))
+        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
+            self.counts[f"health: lost, {type(error).__name__}"] += 1
+        self.health_s.append(time.perf_counter() - began_s)
 
 
 def client_process(
@@ -211,15 +221,17 @@ def storm(server: Served, given: argparse.Namespace) -> dict[str, Any]:
     numbers = (given.clients, given.slow, given.vanish, given.flood)
     shares = [tuple(n // PROCESSES + (k < n % PROCESSES) for n in numbers) for k in range(PROCESSES)]
     before = thread_times(server.process.pid)
-    processes = [
-        context.Process(target=client_process, args=(found, (server.host, server.port, ends_s, k), share, False))
-        for k, share in enumerate(shares)
+    clients: list[tuple[Any, ...]] = [
+        (found, (server.host, server.port, ends_s, k), share, False) for k, share in enumerate(shares)
     ]
-    health = (found, (server.host, server.port, ends_s, 99), (0, 0, 0, 0), True)
-    processes.append(context.Process(target=client_process, args=health))
+    clients.append((found, (server.host, server.port, ends_s, 99), (0, 0, 0, 0), True))
+    processes = [context.Process(target=client_process, args=one, daemon=True) for one in clients]
     for process in processes:
         process.start()
-    results = [found.get() for _ in processes]
+    try:
+        results = [found.get(timeout=given.seconds + 2 * ANSWER_S) for _ in processes]
+    except queue.Empty:
+        raise SystemExit("a process of clients ended without a word, or hangs") from None
     for process in processes:
         process.join()
     after = thread_times(server.process.pid)

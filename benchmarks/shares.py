@@ -19,7 +19,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from _box import run_worker, write_results
+from _box import file_at, run_worker, write_results
 
 WORKER = Path(__file__).with_name("_shares_worker.py")
 LEAST_PASS_S = 0.2
@@ -44,7 +44,7 @@ def describe(model: Path, streamed: float, rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("models", nargs="+", type=file_at)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)

@@ -21,7 +21,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from _box import RESULTS, ROOT, SHARED, grown_model, grown_moe, run_worker, write_results
+from _box import RESULTS, ROOT, SHARED, grown_model, grown_moe, need, run_worker, write_results
 
 WORKER = ROOT / "benchmarks" / "_speculation_worker.py"
 DRAFT = SHARED / "models" / "kit-draft.gguf"
@@ -30,7 +30,7 @@ KEYS = ("model", "disk_mbps", "text", "round")
 
 def main() -> None:
     """Measure one row, and write it among the others of today."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("dense", "moe"), default="dense")
     parser.add_argument("--disk", type=int, default=500, help="MB/s; 0 is not limited")
     parser.add_argument("--text", choices=("novels", "gsm8k", "repeating", "random"), default="novels")
@@ -41,18 +41,21 @@ def main() -> None:
     parser.add_argument("--round", type=int, default=0)
     parser.add_argument("--pairs", type=int, default=1, help="of runs, by turns, where the drive is not limited")
     arguments = parser.parse_args()
+    if arguments.pairs > 1 and arguments.disk:
+        parser.error("--pairs is for a drive that is not limited: --disk 0")
+    need(DRAFT)
     is_dense = arguments.model == "dense"
     model = grown_model("4G", 32) if is_dense else grown_moe("8G")
     budget = model.stat().st_size // (2 if is_dense else 4)
-    box = {"memory": budget, "disk_mbps": arguments.disk}
+    box, files = {"memory": budget, "disk_mbps": arguments.disk}, [model, DRAFT]
     common = [model, "--memory", budget, "--text", arguments.text, "--tokens", arguments.tokens]
     short = [*common, "--prompts", arguments.off_prompts or arguments.prompts, "--speculate", "off"]
     guessing = ["--speculate", "ngram"] if arguments.text == "repeating" else ["--draft", DRAFT]
-    plain, guessed = [run_worker(short, box, model, WORKER)], []
+    plain, guessed = [run_worker(short, box, files, WORKER)], []
     for _ in range(arguments.pairs):
-        guessed.append(run_worker([*common, "--prompts", arguments.prompts, *guessing], box, model, WORKER))
+        guessed.append(run_worker([*common, "--prompts", arguments.prompts, *guessing], box, files, WORKER))
         if not arguments.disk:
-            plain.append(run_worker(short, box, model, WORKER))
+            plain.append(run_worker(short, box, files, WORKER))
     speeds = [each["tokens_per_s"] for each in plain]
     beside = [statistics.harmonic_mean(pair) for pair in itertools.pairwise(speeds)] or speeds
     ratios = [each["tokens_per_s"] / speed for each, speed in zip(guessed, beside, strict=True)]
@@ -71,14 +74,14 @@ def main() -> None:
     }
     if arguments.mmap_tokens:
         few = ["--tokens", arguments.mmap_tokens, "--prompts", 1, "--backend", "llama.cpp"]
-        mmap = run_worker([*short, *few], box, model, WORKER)
+        mmap = run_worker([*short, *few], box, files, WORKER)
         row["mmap_tokens_per_s"] = mmap["tokens_per_s"]
         row["over_mmap"] = row["on_tokens_per_s"] / mmap["tokens_per_s"]
     row |= compared(off, on)
     print(row, flush=True)
     rows = [old for old in _rows_of_today() if any(str(old[key]) != str(row[key]) for key in KEYS)]
     rows = sorted([*rows, row], key=lambda each: [str(each[key]) for key in KEYS])
-    write_results("speculation", rows, "\n".join([__doc__ or "", *map(_line, rows)]))
+    write_results("speculation", rows, "\n".join([__doc__ or "", *map(_line, rows)]), replaces=True)
 
 
 def compared(off: dict[str, Any], on: dict[str, Any]) -> dict[str, Any]:

@@ -225,6 +225,8 @@ def main() -> None:
         np.save(arguments.folder / f"{arguments.way}-{arguments.first}.npy", drawn)
         return
     rows, lines = judge(arguments.folder)
+    if not rows:
+        parser.error(f"{arguments.folder} holds no draws")
     write_results("speculation-draws", rows, "\n".join([__doc__ or "", *lines]))
 
 

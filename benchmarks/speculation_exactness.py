@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _box import KIT, SHARED, write_results
+from _box import KIT, SHARED, need, write_results
 from _speculation_worker import prompts
 
 from edge_run.base.config import ModelConfig
@@ -126,10 +126,11 @@ def compare(name: str, model: Path, mode: dict[str, Any], n_prompts: int, n_toke
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=6, help="of each kind of text")
     parser.add_argument("--tokens", type=int, default=100)
     arguments = parser.parse_args()
+    need(*MODELS.values(), DRAFT)
     speculation_setup.WidthControl = AnyWidth  # type: ignore[misc]
     modes: list[dict[str, Any]] = [
         {"exact": is_exact} | mode

@@ -70,7 +70,10 @@ def one(path: Path) -> dict[str, Any]:
 def compare(path: Path) -> dict[str, Any]:
     """Return the figures of one model, from a child process."""
     command = [sys.executable, __file__, "--one", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        return {"failure": f"not through after {PATIENCE_S} s"}
     if done.returncode != 0:
         return {"failure": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -98,7 +101,8 @@ def main() -> None:
     lines = [f"* Bit-identical: {len(exact)} of {len(spilled)} models that have rows away."]
     lines += [f"* **{row['model']}** differs or failed: {row}" for row in rows if row in spilled and row not in exact]
     lines += [f"* {row['model']} failed: {row['failure']}" for row in rows if "failure" in row]
-    others = [f"{row['model']} ({row.get('why', 'nothing was away')})" for row in rows if row not in spilled]
+    rest = [row for row in rows if row not in spilled and "failure" not in row]
+    others = [f"{row['model']} ({row.get('why', 'nothing was away')})" for row in rest]
     lines += [f"* Others: {len(others)}: {'; '.join(others) or 'none'}."]
     write_results("spill-exactness", rows, f"{__doc__}\n" + "\n".join(lines))
 

@@ -1,21 +1,20 @@
 """A ResNet-56 for CIFAR-10, split: bytes against accuracy on the 5,000 test images, JPEG and WebP beside it.
 
 The teacher is the published network, as it is. The bottleneck is trained on the 50,000 training images (`--train`),
-or read from where that left it. Codes are counted with their headers, JPEG and WebP
-without what is the same in all files. The same is measured with no code above the bytes of its rate.
+or read from where that left it. Codes are counted with their headers, JPEG and WebP without what is the same in all
+files. The same is measured with no code above the bytes of its rate.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import sys
 import tempfile
 import time
 import zipfile
 from pathlib import Path
 
-from _box import MODELS, RESULTS, SHARED, write_results
+from _box import MODELS, SHARED, need, skip, write_results
 
 from edge_run.base.split import SplitBench
 from edge_run.cli.shared.plot_file import write_figure
@@ -56,10 +55,13 @@ def table(result: SplitBench) -> list[str]:
 
 def main() -> None:
     """Train where asked to, measure, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", nargs=2, type=float, metavar=("FEATURES", "ANSWERS"), help="epochs of either stage")
     parser.add_argument("--note", default="", help="a sentence about the training, for the result")
     given = parser.parse_args()
+    need(VISION)
+    if not (given.train or (BUNDLE / "head.onnx").exists()):
+        skip(f"nothing was trained into {BUNDLE} so far: --train does so, with PyTorch (make torch)")
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(VISION / "cifar10-jpeg.zip") as archive:
             archive.extractall(folder)
@@ -80,8 +82,8 @@ def main() -> None:
         for most, bench in (("", result), (256, capped))
         for one in bench.points
     ]  # fmt: skip
-    write_results("split", rows, "\n".join(lines))
-    write_figure(RESULTS / f"{datetime.date.today():%Y-%m-%d}-split.png", lambda figure: draw(result, figure))
+    written = write_results("split", rows, "\n".join(lines))
+    write_figure(written.with_name(f"{written.name}.png"), lambda figure: draw(result, figure))
 
 
 if __name__ == "__main__":

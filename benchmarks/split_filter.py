@@ -8,13 +8,14 @@ images. Nobody has told the network of these two kinds.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _box import write_results
+from _box import need, skip, write_results
 from split import DEVIATION, MEAN, VISION
 
 from edge_run.runtime.split.bundle import HEAD, read_bundle
@@ -59,9 +60,12 @@ def measure(folder: Path, out: Path, most_missed: float, epochs: tuple[float, fl
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", nargs=2, type=float, default=(0.03, 0.1), metavar=("FEATURES", "ANSWERS"))
     epochs = tuple(parser.parse_args().epochs)
+    need(VISION)
+    if importlib.util.find_spec("torch") is None:
+        skip("PyTorch is not installed: make torch")
     rows = []
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)

@@ -22,7 +22,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from _box import MODELS, SHARED, write_results
+from _box import MODELS, SHARED, need, skip, write_results
 
 BUNDLE = MODELS / "split-resnet56"
 MEGABITS = (0.1, 0.5, 1.0, 5.0, 20.0, 100.0)
@@ -162,12 +162,15 @@ def change(relay: Relay, device: Device, best_ms: dict[float, float]) -> list[di
 
 def main() -> None:
     """Measure, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", nargs=2, metavar=("PORT", "IMAGES"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.device:
         run_device(int(given.device[0]), Path(given.device[1]))
         return
+    need(SHARED / "data" / "vision")
+    if not (BUNDLE / "tail.onnx").exists():
+        skip(f"nothing was trained into {BUNDLE} so far: benchmarks/split.py --train")
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(SHARED / "data" / "vision" / "cifar10-jpeg.zip") as archive:
             archive.extractall(folder, [name for name in archive.namelist() if name.startswith("test/")])

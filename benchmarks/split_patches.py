@@ -8,13 +8,14 @@ no memory there. The patched network takes bytes, as a camera gives them, and no
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from _box import SHARED, write_results
+from _box import SHARED, need, write_results
 
 from edge_run.base.units import KIB
 from edge_run.runtime.split.onnx_file import extract, read_onnx
@@ -66,6 +67,8 @@ def measured_bytes(path: Path) -> int:
 
 def main() -> None:
     """Patch, measure, and write the results."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    need(VISION)
     rows: list[dict[str, object]] = []
     lines = [
         __doc__ or "",

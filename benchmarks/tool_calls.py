@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from _box import ROOT, write_results
+from _box import ROOT, file_at, program_at, write_results
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -131,27 +131,28 @@ CONTEXT_TOKENS, MOST_TOKENS, START_S, ANSWER_S = 2048, 128, 300.0, 300.0
 def main() -> None:
     """Ask both servers everything, and write down how often the calls were right."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--peer", type=Path, required=True, help="llama-server")
+    parser.add_argument("model", type=file_at)
+    parser.add_argument("--peer", type=program_at, required=True, help="llama-server")
     parser.add_argument("--answers", type=Path, help="kept here, and not asked for again")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one question of N, to try it out")
     given = parser.parse_args()
     questions = QUESTIONS[:: given.every]
-    answers = given.answers or Path(tempfile.mkdtemp(), "answers.jsonl")
-    known = [json.loads(line) for line in answers.read_text().splitlines()] if answers.exists() else []
-    for name, server in (("edge-run", ours), ("llama-server", peer)):
-        done = {(one["choice"], one["question"]) for one in known if one["server"] == name}
-        asked = [(c, *q) for c in ("auto", "required") for q in questions if (c, q[0]) not in done]
-        if not asked:
-            continue
-        with server(given) as url:
-            for choice, question, tool, arguments in asked:
-                wanted = {"tool": tool, "wanted": arguments}
-                found = {"server": name, "choice": choice, "question": question, **wanted, **ask(url, question, choice)}
-                known.append(found)
-                with answers.open("a") as file:
-                    file.write(json.dumps(found) + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        answers = given.answers or Path(folder, "answers.jsonl")
+        known = [json.loads(line) for line in answers.read_text().splitlines()] if answers.exists() else []
+        for name, server in (("edge-run", ours), ("llama-server", peer)):
+            done = {(one["choice"], one["question"]) for one in known if one["server"] == name}
+            asked = [(c, *q) for c in ("auto", "required") for q in questions if (c, q[0]) not in done]
+            if not asked:
+                continue
+            with server(given) as url:
+                for choice, question, tool, arguments in asked:
+                    told = {"server": name, "choice": choice, "question": question, "tool": tool, "wanted": arguments}
+                    found = {**told, **ask(url, question, choice)}
+                    known.append(found)
+                    with answers.open("a") as file:
+                        file.write(json.dumps(found) + "\n")
     rows = [{**one, "calls": json.dumps(one["calls"]), "wanted": json.dumps(one["wanted"])} for one in known]
     write_results("tool-calls", rows, f"{(__doc__ or '').strip()}\n\n{table(known, given.model, len(questions))}")
 

@@ -12,14 +12,12 @@ import argparse
 import contextlib
 import os
 import shutil
-import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from _box import MODELS, grown_model, run_worker, write_results
+from _box import MODELS, file_at, grown_model, run_worker, sameness, skip, spread, write_results
 
 BUDGET_SHARE = 0.5
 MARGIN_BYTES = 256 << 20  # of a file system, for what is not the model
@@ -28,6 +26,7 @@ MARGIN_BYTES = 256 << 20  # of a file system, for what is not the model
 @contextlib.contextmanager
 def drive_with(model: Path) -> Iterator[Path]:
     """Yield a copy of `model` on a drive of its own for a block. Ends this process where no drive can be made."""
+    MODELS.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as undo:
         image = Path(undo.enter_context(tempfile.NamedTemporaryFile(dir=MODELS, suffix=".drive")).name)
         os.truncate(image, model.stat().st_size + MARGIN_BYTES)
@@ -39,8 +38,7 @@ def drive_with(model: Path) -> Iterator[Path]:
             _call("mount", device, place)
             undo.callback(_call, "umount", place)
         except (OSError, subprocess.CalledProcessError) as error:
-            print(f"skipped: no drive can be made: {error}", file=sys.stderr)
-            raise SystemExit(0) from error
+            skip(f"no drive can be made: {error}")
         yield Path(shutil.copy(model, place))
 
 
@@ -51,12 +49,12 @@ def _call(*command: object) -> str:
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--decode", type=int, default=6)
     parser.add_argument("--size", default="2G")
     parser.add_argument("--mbps", type=int, default=250, help="of each drive")
-    parser.add_argument("--model", type=Path, help="another model")
+    parser.add_argument("--model", type=file_at, help="another model")
     arguments = parser.parse_args()
     model = arguments.model or grown_model(arguments.size, 16)
     budget = int(model.stat().st_size * BUDGET_SHARE)
@@ -87,10 +85,9 @@ def main() -> None:
                 }
             )
             print(rows[-1], flush=True)
-    ratios = [float(str(row["times_as_fast"])) for row in rows]
+    times = spread(float(str(row["times_as_fast"])) for row in rows)
     finding = (
-        f"{__doc__}\n* Two drives of {arguments.mbps} MB/s: {statistics.median(ratios):.2f} times as fast as the "
-        f"faster one ({min(ratios):.2f} to {max(ratios):.2f}); same tokens: {all(row['same_token'] for row in rows)}."
+        f"{__doc__}\n* Two drives of {arguments.mbps} MB/s: {times} times as fast as the faster one; {sameness(rows)}."
     )
     write_results("two-drives", rows, finding)
 

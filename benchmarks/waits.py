@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from pathlib import Path
 from typing import Any
 
-from _box import ROOT, SHARED, run_worker, write_results
+from _box import ROOT, WIKITEXT, file_at, model_at, need, run_worker, write_results
 
 from edge_run.base.units import parse_size
 
@@ -34,24 +33,24 @@ FIGURES = {  # of each scene: which one counts, how it is called, and what is to
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", metavar="MODEL@BUDGET")
+    parser.add_argument("models", nargs="+", type=model_at, metavar="MODEL@BUDGET")
     parser.add_argument("--scenes", nargs="+", choices=FIGURES, default=list(FIGURES))
-    parser.add_argument("--text", type=Path, default=SHARED / "data" / "text" / "wikitext-2-valid.txt")
+    parser.add_argument("--text", type=file_at, default=WIKITEXT)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mbps", type=int, nargs="+", default=[500, 0], help="0: not throttled")
     parser.add_argument("--name", default="waits")
     arguments = parser.parse_args()
+    need(arguments.text)
     rows: list[dict[str, Any]] = []
-    for named in arguments.models:
-        path, budget = named.split("@")
+    for path, budget in arguments.models:
         for mbps in arguments.mbps:
             box = {"memory": parse_size(budget), "disk_mbps": mbps or None}
             for number in range(arguments.rounds):
                 for scene in arguments.scenes:
                     flags = ["--scene", scene, "--text", arguments.text, "--memory", budget]
-                    found = run_worker([path, *flags], box, Path(path), WORKER)
+                    found = run_worker([path, *flags], box, path, WORKER)
                     box_found = found.pop("box")
-                    key = {"model": Path(path).stem, "mbps": mbps, "round": number, "scene": scene}
+                    key = {"model": path.stem, "mbps": mbps, "round": number, "scene": scene}
                     rows.append({**key, **found, "budget_bytes": parse_size(budget), "killed": box_found["oom_kills"]})
                     print(rows[-1], flush=True)
     write_results(arguments.name, rows, f"{(__doc__ or '').strip()}\n\n{table(rows)}")

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from pathlib import Path
 
-from _box import grown_model, run_worker, write_results
+from _box import file_at, grown_model, run_worker, sameness, spread, write_results
 
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--model", type=Path, help="another model than the kit model grown to 1 GB")
+    parser.add_argument("--model", type=file_at, help="another model than the kit model grown to 1 GB")
     arguments = parser.parse_args()
     model = arguments.model or grown_model("1G", 16)
     rows = []
@@ -45,15 +44,14 @@ def main() -> None:
         )
         print(rows[-1], flush=True)
     counted = rows[1:]
-    ratios = sorted(float(str(row["ratio"])) for row in counted)
     ours_s, plain_s, off_s = (
         statistics.median(float(str(row[key])) for row in counted)
         for key in ("edge_run_s", "llama_cpp_s", "without_page_cache_s")
     )
+    ratio = spread(float(str(row["ratio"])) for row in counted)
     finding = (
-        f"{__doc__}\n* {model.name}: first token after {ours_s:.2f} s, llama.cpp {plain_s:.2f} s: "
-        f"{statistics.median(ratios):.2f} of it ({ratios[0]:.2f} to {ratios[-1]:.2f}); read from the drive as before "
-        f"{off_s:.2f} s."
+        f"{__doc__}\n* {model.name}: first token after {ours_s:.2f} s, llama.cpp {plain_s:.2f} s: {ratio} of it, "
+        f"{sameness(counted)}; read from the drive as before {off_s:.2f} s."
     )
     write_results("warm-start", rows, finding)
 
