@@ -291,7 +291,7 @@ def writing(what: str, advice: str = "choose another name") -> Iterator[None]:
     except OSError as error:
         if isinstance(error, EdgeRunError):
             raise
-        raise TierReadError(f"{what}: cannot be written ({reason_of(error)}); {advice}") from error
+        raise TierReadError(f"{what}: cannot be written ({reason_of(error)}); {advice}", errno=error.errno) from error
 
 
 def keep_file(path: Path, content: bytes, what: str) -> None:

@@ -30,8 +30,9 @@ from edge_run.devices.members.identity import write_private
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     what = r"^--out x: cannot be written \(No such file.*\); choose another folder$"
-    with pytest.raises(TierReadError, match=what), writing("--out x", "choose another folder"):
+    with pytest.raises(TierReadError, match=what) as found, writing("--out x", "choose another folder"):
         (tmp_path / "nowhere" / "x").write_text("")
+    assert found.value.errno == errno.ENOENT
 
 
 def test_text_in_another_encoding_is_told_where_and_what_to_do(tmp_path: Path) -> None:
