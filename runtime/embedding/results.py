@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from edge_run.base.results import Backend, MemoryUse, Numerics, Plan
@@ -43,7 +43,7 @@ class TextVectors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embeddings:
-    """The vectors of texts, and what they cost.
+    """The vectors of texts, and what they cost; `repr` leaves out figures that are objects of their own.
 
     vectors: `(rows, width)`, float32: a row for each text; with pooling `none` one for each token, text after text.
     tokens: of each text, those that were computed.
@@ -61,10 +61,10 @@ class Embeddings:
     passes: int
     wall_s: float
     bytes_read: int
-    memory: MemoryUse
-    numerics: Numerics
-    plan: Plan
-    backend: Backend
+    memory: MemoryUse = field(repr=False)
+    numerics: Numerics = field(repr=False)
+    plan: Plan = field(repr=False)
+    backend: Backend = field(repr=False)
 
     def of(self, number: int) -> Vectors:
         """Return the vectors of text `number`, `(rows, width)`: one, or with pooling `none` one for each token."""

@@ -151,6 +151,8 @@ class AsyncModel(AsyncOwner[Model]):
         What is wrong with the arguments is raised at once, other errors with the first piece: of those, where answers
         run one after the other, ConfigError for a task that has an answer open, which it would wait for itself to end.
         priority, key, deadline_s, salt: as of `Turn`.
+
+        It has its turn until its end: who leaves it before closes it (`aclose`, or `contextlib.aclosing` around it).
         """
         turn = Turn(priority, key, deadline_s, salt)
         return self._stream(text_request(prompt, turn=turn, **options))

@@ -16,7 +16,7 @@ from edge_run.base.mesh_status import MeshUse
 from edge_run.base.options import config_of
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Forecast, Generation, Numerics, Plan, Progress, Speculation, Stats
-from edge_run.base.sampling_config import AnswerOptions, ChatOptions, SamplingConfig, SamplingOptions
+from edge_run.base.sampling_config import SamplingConfig, SamplingOptions, TimedAnswerOptions, TimedChatOptions
 from edge_run.runtime.embedding.embedding import embed, embedding_shape
 from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape, TextVectors
 from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens
@@ -86,7 +86,7 @@ class Model(ModelTexts):
 
         Raises ModelFileError, BudgetError, ConfigError, KernelError, NotSupported, TierReadError, MeshError.
         """
-        config = config_of(ModelConfig, config, options)
+        config = config_of(ModelConfig, config, options, ("chat_template", "config", "mesh", "interrupt"))
         self.path = Path(path)
         self._running: Answer | BatchedAnswers | None = None  # the last, which the next one ends
         self._templates, self._grammars = template_cell(), GrammarRoom(self.path)
@@ -213,12 +213,13 @@ class Model(ModelTexts):
         self._workplace.check()
         return self._engine
 
-    def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]) -> Stream:
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[TimedAnswerOptions]) -> Stream:
         """Continue `prompt` (text, or tokens); iterate over the result for pieces, or call its `result()`.
 
         options: `max_tokens`, None is until the model ends or the context is full; `sampling`, a `SamplingConfig`, or
             single fields of one; `marks`, control tokens, by their texts, that are a part of the answer's text;
-            `on_read`, which is told how many tokens of the prompt are read, as of `Request`.
+            `on_read`, which is told how many tokens of the prompt are read, as of `Request`; `deadline_s`, the seconds
+            after which the answer ends as it is, with the reason `deadline`.
 
         Raises ConfigError at once, and ContextFull for a text that is too long; iterating raises TierReadError,
         ModelFileError, KernelError, NotSupported (no token fits the grammar, or the grammar takes too
@@ -226,7 +227,11 @@ class Model(ModelTexts):
         """
         return self._start(text_request(prompt, **options))
 
-    def stream_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Stream:
+    def complete(self, prompt: str | Sequence[int], **options: Unpack[TimedAnswerOptions]) -> Generation:
+        """Continue `prompt` and return the finished answer; arguments as for `generate`."""
+        return self.generate(prompt, **options).result()
+
+    def stream_chat(self, messages: Sequence[Message], **options: Unpack[TimedChatOptions]) -> Stream:
         """Answer a conversation, given as `{"role", "content"}` messages; see `generate`.
 
         options: those of `generate`, and `drops_oldest`: leave out the oldest turns, never the system prompt, of a
@@ -237,7 +242,7 @@ class Model(ModelTexts):
         """
         return self._start(chat_request(messages, **options))
 
-    def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation:
+    def chat(self, messages: Sequence[Message], **options: Unpack[TimedChatOptions]) -> Generation:
         """Answer a conversation and return the finished answer; arguments as for `stream_chat`."""
         return self.stream_chat(messages, **options).result()
 
@@ -382,11 +387,6 @@ class Model(ModelTexts):
         answer.dropped_messages, answer.on_read = n_dropped, request.on_read
         answer.marks = marks
         return answer
-
-    def _control_token(self, text: str) -> list[int]:
-        """Return the one token that a text is; none where it is several."""
-        found = self.tokenize(text, add_special=False, parse_special=True)
-        return found if len(found) == 1 else []
 
     def _end_running(self) -> None:
         """End what is being answered, as another answer begins."""

@@ -23,6 +23,9 @@ class ModelTexts(Closing):
     path: Path
     _template: ChatTemplate | None
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {str(self.path)!r}>"
+
     @property
     @abstractmethod
     def _opened(self) -> Engine:
@@ -118,6 +121,11 @@ class ModelTexts(Closing):
 
     def _special(self, token: int) -> str:
         return ggml.token_bytes(self._vocab, token, True).decode("utf-8", "replace") if token >= 0 else ""
+
+    def _control_token(self, text: str) -> list[int]:
+        """Return the one token that a text is; none where it is several."""
+        found = self.tokenize(text, add_special=False, parse_special=True)
+        return found if len(found) == 1 else []
 
     def _check_tokens(self, what: str, tokens: Sequence[int]) -> None:
         """Refuse what llama.cpp would end the process over."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 _FORM = '[{"role": "user", "content": "..."}]'
+_BESIDE = ("max_tokens", "sampling", "deadline_s", "drops_oldest", "marks", "on_read")  # not of `SamplingConfig`
 _OVER_S = sys.float_info.min  # the deadline of a request whose time is over: added to a clock it is nothing
 
 
@@ -114,6 +115,8 @@ def text_request(prompt: str | Sequence[int], **options: Any) -> Request:
     request = make_request(prompt, **options)
     if request.messages:
         raise ConfigError("prompt: is a conversation; give it to chat or stream_chat")
+    if request.drops_oldest:
+        raise ConfigError("drops oldest: leaves out turns of a conversation; give one to chat or stream_chat")
     return request
 
 
@@ -130,13 +133,18 @@ def make_request(
     max_tokens: int | None = None,
     sampling: SamplingConfig | None = None,
     turn: Turn | None = None,
+    deadline_s: float | None = None,
     drops_oldest: bool = False,
     marks: Sequence[str] = (),
     on_read: Callable[[int], object] | None = None,
     **options: Unpack[SamplingOptions],
 ) -> Request:
-    """Return a request; `options` are the fields of `SamplingConfig`. Raises ConfigError."""
+    """Return a request; `options` are the fields of `SamplingConfig`. Raises ConfigError.
+
+    deadline_s: of its turn, where `turn` does not say one.
+    """
     if sampling is not None and options:
         raise ConfigError("sampling and single options: give one of the two")
-    sampling = sampling or make_config(SamplingConfig, options)
-    return Request(prompt, max_tokens, sampling, turn or Turn(), drops_oldest, marks, on_read)
+    sampling = sampling or make_config(SamplingConfig, options, _BESIDE)
+    turn = turn or Turn(deadline_s=deadline_s)
+    return Request(prompt, max_tokens, sampling, turn, drops_oldest, marks, on_read)

@@ -34,6 +34,10 @@ class Stream(Closing):
         self._pieces = answer.run()
         weakref.finalize(self, answer.close).atexit = False  # a daemon may be computing it still
 
+    def __repr__(self) -> str:
+        reason = self.generation.finish_reason if self.generation else "not finished"
+        return f"<{type(self).__name__}: {len(self.token_ids)} tokens, {reason}>"
+
     @property
     def generation(self) -> Generation | None:
         """The finished answer with its figures; None before the last piece."""

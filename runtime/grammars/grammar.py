@@ -67,8 +67,8 @@ class LocalGrammar:
 
 def grammar_text(config: SamplingConfig) -> tuple[str, str]:
     """Return what errors call the grammar of `config`, and its text; both empty where it has none."""
-    if config.json_schema:
-        return JSON_SCHEMA, config.json_schema
+    if config.json_schema_text:
+        return JSON_SCHEMA, config.json_schema_text
     return ("grammar", config.grammar) if config.grammar else ("", "")
 
 

@@ -40,5 +40,6 @@ def plan(
     No weights are read, and no memory is taken for them: a child process builds the graph, and what it found is kept in
     the cache folder. Raises like `Model`.
     """
-    planned = planner(Path(path), config_of(ModelConfig, config, options))
+    config = config_of(ModelConfig, config, options, ("prompt_tokens", "profile", "config"))
+    planned = planner(Path(path), config)
     return planned.timed(planned.plan(), profile, prompt_tokens)

@@ -62,7 +62,7 @@ class ChatTask:
             if sampling.json_schema:  # which no thought can be part of; a client's own grammar may have one
                 text = _after_thought(text)
             if sampling.json_schema and toolbox.callable:
-                sampling = sampling_of(sampling, json_schema=toolbox.call_or_schema(form, sampling.json_schema))
+                sampling = sampling_of(sampling, json_schema=toolbox.call_or_schema(form, sampling.json_schema_text))
             else:
                 text, begins = f"{text}{form.answer_begins}", form.answer_begins
         tokens = await served.prompt_tokens(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,19 @@ from numpy.typing import NDArray
 from edge_run.base.split import SplitStats
 from edge_run.runtime.processes.async_owner import AsyncOwner
 from edge_run.runtime.split.model import Frame, SplitModel
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class SplitOptions(TypedDict, total=False):
+    """The keywords of `SplitModel`."""
+
+    deadline_s: float
+    mode: str
+    use_filter: bool
+    most_bytes: int | None
+    threads: int | None
 
 
 class AsyncSplitModel(AsyncOwner[SplitModel]):
@@ -21,7 +34,7 @@ class AsyncSplitModel(AsyncOwner[SplitModel]):
     when its task is cancelled, which takes no longer than its deadline.
     """
 
-    def __init__(self, head: str | Path, server: str | None = None, **options: Any) -> None:
+    def __init__(self, head: str | Path, server: str | None = None, **options: Unpack[SplitOptions]) -> None:
         """Take the arguments of `SplitModel`; the files are opened by `async with`."""
         super().__init__(lambda interrupt: SplitModel(head, server, **options), "AsyncSplitModel(head, server)")
 

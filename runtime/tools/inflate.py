@@ -22,7 +22,7 @@ from pathlib import Path
 
 from edge_run.base.errors import ConfigError, NotSupported, system_errors
 from edge_run.base.files import check_path, check_room
-from edge_run.base.units import format_size, round_up
+from edge_run.base.units import format_size, parse_size, round_up
 from edge_run.devices.host.target_file import TargetFile, check_target, opened, written
 from edge_run.runtime.tools.inflate_blocks import Filler, GrownTensor, tensor_pieces
 from edge_run.runtime.tools.inflate_source import ROLES, InflateSource, Role, read_source
@@ -45,7 +45,7 @@ class Growth:
 def inflate(
     source: str | Path,
     target: str | Path,
-    size_bytes: int,
+    size_bytes: int | str,
     layers: int | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -55,7 +55,7 @@ def inflate(
     Args:
         source: a GGUF that `read_source` takes.
         target: appears whole or not at all, in place of a file that was there. Its folder exists.
-        size_bytes: from the source's own size on.
+        size_bytes: from the source's own size on, a number or text (`64MiB`).
         layers: how many the result has, from the source's own number (the default) on.
         seed: of the noise, 0 or more; the same seed gives the same bytes (with the same numpy and llama.cpp).
         progress: called after each piece of a few MiB with the bytes written and the bytes in all.
@@ -69,7 +69,7 @@ def inflate(
     if seed < 0:
         raise ConfigError(f"seed {seed}: must be 0 or more")
     model = read_source(source)
-    growth = plan_growth(model, size_bytes, layers)
+    growth = plan_growth(model, parse_size(size_bytes), layers)
     target = check_target(target, [source], "the model to grow itself")
     check_room(target, growth.size_bytes, "a smaller size or another folder")
     with written(target, growth.size_bytes, format_size(growth.size_bytes), source) as file:

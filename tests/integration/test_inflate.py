@@ -243,6 +243,13 @@ def test_noise_looks_like_weights_and_zero_bytes_are_zeros(kind: str) -> None:
     assert not gguf.dequantize(np.zeros(size_bytes, np.uint8), gguf.GGMLQuantizationType(type_id)).any()
 
 
+def test_a_size_may_be_text(tmp_path: Path) -> None:
+    text, number = (tmp_path / name for name in ("text.gguf", "number.gguf"))
+    assert inflate(KIT, text, "15MB", 10).read_bytes() == inflate(KIT, number, 15_000_000, 10).read_bytes()
+    with pytest.raises(ConfigError, match="size 'large': not a size"):
+        inflate(KIT, tmp_path / "none.gguf", "large")
+
+
 def test_own_size_copies_the_model(tmp_path: Path) -> None:
     assert inflate(KIT, tmp_path / "same.gguf", KIT.stat().st_size).read_bytes() == KIT.read_bytes()
 

@@ -106,6 +106,26 @@ def test_grammar_and_schema(model: Model) -> None:
         model.generate("x", grammar="root ::= (").result()
 
 
+def test_an_answer_as_a_whole_is_that_of_a_stream(model: Model, greedy_text: str) -> None:
+    assert model.complete(PROMPT, max_tokens=16, temperature=0).text == greedy_text
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    assert "ok" in json.loads(model.complete("{", max_tokens=40, json_schema=schema, temperature=0).text)
+
+
+def test_an_answer_may_take_so_many_seconds(model: Model, greedy_text: str) -> None:
+    late = model.complete(PROMPT, max_tokens=16, temperature=0, deadline_s=1e-9)
+    assert (late.text, late.finish_reason) == ("", "deadline")
+    assert model.complete(PROMPT, max_tokens=16, temperature=0, deadline_s=600).text == greedy_text
+
+
+def test_what_is_shown_of_a_model_and_a_stream(model: Model) -> None:
+    assert repr(model) == f"<Model {str(model.path)!r}>"
+    stream = model.generate(PROMPT, max_tokens=2, temperature=0)
+    assert repr(stream) == "<Stream: 0 tokens, not finished>"
+    stream.result()
+    assert repr(stream) == "<Stream: 2 tokens, length>"
+
+
 def test_limits(model: Model) -> None:
     assert model.generate(PROMPT, max_tokens=0).result().token_ids == ()
     with pytest.raises(ContextFull, match="256"):
@@ -131,6 +151,8 @@ def test_limits(model: Model) -> None:
         ("x", {"max_tokens": -2}),
         ("x", {"max_tokens": "5"}),
         ("x", {"marks": 5}),
+        ("x", {"drops_oldest": True}),
+        ("x", {"deadline_s": 0}),
         ("x", {"temperature": -1}),
         ("x", {"unknown": 1}),
     ],

@@ -18,19 +18,36 @@ _Config = TypeVar("_Config")
 _ACCEPTED: dict[type, tuple[type, ...]] = {int: (Integral,), float: (Real,), Path: (Path, str), Sequence: (Iterable,)}
 _WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", bool: "True or False", Path: "a path"}
 _WORDS |= {type(None): "None", Sequence: "a list", Mapping: "a mapping", Callable: "a function"}
-_ELSEWHERE = {  # what llama-cpp-python and others call it
+_ELSEWHERE = {  # what llama-cpp-python, transformers, vLLM, Ollama and others call it
     "n_ctx": "context_tokens",
+    "num_ctx": "context_tokens",
+    "max_model_len": "context_tokens",
     "n_threads": "threads",
     "n_ubatch": "micro_batch_tokens",
     "n_seq_max": "sequences",
+    "n_gpu_layers": "gpu_memory",
+    "type_k": "kv_type",
+    "type_v": "kv_type",
+    "n_keep": "context_keep_tokens",
     "temp": "temperature",
     "repetition_penalty": "repeat_penalty",
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "response_format": "json_schema",
+    "guided_json": "json_schema",
+    "stop_sequences": "stop",
+    "timeout": "deadline_s",
 }
 
 
-def make_config(kind: type[_Config], options: Mapping[str, Any]) -> _Config:
-    """Return a config of `kind` from keyword options. Raises ConfigError, with the known names, for an unknown one."""
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+def make_config(kind: type[_Config], options: Mapping[str, Any], beside: Sequence[str] = ()) -> _Config:
+    """Return a config of `kind` from keyword options. Raises ConfigError, with the known names, for an unknown one.
+
+    beside: what else the caller takes by name, and the config does not have.
+    """
+    known = [*beside, *(field.name for field in dataclasses.fields(kind))]  # type: ignore[arg-type]
     if unknown := sorted(options.keys() - set(known)):
         import difflib  # for mistakes alone
 
@@ -40,11 +57,16 @@ def make_config(kind: type[_Config], options: Mapping[str, Any]) -> _Config:
     return kind(**options)
 
 
-def config_of(kind: type[_Config], config: _Config | None, options: Mapping[str, Any]) -> _Config:
-    """Return `config`, or where there is none one of keyword options. Raises ConfigError where both are given."""
+def config_of(
+    kind: type[_Config], config: _Config | None, options: Mapping[str, Any], beside: Sequence[str] = ()
+) -> _Config:
+    """Return `config`, or where there is none one of keyword options, as `make_config` does.
+
+    Raises ConfigError where both are given.
+    """
     if config is not None and options:
         raise ConfigError("config and single options: give one of the two")
-    return config or make_config(kind, options)
+    return config or make_config(kind, options, beside)
 
 
 def check_types(config: Any) -> None:

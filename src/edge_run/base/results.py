@@ -320,7 +320,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A finished answer and its figures.
+    """A finished answer and its figures; `repr` leaves out those that are objects of their own.
 
     finish_reason: `stop` (the model or a stop string ended it), `length` (max_tokens), `context` (full), `cancelled`,
         or `deadline` (its time was over).
@@ -342,15 +342,15 @@ class Generation:
     ttft_s: float
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
-    memory: MemoryUse
-    io: IoUse
-    numerics: Numerics
-    plan: Plan
-    backend: Backend
-    experts: ExpertUse | None = None
-    speculation: Speculation = field(default_factory=Speculation)
-    mesh: MeshUse | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    memory: MemoryUse = field(repr=False)
+    io: IoUse = field(repr=False)
+    numerics: Numerics = field(repr=False)
+    plan: Plan = field(repr=False)
+    backend: Backend = field(repr=False)
+    experts: ExpertUse | None = field(default=None, repr=False)
+    speculation: Speculation = field(default_factory=Speculation, repr=False)
+    mesh: MeshUse | None = field(default=None, repr=False)
+    logprobs: tuple[TokenLogprobs, ...] = field(default=(), repr=False)
     kv_spill: KvSpill | None = None
     kv_keep: KvKeep | None = None
     dropped_messages: int = 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Any, TypedDict
 
+from edge_run.base.errors import ConfigError
 from edge_run.base.options import check_types, require, texts_of
 
 MOST_PENALTY, MOST_TOP_LOGPROBS = 100, 100
@@ -18,7 +20,9 @@ class SamplingConfig:
     """How the next token is chosen; names, defaults and order are llama.cpp's.
 
     temperature: below 0.000001 it is 0, greedy.
-    seed None draws one; the drawn seed is reported. grammar is GBNF text, json_schema JSON text; one of both at most.
+    seed None draws one; the drawn seed is reported.
+    grammar: GBNF text that the answer must follow.
+    json_schema: a JSON schema that it must follow, as text, or as a mapping, which becomes text; not beside a grammar.
     stop: the answer ends before the first of these strings.
     frequency_penalty, presence_penalty: taken from a token's logit for each time that it was there within
         repeat_last_n, and once if it was.
@@ -36,7 +40,7 @@ class SamplingConfig:
     repeat_last_n: int = 64
     seed: int | None = None
     grammar: str | None = None
-    json_schema: str | None = None
+    json_schema: str | Mapping[str, Any] | None = None
     stop: Sequence[str] = ()
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -46,6 +50,8 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
+        if isinstance(self.json_schema, Mapping):
+            object.__setattr__(self, "json_schema", _json_text(self.json_schema))
         require(0 <= self.temperature <= LARGEST, f"temperature {self.temperature}: must be 0 (greedy) to {LARGEST}")
         if self.temperature < 1 / LARGEST:
             object.__setattr__(self, "temperature", 0.0)
@@ -72,6 +78,19 @@ class SamplingConfig:
         object.__setattr__(self, "stop", texts_of("stop string", self.stop))
         require(all(self.stop), "stop string: must not be empty")
 
+    @property
+    def json_schema_text(self) -> str:
+        """The JSON schema as text; empty where there is none."""
+        return self.json_schema if isinstance(self.json_schema, str) else ""
+
+
+def _json_text(schema: Mapping[str, Any]) -> str:
+    """Return a JSON schema as text. Raises ConfigError for what JSON cannot say."""
+    try:
+        return json.dumps(dict(schema), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"JSON schema: must be what JSON can say ({error})") from error
+
 
 class SamplingOptions(TypedDict, total=False):
     """The fields of `SamplingConfig` as keywords that may each be given, for who checks types."""
@@ -84,7 +103,7 @@ class SamplingOptions(TypedDict, total=False):
     repeat_last_n: int
     seed: int | None
     grammar: str | None
-    json_schema: str | None
+    json_schema: str | Mapping[str, Any] | None
     stop: Sequence[str]
     frequency_penalty: float
     presence_penalty: float
@@ -106,3 +125,15 @@ class ChatOptions(AnswerOptions, total=False):
     """What the answer of a conversation is to be; see `Request`."""
 
     drops_oldest: bool
+
+
+class TimedAnswerOptions(AnswerOptions, total=False):
+    """What an answer is to be, and the seconds after which it ends as it is; None for never."""
+
+    deadline_s: float | None
+
+
+class TimedChatOptions(ChatOptions, total=False):
+    """The same of the answer of a conversation."""
+
+    deadline_s: float | None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import pickle
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ import pytest
 
 from edge_run.base.config import KV_TYPES, ModelConfig
 from edge_run.base.errors import ConfigError
-from edge_run.base.options import make_config
+from edge_run.base.options import config_of, make_config
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.base.units import GIB
 from edge_run.runtime.generation.request import Turn
@@ -102,6 +105,33 @@ def test_an_unknown_option_is_refused_with_those_that_are_known(kind: type[Any])
 def test_an_unknown_option_is_told_what_it_is_called_here(kind: type[Any], given: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=rf"{given}': unknown \(is it {meant}\?\)"):
         make_config(kind, {given: 1})
+
+
+def test_what_the_caller_takes_besides_is_known_too() -> None:
+    """`max_tokens` is of the request, and no field of `SamplingConfig`: it was not among those that were named."""
+    for given in ("max_token", "max_new_tokens", "n_predict"):
+        with pytest.raises(ConfigError, match=rf"{given}': unknown \(is it max_tokens\?\); known are max_tokens, temp"):
+            make_config(SamplingConfig, {given: 5}, ("max_tokens",))
+    assert make_config(SamplingConfig, {"top_k": 5}, ("max_tokens",)).top_k == 5
+    with pytest.raises(ConfigError, match="known are mesh, memory"):
+        config_of(ModelConfig, None, {"meshes": 1}, ("mesh",))
+
+
+def test_a_schema_may_be_a_mapping() -> None:
+    config = SamplingConfig(json_schema={"enum": ["red", "é"]})
+    assert config == SamplingConfig(json_schema=config.json_schema_text)
+    assert json.loads(config.json_schema_text) == {"enum": ["red", "é"]}
+    assert SamplingConfig(json_schema=MappingProxyType({})).json_schema == "{}", "any JSON"
+    assert SamplingConfig().json_schema_text == ""
+    assert pickle.loads(pickle.dumps(config)) == config
+    with pytest.raises(ConfigError, match="one of the two"):
+        SamplingConfig(grammar='root ::= "a"', json_schema={})
+
+
+@pytest.mark.parametrize("schema", [{"enum": {1}}, {"minimum": math.nan}, {("a",): 1}])
+def test_a_schema_that_json_cannot_say_is_refused(schema: Any) -> None:
+    with pytest.raises(ConfigError, match="JSON schema: must be what JSON can say"):
+        SamplingConfig(json_schema=schema)
 
 
 def test_weights_beside_a_gpu_are_not_repacked() -> None:

@@ -200,7 +200,7 @@ def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = list(value) if isinstance(value, tuple) else value
     if said.json_schema is not None:
         try:
-            schema = strict_json.parse(said.json_schema)
+            schema = strict_json.parse(said.json_schema_text)
         except ValueError as error:
             raise ConfigError(f"--json-schema: is not JSON as it should be: {error}") from error
         found["response_format"] = {"type": "json_object", "schema": schema}

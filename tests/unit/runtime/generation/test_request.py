@@ -11,7 +11,7 @@ import pytest
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.runtime.generation.request import Request, Turn
+from edge_run.runtime.generation.request import Request, Turn, chat_request, text_request
 
 
 def test_one_mark_may_be_given_as_text() -> None:
@@ -35,6 +35,26 @@ def test_what_cannot_be_is_refused_by_name(kind: type, fields: dict[str, Any], m
     with pytest.raises(ConfigError) as caught:
         kind(**fields)
     assert message in str(caught.value)
+
+
+def test_a_deadline_may_be_said_without_a_turn() -> None:
+    assert text_request("Once", deadline_s=5).turn == Turn(deadline_s=5)
+    assert text_request("Once", turn=Turn(key="a", deadline_s=2)).turn == Turn(key="a", deadline_s=2)
+    with pytest.raises(ConfigError, match="deadline 0: must be more than 0 seconds"):
+        text_request("Once", deadline_s=0)
+
+
+def test_a_text_has_no_oldest_turns() -> None:
+    """They were left where they are, and nothing was said."""
+    with pytest.raises(ConfigError, match="drops oldest: leaves out turns of a conversation"):
+        text_request("Once", drops_oldest=True)
+    assert not text_request("Once", drops_oldest=False).drops_oldest
+    assert chat_request([{"role": "user", "content": "Hi"}], drops_oldest=True).drops_oldest
+
+
+def test_an_option_that_is_misspelled_is_told_what_all_of_a_request_are_called() -> None:
+    with pytest.raises(ConfigError, match=r"unknown \(is it max_tokens\?\); known are max_tokens, sampling"):
+        text_request("Once", n_predict=5)
 
 
 def test_a_request_whose_time_is_over_needs_no_grammar() -> None:
