@@ -141,7 +141,7 @@ def make_request(
 ) -> Request:
     """Return a request; `options` are the fields of `SamplingConfig`. Raises ConfigError.
 
-    deadline_s: of its turn, where `turn` does not say one.
+    deadline_s: of its turn, where none is given.
     """
     if sampling is not None and options:
         raise ConfigError("sampling and single options: give one of the two")
