@@ -1,10 +1,11 @@
 """A batch on a Dask cluster of uneven workers, one of which is killed: its speed against that of its workers alone.
 
 Each worker has a part of this machine's processors (`--shares`), as a control group gives it. First each answers some
-questions alone, under the same quota. Then all answer all questions together; when half are answered, `--kill` names
-the worker that gets SIGKILL. What the cluster could have done at most is the sum of the rates of its workers, each
-over the time that it lived. Rates count from the moment at which all workers are ready to the last result, in tokens of
-the answers that end in that time. Needs the `cluster` extra.
+questions alone, under the same quota: so many (`--alone`) that the last ones, in emptier passes, hardly count. Then all
+answer all questions together; when half are answered, `--kill` names the worker that gets SIGKILL. What the cluster
+could have done at most is the sum of the rates of its workers, each over the time that it lived. Rates count from the
+moment at which all workers are ready to the last result, in tokens of the answers that end in that time. Needs the
+`cluster` extra.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def main() -> None:
     parser.add_argument("--memory", default="2GiB", help="of each worker")
     parser.add_argument("--shares", type=float, nargs="+", default=[1 / 6, 1 / 6, 2 / 6, 2 / 6])
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--alone", type=int, default=60, help="requests of a worker alone with all of the machine")
+    parser.add_argument("--alone", type=int, default=600, help="requests of one worker, times its share")
     parser.add_argument("--parallel", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--room", type=int, default=512, help="tokens of context for each answer")
