@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 import anyio
 
 from edge_run.base.config import ModelConfig, ModelOptions
-from edge_run.base.errors import Cancelled, ConfigError
+from edge_run.base.errors import ConfigError
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
@@ -21,6 +21,7 @@ from edge_run.base.results import Forecast, Generation, Numerics, Piece, Plan, P
 from edge_run.base.sampling_config import AnswerOptions, ChatOptions
 from edge_run.runtime.embedding.results import Embeddings, TextVectors
 from edge_run.runtime.embedding.texts import Text
+from edge_run.runtime.generation.async_stream import AsyncStream
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.report import Course, report
 from edge_run.runtime.generation.request import Message, Request, Turn, chat_request, text_request
@@ -145,17 +146,15 @@ class AsyncModel(AsyncOwner[Model]):
         deadline_s: float | None = None,
         salt: str = "",
         **options: Unpack[AnswerOptions],
-    ) -> AsyncGenerator[Piece, None]:
+    ) -> AsyncStream:
         """Continue `prompt`; iterate over the pieces. Arguments and errors as for `Model.generate`.
 
         What is wrong with the arguments is raised at once, other errors with the first piece: of those, where answers
         run one after the other, ConfigError for a task that has an answer open, which it would wait for itself to end.
         priority, key, deadline_s, salt: as of `Turn`.
-
-        It has its turn until its end: who leaves it before closes it (`aclose`, or `contextlib.aclosing` around it).
         """
         turn = Turn(priority, key, deadline_s, salt)
-        return self._stream(text_request(prompt, turn=turn, **options))
+        return AsyncStream(self._stream(text_request(prompt, turn=turn, **options)))
 
     def stream_chat(
         self,
@@ -166,21 +165,21 @@ class AsyncModel(AsyncOwner[Model]):
         deadline_s: float | None = None,
         salt: str = "",
         **options: Unpack[ChatOptions],
-    ) -> AsyncGenerator[Piece, None]:
+    ) -> AsyncStream:
         """Answer a conversation; iterate over the pieces. Arguments and errors as for `Model.stream_chat`.
 
         priority, key, deadline_s, salt: as of `generate`.
         """
         turn = Turn(priority, key, deadline_s, salt)
-        return self._stream(chat_request(messages, turn=turn, **options))
+        return AsyncStream(self._stream(chat_request(messages, turn=turn, **options)))
 
     async def complete(self, prompt: str | Sequence[int], **options: Unpack[CompletionOptions]) -> Generation:
         """Continue `prompt`; return the finished answer. Arguments and errors as for `generate`."""
-        return await _finished(self.generate(prompt, **options))
+        return await self.generate(prompt, **options).result()
 
     async def chat(self, messages: Sequence[Message], **options: Unpack[TurnOptions]) -> Generation:
         """Answer a conversation; return the finished answer."""
-        return await _finished(self.stream_chat(messages, **options))
+        return await self.stream_chat(messages, **options).result()
 
     async def embed(
         self,
@@ -257,17 +256,6 @@ def _waiting_here(model: Model) -> Model:
     """Return a model for which this thread, the one of its tasks, waits where another one is at work on it."""
     model._workplace.wait_here()
     return model
-
-
-async def _finished(answer: AsyncGenerator[Piece, None]) -> Generation:
-    """Run an answer to its end; return it with its figures."""
-    generation = None
-    async with aclosing(answer) as pieces:
-        async for piece in pieces:
-            generation = piece.generation
-    if generation is None:
-        raise Cancelled("the answer was ended before it was finished")
-    return generation
 
 
 def _late(model: Model, request: Request) -> Piece:

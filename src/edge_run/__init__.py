@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape, TextVectors
     from edge_run.runtime.embedding.texts import TextTokens
     from edge_run.runtime.generation.async_model import AsyncModel
+    from edge_run.runtime.generation.async_stream import AsyncStream
     from edge_run.runtime.generation.batch import Batch
     from edge_run.runtime.generation.many import ManyStream
     from edge_run.runtime.generation.model import Model
@@ -122,6 +123,7 @@ _NAMES = {
     ),
     "edge_run.runtime.embedding.texts": ("TextTokens",),
     "edge_run.runtime.generation.async_model": ("AsyncModel",),
+    "edge_run.runtime.generation.async_stream": ("AsyncStream",),
     "edge_run.runtime.generation.batch": ("Batch",),
     "edge_run.runtime.generation.many": ("ManyStream",),
     "edge_run.runtime.generation.model": ("Model",),
@@ -149,6 +151,7 @@ __all__ = [
     "AnswerOptions",
     "AsyncModel",
     "AsyncSplitModel",
+    "AsyncStream",
     "Batch",
     "BudgetError",
     "Cancelled",

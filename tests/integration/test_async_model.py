@@ -67,6 +67,26 @@ async def test_leaving_the_loop_frees_the_model(kit: Path) -> None:
             assert [p async for p in model.generate(PROMPT, max_tokens=2)]
 
 
+async def test_an_answer_that_is_left_before_its_end_holds_up_nobody(kit: Path) -> None:
+    async with AsyncModel(kit, context_tokens=256, threads=1) as model:
+        whole = await model.complete(PROMPT, max_tokens=12, temperature=0)
+        async with model.generate(PROMPT, max_tokens=12, temperature=0) as left:
+            async for _ in left:
+                break
+            assert repr(left) == f"<AsyncStream: {len(left.token_ids)} tokens, not finished>"
+        with anyio.fail_after(60):
+            stream = model.generate(PROMPT, max_tokens=12, temperature=0)
+            assert (await stream.result()).text == whole.text
+        assert (stream.text, stream.token_ids) == (whole.text, tuple(whole.token_ids))
+        assert stream.generation
+        assert repr(stream) == "<AsyncStream: 12 tokens, length>"
+        assert left.generation is None
+        assert left.text
+        assert whole.text.startswith(left.text)
+        with pytest.raises(Cancelled):
+            await left.result()
+
+
 async def test_leaving_the_model_while_a_generator_is_half_way(kit: Path) -> None:
     """It holds the turn, and nobody will ever ask it for another piece: waiting for it would hang for ever."""
     with anyio.fail_after(60):

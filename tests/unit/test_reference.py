@@ -25,6 +25,7 @@ from edge_run.cli.shared.settings_command import CommandGroup
 from edge_run.devices.host import findings
 from edge_run.runtime.embedding import results as embedding
 from edge_run.runtime.generation.async_model import AsyncModel
+from edge_run.runtime.generation.async_stream import AsyncStream
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.stream import Stream
 from edge_run.runtime.split.async_model import AsyncSplitModel
@@ -198,7 +199,7 @@ def test_result_keys(kind: type) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [Model, AsyncModel, SplitModel, AsyncSplitModel, Stream], ids=lambda kind: kind.__name__
+    "kind", [Model, AsyncModel, SplitModel, AsyncSplitModel, Stream, AsyncStream], ids=lambda kind: kind.__name__
 )
 def test_members(kind: type) -> None:
     public = {name for name in dir(kind) if not name.startswith("_")}
@@ -220,7 +221,8 @@ def test_arguments(name: str) -> None:
 
 def test_public_names() -> None:
     assert set(edge_run.__all__) <= set(_CODE.findall(SECTIONS["Python"]))
-    for kind in (edge_run.Stream, edge_run.ManyStream, edge_run.Batch, edge_run.Interrupt, edge_run.open_mesh):
+    streams = edge_run.Stream, edge_run.AsyncStream, edge_run.ManyStream
+    for kind in (*streams, edge_run.Batch, edge_run.Interrupt, edge_run.open_mesh):
         assert kind.__name__ in edge_run.__all__
 
 
