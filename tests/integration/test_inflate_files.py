@@ -103,11 +103,19 @@ def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
     assert target.is_file()
 
 
-@pytest.mark.parametrize("target", ["missing/big.gguf", ".", "small.gguf", "pipe"])
-def test_impossible_targets_are_refused(tmp_path: Path, target: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("missing/big.gguf", "its folder is not there"),
+        (".", "is there, and is no file"),
+        ("small.gguf", "is the model to grow itself"),
+        ("pipe", "is there, and is no file"),
+    ],
+)
+def test_impossible_targets_are_refused(tmp_path: Path, target: str, why: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     small = Path(shutil.copy(KIT, tmp_path / "small.gguf"))
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=why):
         inflate(small, tmp_path / target, 20_000_000)
     assert small.read_bytes() == KIT.read_bytes()
     assert (tmp_path / "pipe").is_fifo()

@@ -110,6 +110,7 @@ def test_where_no_files_are_left_a_connection_is_opened_later(n_left: int) -> No
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         message = b.receive(timeout_s=WAIT_S)
         assert message is not None
+        assert message.header == {"late": 1}
         assert_works(a, b)
 
 

@@ -167,6 +167,7 @@ def test_an_announcement_of_a_link_that_can_be_none_is_refused(table: Table, lin
     a.link.send(b.node, {"still": "here"}, timeout_s=LIMIT_S)
     message = b.link.receive(timeout_s=LIMIT_S)
     assert message is not None
+    assert message.header == {"still": "here"}
 
 
 def test_who_has_no_data_link_any_more_leaves_visibly(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

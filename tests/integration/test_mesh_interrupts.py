@@ -191,11 +191,12 @@ def test_answers_in_shared_passes_go_on_after_ctrl_c(groups: bool, folder: Path)
 def test_a_cut_that_one_device_has_missed(error: BaseException, folder: Path) -> None:
     """It would compute something else: all is computed again, without it where it is lost."""
     path = make_model("llama", folder)
-    wanted = alone(path)
+    wanted, missed = alone(path), list[str]()
 
     def miss(source: str, target: str, header: Document) -> None:
         if target == "c" and header.get("what") == "rewind":
             run.hub.on_send = lambda *a: None
+            missed.append(target)
             raise error
 
     with running(path) as run:
@@ -204,6 +205,7 @@ def test_a_cut_that_one_device_has_missed(error: BaseException, folder: Path) ->
         run.hub.on_send = miss
         with contextlib.suppress(KeyboardInterrupt):
             session.feed(PROMPT[:9])
+        assert missed == ["c"]
         assert say(session, wanted) == wanted
         use = run.engine.mesh_use
         assert use is not None

@@ -137,28 +137,28 @@ def test_limits(model: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "options"),
+    ("prompt", "options", "why"),
     [
-        ([], {}),
-        ([-1], {}),
-        ([10**6], {}),
-        (b"Once", {}),
-        (None, {}),
-        ({5, 6}, {}),
-        ([5, "x"], {}),
-        ([5, True], {}),
-        ([{"role": "user", "content": "Hi"}], {}),
-        ("x", {"max_tokens": -2}),
-        ("x", {"max_tokens": "5"}),
-        ("x", {"marks": 5}),
-        ("x", {"drops_oldest": True}),
-        ("x", {"deadline_s": 0}),
-        ("x", {"temperature": -1}),
-        ("x", {"unknown": 1}),
+        ([], {}, "prompt: is empty"),
+        ([-1], {}, "token -1 is outside the vocabulary"),
+        ([10**6], {}, "token 1000000 is outside the vocabulary"),
+        (b"Once", {}, "prompt b'Once': must be text"),
+        (None, {}, "prompt None: must be text"),
+        ({5, 6}, {}, "must be text, a list of tokens"),
+        ([5, "x"], {}, "'x' is no token"),
+        ([5, True], {}, "True is no token"),
+        ([{"role": "user", "content": "Hi"}], {}, "give it to chat"),
+        ("x", {"max_tokens": -2}, "max tokens -2: must be"),
+        ("x", {"max_tokens": "5"}, "max tokens '5': must be"),
+        ("x", {"marks": 5}, "marks 5: must be a list"),
+        ("x", {"drops_oldest": True}, "drops oldest: leaves out turns"),
+        ("x", {"deadline_s": 0}, "deadline 0: must be more than 0"),
+        ("x", {"temperature": -1}, "temperature -1: must be"),
+        ("x", {"unknown": 1}, "option 'unknown': unknown"),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(model: Model, prompt: object, options: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
+def test_what_cannot_be_is_refused_at_once(model: Model, prompt: object, options: dict[str, object], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
         model.generate(prompt, **options)  # type: ignore[arg-type]
 
 
@@ -271,10 +271,10 @@ def test_two_models_at_once(kit: Path, grown: Path) -> None:
 
 
 def test_opening_and_closing_leaves_nothing(grown: Path) -> None:
-    def counts() -> tuple[int, int, int]:
+    def counts() -> tuple[set[threading.Thread], int, int]:
         gc.collect()
         maps = Path("/proc/self/maps").read_text().count("\n")
-        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir())), maps
+        return {*threading.enumerate()}, len(list(Path("/proc/self/fd").iterdir())), maps
 
     def once() -> None:
         with Model(grown, **streamed()) as model:
@@ -285,7 +285,7 @@ def test_opening_and_closing_leaves_nothing(grown: Path) -> None:
     for _ in range(8):
         once()
     now = counts()  # what tests before this one left may have ended meanwhile
-    assert now[0] <= threads
+    assert now[0] <= threads, "no new one is left, however many others have ended"
     assert now[1] <= descriptors
     assert now[2] <= maps + 8
 
@@ -375,12 +375,12 @@ def test_an_answer_that_is_late_when_its_prompt_was_read_ended_by_its_deadline(
 
 
 def test_a_model_that_is_dropped_is_closed(kit: Path) -> None:
-    before = threading.active_count()
+    before = {*threading.enumerate()}
     model = Model(kit, context_tokens=128, threads=1)
-    assert threading.active_count() > before
+    assert {*threading.enumerate()} - before, "it has threads"
     del model
     gc.collect()
-    assert threading.active_count() <= before
+    assert {*threading.enumerate()} <= before
 
 
 def test_an_answer_tells_how_likely_its_tokens_were(kit: Path) -> None:

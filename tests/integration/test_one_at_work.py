@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from at_once import GREEDY, OPTIONS, PROMPT
@@ -22,6 +23,7 @@ from edge_run import (
     Cancelled,
     ConfigError,
     EdgeRunError,
+    Embeddings,
     Generation,
     ManyStream,
     Model,
@@ -187,6 +189,8 @@ def test_threads_that_take_no_turns_have_right_texts_or_errors_of_ours(kit: Path
         for thread in threads:
             thread.join(120)
     assert not strange
+    assert not any(thread.is_alive() for thread in threads)
+    assert texts, "some were not refused"
     assert all(text == wanted[prompt] for prompt, text in texts)
 
 
@@ -242,12 +246,14 @@ def test_closing_while_other_threads_embed_or_advance(kit: Path, tmp_path: Path)
 def test_two_threads_embed(tmp_path: Path) -> None:
     """It ended the process."""
     with Model(make_model("bert", tmp_path), embeddings=True, context_tokens=64) as model:
-        strange = list[BaseException]()
+        texts = [[5, 6, 7], [8, 9]] * 4
+        wanted = model.embed(texts)
+        strange, found = list[BaseException](), list[Embeddings]()
 
         def work() -> None:
             for _ in range(30):
                 try:
-                    model.embed([[5, 6, 7], [8, 9]] * 4)
+                    found.append(model.embed(texts))
                 except ConfigError:
                     pass
                 except BaseException as error:
@@ -258,7 +264,10 @@ def test_two_threads_embed(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
         assert not strange
+        assert found, "some were not refused"
+        assert all(np.array_equal(one.vectors, wanted.vectors) for one in found)
 
 
 def test_a_model_that_is_asked_from_within_refuses_and_goes_on(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import pytest
 import edge_run
 from edge_run.base.errors import (
     ConfigError,
-    EdgeRunError,
     ModelFileError,
     NotSupported,
     PackedFileError,
@@ -114,7 +113,7 @@ def test_a_file_that_says_it_has_experts_and_has_none(tmp_path: Path, n_experts:
     count = text(b"llama.expert_count") + struct.pack("<II", UINT32, n_experts)
     experts = tensor(b"blk.0.ffn_up_exps.weight", shape)
     (tmp_path / "none.gguf").write_bytes(container(count, 1, experts, 1))
-    with pytest.raises(EdgeRunError):
+    with pytest.raises(ModelFileError, match=r"llama\.cpp cannot load it"):
         pack(tmp_path / "none.gguf")
 
 

@@ -21,8 +21,9 @@ from tiny_models import ARCHITECTURES, make_model
 @in_child
 def test_of_rows_that_a_model_chooses_among_those_come_that_it_chose(name: str, folder: Path) -> None:
     recipe = ARCHITECTURES[name]
-    ARCHITECTURES["few"] = replace(recipe, metadata={**recipe.metadata, "attention.indexer.top_k": 8})
-    path, said, read = make_model("few", folder), list[Talk](), list[int]()
+    few = f"{name}-few"  # each its own: a model that was made before is found by its name
+    ARCHITECTURES[few] = replace(recipe, metadata={**recipe.metadata, "attention.indexer.top_k": 8})
+    path, said, read = make_model(few, folder), list[Talk](), list[int]()
 
     def say(talk: Talk) -> None:
         talk.prompt(14 * WIDTH)

@@ -24,6 +24,7 @@ from edge_run.runtime.generation.sampling import Sampler
 from edge_run.runtime.grammars import room as room_module
 from edge_run.runtime.grammars.grammar import LocalGrammar
 from edge_run.runtime.grammars.room import GrammarRoom, RoomedGrammar
+from edge_run.runtime.llama.prompt_text import CLEARLY, PIECE_CHARACTERS, USUAL_CHARACTERS, tokenize_prompt
 from kit_models import KIT
 from tight_limits import growing_less_than, quick
 
@@ -231,13 +232,12 @@ def test_a_prompt_that_is_far_too_long_is_not_tokenized(model: Model) -> None:
         assert time.process_time() - began_s < 5
 
 
-def test_a_long_prompt_that_fits_is_tokenized_as_a_whole(model: Model) -> None:
-    context = model._opened.front.capabilities.context_tokens
-    text = " " * 200_000
-    assert len(text) > 8 * context
-    tokens = model.tokenize(text, parse_special=True)
-    if len(tokens) < context:
-        assert model.generate(text, max_tokens=1).result().prompt_tokens == len(tokens)
-    else:
-        with pytest.raises(ContextFull):
-            model.generate(text, max_tokens=1).result()
+def test_a_long_prompt_that_is_not_clearly_too_long_is_tokenized_as_a_whole(model: Model) -> None:
+    """It has more letters than usual tokens have, and not clearly too many tokens, as they are long."""
+    text, room_tokens = " extraordinary" * 4700, 2500
+    assert len(text) > max(PIECE_CHARACTERS, CLEARLY * USUAL_CHARACTERS * room_tokens)
+    tokens = tokenize_prompt(model._opened.model, text, room_tokens)
+    assert tokens == list(model.tokenize(text, parse_special=True))
+    assert room_tokens < len(tokens) <= CLEARLY * room_tokens
+    with pytest.raises(ContextFull, match=r"its first 64 KiB are [\d,]+ tokens already"):
+        model.generate(" " * 200_000, max_tokens=1)

@@ -59,7 +59,21 @@ def test_outliers_do_not_spoil_their_neighbours() -> None:
     assert len(encode_activations(activations)) < 0.27 * activations.nbytes
 
 
-@given(st.binary(max_size=300))
+def head_of_noise(rows: int, columns: int, outliers: int, noise: bytes) -> bytes:
+    return struct.pack("<4sIII", b"ERS1", rows, columns, outliers) + noise
+
+
+def packed_noise(exponents: bytes, planes: bytes) -> bytes:
+    """Return noise behind a head that is right: so many exponents, packed, and three bytes more of each number."""
+    n_numbers = len(planes) // 3
+    return struct.pack("<II", n_numbers, len(exponents)) + exponents + planes[: 3 * n_numbers]
+
+
+FEW = st.integers(0, 9)
+NOISE = st.binary(max_size=300)
+
+
+@given(NOISE | st.builds(head_of_noise, FEW, FEW, FEW, NOISE))
 def test_noise_is_refused(noise: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode_activations(noise)
@@ -111,7 +125,7 @@ def test_packed_states_are_a_seventh_shorter() -> None:
     assert bytes(unpack_floats(memoryview(code))) == activations.tobytes()
 
 
-@given(st.binary(max_size=300))
+@given(NOISE | st.builds(packed_noise, NOISE, NOISE))
 def test_noise_that_says_to_be_packed_is_refused(noise: bytes) -> None:
     with pytest.raises(ProtocolError):
         unpack_floats(noise)

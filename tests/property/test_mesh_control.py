@@ -186,7 +186,7 @@ def test_a_thousand_attacks_and_bounded_memory() -> None:
     genuine = [writer.seal(topic, 1, {"number": number})[0] for number in range(50)]
     for payload in genuine[::2]:
         gate.open(topic, payload)
-    accepted = 0
+    accepted = list[bytes]()
     stranger = Writer(make_identity(clock), new_cluster("mqtt://host"), clock)
     for number in range(1000):
         payload = bytearray(chance.choice(genuine))
@@ -203,10 +203,10 @@ def test_a_thousand_attacks_and_bounded_memory() -> None:
             payload = bytearray(stranger.seal(topic, 1, {})[0])
         try:
             gate.open(topic, bytes(payload))
-            accepted += bytes(payload) != genuine[49]
+            accepted.append(bytes(payload))
         except REFUSED:
             pass
-    assert accepted == 0
+    assert accepted in ([], [genuine[49]]), "the last one said, which is new, and once"
     assert len(gate._senders) == 1
 
 
@@ -227,14 +227,28 @@ def test_no_more_members_than_are_meant_to_be() -> None:
     assert len(gate._senders) == 1
 
 
-@pytest.mark.parametrize("kind", ["status", "caps", "load", "cmd", "rsp", "lease", "plan"])
+@pytest.mark.parametrize("kind", ["status", "caps", "load", "cmd", "rsp", "lease", "plan", "members", "join"])
 def test_topics_are_read_as_they_are_written(kind: str) -> None:
-    owner = None if kind in ("lease", "plan") else "a" * 16
+    owner = None if kind in ("lease", "plan", "members") else "a" * 16
     topic = Topic("a" * 8, kind, owner, 12 if kind == "plan" else 0)
     assert parse_topic(str(topic)) == topic
 
 
-@given(st.text(max_size=60))
+def nearly(kind: str, at: int, letter: str) -> str:
+    """Return a topic with a letter too many, or without its end."""
+    text = str(Topic("a" * 8, kind, "b" * 16))
+    return text[: at % len(text)] + (letter and letter + text[at % len(text) :])
+
+
+NEARLY = st.builds(
+    nearly,
+    st.sampled_from(["status", "caps", "load", "cmd", "rsp", "lease", "members", "join"]),
+    st.integers(0, 200),
+    st.characters() | st.sampled_from(["", "/", "a", "\n"]),
+)
+
+
+@given(st.text(max_size=60) | NEARLY)
 def test_other_topics_are_refused(text: str) -> None:
     with pytest.raises(ProtocolError):
         parse_topic(text)

@@ -214,6 +214,7 @@ def test_a_wider_access_keeps_who_was_in_and_has_what_is_new(new: BrokerAccess, 
     users = new.widened(before).users
     assert users.keys() == new.users.keys() | before.users.keys()
     assert all(users[name] == user for name, user in new.users.items())
+    assert all(users[name] == before.users[name] for name in before.users.keys() - new.users.keys())
 
 
 def test_an_access_is_read_as_it_was_written() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -94,21 +95,27 @@ def test_what_fails_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     source.close()
 
 
-def test_it_can_be_stopped_and_goes_on(tmp_path: Path) -> None:
+def test_it_can_be_stopped_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_random(tmp_path / "model", 9_000_000)
     source, readers, device = SourceFile(tmp_path / "model"), Readers(1), Device()
-    stops = iter([True, False])
+    stopped, real = threading.Event(), source.read_into
+
+    def read_once_stopped(address: int, length: int, offset: int) -> int:
+        assert stopped.wait(20)
+        return real(address, length, offset)
 
     def check() -> None:
-        if next(stops, False):
+        if not stopped.is_set():
+            stopped.set()
             raise KeyboardInterrupt
 
+    monkeypatch.setattr(source, "read_into", read_once_stopped)
     upload = Upload([Extent(0, 0, 0, len(data))], [source], readers, device.put, check=check)
     readers.set_active(1)
-    try:
+    with pytest.raises(KeyboardInterrupt):
         upload.finish()
-    except KeyboardInterrupt:
-        upload.finish()
+    assert not upload.is_done
+    upload.finish()
     assert device.held[0] == data
     readers.close()
     upload.close()

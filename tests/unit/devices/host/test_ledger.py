@@ -206,9 +206,10 @@ def test_only_processes_in_a_group_count_there(
     resident[OTHER] = 0
     inside, outside = Path("/group/inside"), Path("/group/outside")
     monkeypatch.setattr(ledger_module, "memory_groups", lambda pid: [MemoryGroup(inside, "", "")])
-    other_run(tmp_path, GIB)
+    other = other_run(tmp_path, GIB)
     ledger = Ledger(tmp_path)
     assert [ledger.promised_bytes(group) for group in (None, inside, outside)] == [GIB, GIB, 0]
+    other.remove()
 
 
 def test_release_is_idempotent_and_leaves_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edge_run.base.errors import EdgeRunError, NotTrusted, ProtocolError
+from edge_run.base.errors import NotTrusted, ProtocolError
 from edge_run.devices.members.join_request import REQUEST_AGE_S, JoinRequest, ask, read_request
 from edge_run.devices.members.keys import DeviceKey, seal
 from edge_run.devices.members.list_changes import ListEditor, found, secret_of, take_over
@@ -175,7 +175,11 @@ def test_a_lead_who_was_removed_signs_nothing_any_more() -> None:
         theirs = ListEditor(lead, theirs.invite(invitation(key()), NOW_S), SECRET)
     assert theirs.listed.order < cluster.listed.order
     forged = signed(lead, cluster.listed.charter, cluster.listed.charter_signature, theirs.listed.roll)
-    with pytest.raises(EdgeRunError):
+    with pytest.raises(ProtocolError, match="members that lead, and the charter does not say so"):
+        cluster.read(forged.payload)
+    latest = dataclasses.replace(cluster.listed.roll, number=cluster.listed.roll.number + 1)
+    forged = signed(lead, cluster.listed.charter, cluster.listed.charter_signature, latest)
+    with pytest.raises(NotTrusted, match="is signed by a device that may not sign it"):
         cluster.read(forged.payload)
 
 

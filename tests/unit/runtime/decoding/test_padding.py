@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from edge_run.base.protocols import BatchToken
 from edge_run.runtime.decoding.padding import padded, padded_passes, padded_width
 
@@ -34,6 +36,15 @@ def test_all_have_as_many_as_the_longest_those_between_too() -> None:
 
 def test_passes_have_with_padding_no_more_tokens_than_fit() -> None:
     batch = [*chain(0, 5, 1), *chain(1, 5, 1), *chain(4, 5, 2), *chain(5, 5, 1)]
-    assert [sorted({token.sequence for token in one}) for one in padded_passes(batch, 100)] == [[0, 1, 4, 5]]
-    assert [sorted({token.sequence for token in one}) for one in padded_passes(batch, 8)] == [[0, 1], [4, 5]]
-    assert [sorted({token.sequence for token in one}) for one in padded_passes(batch, 2)] == [[0], [1], [4], [5]]
+    for most, wanted in ((100, [[0, 1, 4, 5]]), (8, [[0, 1], [4, 5]]), (2, [[0], [1], [4], [5]])):
+        found = [*padded_passes(batch, most)]
+        assert [sorted({token.sequence for token in one}) for one in found] == wanted
+        assert [token for one in found for token in one] == batch, "none is lost, and none comes twice"
+        for one in found:
+            assert len(padded(one, [9] * 6)[0]) <= most
+
+
+def test_sequences_that_are_not_in_their_order_are_a_mistake() -> None:
+    """Padding tokens of those between would be counted from the wrong end."""
+    with pytest.raises(AssertionError, match="in their order"):
+        list(padded_passes([*chain(2, 5, 1), *chain(1, 5, 1)], 100))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +10,7 @@ import pytest
 
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.partition.mesh_plan import MeshPlan
+from edge_run.runtime.mesh import in_flight
 from edge_run.runtime.mesh.activation_coding import ActivationCoder
 from edge_run.runtime.mesh.device_group import LEAST_DEADLINE_S, MOST_READING_S, PATIENCE, Attempt, DeviceGroup
 from edge_run.runtime.mesh.in_flight import BatchesInFlight
@@ -24,30 +24,32 @@ PASS_S = 0.05
 
 
 class InTurns:
-    """Devices that compute a batch when it is begun."""
+    """Devices that compute a batch when it is begun, by a clock of their own."""
 
     is_split, hops, most_in_flight = False, 2, 1
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
+        self.now_s = 100.0
 
     def perform(self, command: Decode, token_s: float, *, is_again: bool = False) -> Logits:
-        time.sleep(PASS_S)
+        self.now_s += PASS_S
         self.spent = {"a": PASS_S}
         return np.zeros((1, 4), np.float32)
 
 
-def test_a_batch_that_waits_to_be_finished_takes_no_longer_for_that() -> None:
+def test_a_batch_that_waits_to_be_finished_takes_no_longer_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a loss, where devices take turns, and as many batches are begun as devices had in flight before."""
-    rates = MeshRates()
-    batches = BatchesInFlight(MeshLog(), rates, cast("Any", InTurns()))
+    rates, devices = MeshRates(), InTurns()
+    monkeypatch.setattr(in_flight, "time", SimpleNamespace(monotonic=lambda: devices.now_s))
+    batches = BatchesInFlight(MeshLog(), rates, cast("Any", devices))
     batches.most = 3
     for position in range(3):
         batches.begin(Decode((BatchToken(1, position, 0, True),)))
     for _ in range(3):
         batches.finish()
-    assert rates.token_s == pytest.approx(PASS_S, rel=0.5)
-    assert rates.hop_s < PASS_S / 4
+    assert rates.token_s == pytest.approx(PASS_S)
+    assert rates.hop_s == pytest.approx(0.0)
 
 
 def test_a_drive_that_is_said_to_be_slow_without_end_is_not_waited_for_without_end() -> None:

@@ -13,14 +13,15 @@ from edge_run.runtime.processes.workplace import Workplace
 
 
 def test_one_thread_at_a_time_frees() -> None:
-    n_freeing, most = 0, 0
+    n_freeing = most = n_freed = 0
 
     def free() -> None:
-        nonlocal n_freeing, most
+        nonlocal n_freeing, most, n_freed
         n_freeing += 1
         most = max(most, n_freeing)
         time.sleep(0.05)
         n_freeing -= 1
+        n_freed += 1
 
     place = Workplace("it", Interrupt(), free)
     threads = [threading.Thread(target=place.close, kwargs={"first": free}) for _ in range(3)]
@@ -28,7 +29,8 @@ def test_one_thread_at_a_time_frees() -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert most == 1
+    assert not any(thread.is_alive() for thread in threads)
+    assert (most, n_freed) == (1, 2 * len(threads)), "what comes first, and the model, by each of them"
 
 
 def test_who_was_at_work_last_is_not_taken_for_who_is() -> None:

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from catalogues import FOUND, Files, catalogue_of
-from edge_run.base.errors import BudgetError, Cancelled, ModelFileError, TierReadError
+from edge_run.base.errors import BudgetError, Cancelled, KernelError, ModelFileError, TierReadError
 from edge_run.base.interrupt import Interrupt
 from edge_run.runtime.server.catalogue import catalogue
 from edge_run.runtime.server.catalogue.catalogue import Catalogue, spare_collections
@@ -212,9 +212,9 @@ async def test_any_error_while_opening_is_that_models_own() -> None:
         raise ValueError if path.stem == "a" else BudgetError("the budget is too small")
 
     async with catalogue_of(opens_with(opens)) as catalogue:
-        with pytest.raises(Exception, match="ValueError"):
+        with pytest.raises(KernelError, match=r"^a: ValueError\(\)$"):
             await use(catalogue, "a")
-        with pytest.raises(BudgetError):
+        with pytest.raises(BudgetError, match="the budget is too small"):
             await use(catalogue, "b")
 
 

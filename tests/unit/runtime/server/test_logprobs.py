@@ -39,8 +39,8 @@ def test_the_chosen_token_is_told_of_beside_the_likeliest() -> None:
 
 
 def test_a_long_answer_takes_no_time() -> None:
-    began_s = time.monotonic()
+    began_s = time.process_time()
     found = text_logprobs([((1, -1.0),)] * LONGEST, spell, Letters())
-    assert time.monotonic() - began_s < WITHIN_S
+    assert time.process_time() - began_s < WITHIN_S
     assert found
     assert found["text_offset"][-1] == LONGEST - 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.config import CHUNK_BYTES
-from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.errors import EdgeRunError, ModelFileError, TierReadError
 from edge_run.base.units import MIB
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import AddressSpace
@@ -106,11 +106,17 @@ def test_all_is_there_at_once_and_a_moment_later_in_memory_of_its_own(
         start.check()
 
 
-def test_who_reads_meanwhile_finds_the_same_bytes(path: Path, source: SourceFile, space: AddressSpace) -> None:
+def test_who_reads_meanwhile_finds_the_same_bytes(
+    path: Path, source: SourceFile, space: AddressSpace, held: threading.Event
+) -> None:
     data = path.read_bytes()[: 20 * CHUNK_BYTES]
     with started(space, source) as start:
+        assert start._thread.is_alive()
         while start._thread.is_alive():
             assert bytes_in(space, start.mapped) == data
+            held.set()  # after a look at what is not copied yet
+        assert bytes_in(space, start.mapped) == data
+        assert start.copied_bytes == len(data)
 
 
 def test_what_is_not_in_the_page_cache_is_left_to_others(
@@ -202,7 +208,7 @@ def test_a_failing_copy_is_told_and_what_was_mapped_stays(
     monkeypatch.setattr(_libc, "move_pages", refuse)
     with started(space, source) as start:
         start._thread.join()
-        with pytest.raises(Exception, match="no memory"):
+        with pytest.raises(EdgeRunError, match="no memory"):
             start.check()
         assert bytes_in(space, start.mapped) == data
     monkeypatch.setattr(source, "read_into", lambda *_: (_ for _ in ()).throw(TierReadError("bad sector")))
