@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_run import Model
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, ConfigError, NotSupported
 from edge_run.base.units import MIB
@@ -16,6 +17,7 @@ from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.speculation_setup import open_session
 from exactness import CHUNK_BYTES, open_at
 from in_child import in_child
+from kit_models import PROMPT
 from tiny_models import N_VOCAB, make_model
 
 OPTIONS: dict[str, Any] = {"micro_batch_tokens": 64, "threads": 1, "check_file": False, "context_shift": True}
@@ -94,6 +96,14 @@ def test_models_that_cannot_shift_are_refused(name: str, folder: Path) -> None:
     with pytest.raises(NotSupported, match="cannot shift"):
         open_session(engine)
     engine.close()
+
+
+def test_an_answer_goes_on_beyond_a_context_that_shifts(kit: Path) -> None:
+    with Model(kit, context_tokens=256, threads=1, context_shift=True, context_keep_tokens=5) as model:
+        found = model.generate(PROMPT, max_tokens=300, temperature=0)
+        generation = found.result()
+    assert (generation.finish_reason, generation.completion_tokens) == ("length", 300)
+    assert generation.shifted_tokens == (256 - 1 - 6) // 2, "BOS stays as well"
 
 
 @pytest.mark.parametrize(

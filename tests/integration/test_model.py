@@ -225,14 +225,6 @@ def test_a_chat_that_is_too_long_loses_its_oldest_turns_only_when_asked(kit: Pat
     assert whole.token_ids == short.token_ids
 
 
-def test_an_answer_goes_on_beyond_a_context_that_shifts(kit: Path) -> None:
-    with Model(kit, context_tokens=256, threads=1, context_shift=True, context_keep_tokens=5) as model:
-        found = model.generate(PROMPT, max_tokens=300, temperature=0)
-        generation = found.result()
-    assert (generation.finish_reason, generation.completion_tokens) == ("length", 300)
-    assert generation.shifted_tokens == (256 - 1 - 6) // 2, "BOS stays as well"
-
-
 def test_chat_with_a_template(kit: Path) -> None:
     with Model(kit, chat_template=CHATML, context_tokens=256, threads=1) as model:
         messages = [{"role": "user", "content": "Hello"}]
