@@ -22,7 +22,7 @@ ROOT = "edge/v1"
 _FORM = re.compile(
     rf"{ROOT}/(?P<cluster>[a-z2-7]{{8}})/"
     r"(?:node/(?P<owner>[a-z2-7]{16})/(?P<of>status|caps|load|cmd|rsp)|(?P<lease>coord/lease)|"
-    r"plan/(?P<plan>\d{1,16})|(?P<members>members)|join/(?P<join>[a-z2-7]{16}))"
+    r"plan/(?P<plan>0|[1-9][0-9]{0,15})|(?P<members>members)|join/(?P<join>[a-z2-7]{16}))"
 )
 
 

@@ -254,6 +254,14 @@ def test_other_topics_are_refused(text: str) -> None:
         parse_topic(text)
 
 
+@pytest.mark.parametrize(
+    "epoch", ["\N{ARABIC-INDIC DIGIT ONE}", "\N{FULLWIDTH DIGIT SEVEN}", "007", "-1", "", "1" * 17]
+)
+def test_a_plan_has_one_topic(epoch: str) -> None:
+    with pytest.raises(ProtocolError):
+        parse_topic(f"edge/v1/{'a' * 8}/plan/{epoch}")
+
+
 def test_subscriptions_are_of_this_cluster() -> None:
     member, watcher = (subscriptions("cluster1", "n", is_watching=is_watching) for is_watching in (False, True))
     assert all(topic.startswith("edge/v1/cluster1/") for topic in watcher)
