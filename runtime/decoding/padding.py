@@ -7,7 +7,6 @@ numbers follow each other. So those between them get padding tokens too. Exact p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 from edge_run.base.protocols import BatchToken
 
@@ -60,4 +59,7 @@ def padded_passes(
 
 
 def _by_sequence(tokens: Sequence[BatchToken]) -> dict[int, list[BatchToken]]:
-    return {sequence: list(mine) for sequence, mine in groupby(tokens, key=lambda token: token.sequence)}
+    found: dict[int, list[BatchToken]] = {}
+    for token in tokens:
+        found.setdefault(token.sequence, []).append(token)
+    return found
