@@ -1,7 +1,7 @@
 """One predicted and measured run in a process of its own: says beforehand what it will take. Prints JSON.
 
 Without --share the device is only probed, into the cache; with it, the prediction comes from there, before the model is
-opened.
+opened. What is not there, or not any more, is measured then, as `edge-run plan` does.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def main() -> None:
         print(json.dumps({"probe_s": time.monotonic() - started}))
         return
     planned = planner(arguments.model, config)
-    profile = recall(planned.gguf, config)
-    assert profile is not None, "not probed"
+    known = recall(planned.gguf, config)  # figures that others disturbed are kept for minutes only
+    profile = known or probe([], arguments.model, config)
     budget = int(arguments.model.stat().st_size * arguments.share)
     plan = planned.timed(planned.plan(budget), profile, arguments.prompt)
     assert plan.forecast is not None
     row = {f"predicted_{key}": value for key, value in dataclasses.asdict(plan.forecast).items()}
-    row |= {"share": arguments.share, "budget_bytes": budget}
+    row |= {"share": arguments.share, "budget_bytes": budget, "is_probed_again": known is None}
     row |= measure(arguments, dataclasses.replace(config, memory=budget))
     row["drive"] = row["read_bytes_per_s"] / profile.disks[0].bytes_per_s
     print(json.dumps(row))

@@ -23,9 +23,9 @@ from edge_run.base.protocols import Clock
 from edge_run.base.results import Piece, Speculation
 from edge_run.runtime.decoding.session import Keeper
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.engine.pass_costs import pass_costs
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.meter import Interval, Meter
-from edge_run.runtime.generation.pass_costs import pass_costs
 from edge_run.runtime.generation.report import Course, report
 from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.generation.scheduled_passes import BegunPass, ComputedPart, ScheduledPasses, recount

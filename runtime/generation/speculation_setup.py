@@ -8,7 +8,7 @@ from edge_run.runtime.decoding.context_shift import ContextShift
 from edge_run.runtime.decoding.padding import LEAST_TOKENS
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.generation.pass_costs import pass_costs
+from edge_run.runtime.engine.pass_costs import pass_costs
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.speculation.drafting import Drafter
 from edge_run.runtime.speculation.lookup import Lookup
