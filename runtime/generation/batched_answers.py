@@ -330,14 +330,12 @@ class BatchedAnswers(Closing):
         widths = [len(one.tree.tree) if one.tree else len(one.part.tokens) for one in computed]
         n_sequences = span_of(one.part.sequence for one in computed)
         width = self._guesses.width_of(widths, n_sequences) if self._guesses else sum(widths)
-        self._widths.observe(width, lap.wall_s, lap.wait_s, lap.reads.busy_s, lap.reads.bytes_read)
+        if not (self._guesses and self._guesses.drafters.was_trial):  # such a pass says nothing of those to come
+            self._widths.observe(width, lap.wall_s, lap.wait_s, lap.reads.busy_s, lap.reads.bytes_read)
         if self._guesses:
-            numbers = [
-                number
-                for one in computed
-                if one.found and (number := one.part.request) in self._open and not self._is_prompt(one.part)
-            ]
-            self._guesses.passed(trees, numbers, lap.wall_s, has_prompts=not planned.is_of_answers)
+            chosen_after = [one.part for one in computed if one.found and one.part.request in self._open]
+            numbers = [part.request for part in chosen_after if not self._is_prompt(part)]
+            self._guesses.passed(trees, numbers, lap.wall_s, lap.wait_s, has_prompts=not planned.is_of_answers)
         for one, n_tokens in zip(computed, widths, strict=True):
             if (request := self._open.get(one.part.request)) is None:
                 continue  # it was dropped while the pass was in flight

@@ -3,7 +3,8 @@
 When the pass confirms that path, the guesses for the next one are there already; otherwise they are dropped (PEARL, Liu
 et al., 2025, its post-verify; here with trees, and only where it pays). A device has few cores, which the pass needs
 when it does not wait for weights. So whether this is done is measured, by alternating, and not even tried where
-guessing takes next to nothing. It changes nothing but the speed: what is verified is verified.
+guessing takes next to nothing, or where passes hardly wait: there they would take twice as long. It changes nothing but
+the speed: what is verified is verified.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from typing import Protocol
 from edge_run.base.errors import Cancelled, EdgeRunError
 from edge_run.base.interrupt import Interrupt, JoinedThread, join_all
 from edge_run.base.results import TuningDecision
+from edge_run.partition.width_costs import LEAST_PASS_S
 from edge_run.prefetch.controller import Controller, Tunable
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Pace, Path, WantedGuesses
 
 OFF, ON = "off", "on"
 WORTH_SHARE = 0.02  # of a pass: what guessing must take at least
+WAIT_SHARE = 0.5  # of a pass: how long it must wait for weights at least
 SMOOTHING = 0.25
 
 logger = logging.getLogger(__name__)
@@ -61,8 +64,9 @@ class Overlap:
         self._controller = Controller([Tunable("overlap", (OFF, ON))])
         self._asked = WantedGuesses(0, 0, Acceptance())
         self._ahead: tuple[list[int], Guesses] | None = None
-        self._guessing_s, self._pass_s = 0.0, 0.0  # running means, of guesses that were not made beside a pass
-        self._was_ahead = False
+        # Running means: of guesses that were not made beside a pass, of passes, and of those that had none beside them.
+        self._guessing_s, self._pass_s, self._wait_share = 0.0, 0.0, 0.0
+        self._was_ahead = self._was_beside = False
 
     @property
     def decisions(self) -> tuple[TuningDecision, ...]:
@@ -75,12 +79,17 @@ class Overlap:
         return self._is_worth_it and self._controller.settings["overlap"] == ON
 
     @property
+    def was_trial(self) -> bool:
+        """Whether the pass that is to be noted had guesses made beside it only to see whether that pays."""
+        return self._was_beside and self._controller.chosen["overlap"] != ON
+
+    @property
     def _is_worth_it(self) -> bool:
-        return self._guessing_s > WORTH_SHARE * self._pass_s > 0
+        return self._guessing_s > WORTH_SHARE * self._pass_s > 0 and self._wait_share > WAIT_SHARE
 
     def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
         """Return guesses of what follows `history`; see `Drafter.draft`."""
-        self._asked, self.once_s = wanted, 0.0
+        self._asked, self.once_s, self._was_beside = wanted, 0.0, False
         ahead, self._ahead = self._ahead, None
         found = following(*ahead, history) if ahead else {}
         self._was_ahead = bool(found)
@@ -92,27 +101,31 @@ class Overlap:
     @contextmanager
     def going_on(self, text: Sequence[int]) -> Iterator[None]:
         """Guess what follows `text` while the block runs, if that pays; nothing is left running after it."""
-        self._ahead = None
+        self._ahead, self._was_beside = None, False
         end = threading.Event()
         thread = JoinedThread(partial(self._go_on, list(text), end), "edge-run-overlap")
         if not self.is_on or not self._begins(thread, text, end):
             yield
             return
+        self._was_beside = True
         try:
             yield
         finally:
             end.set()
             join_all([thread])
 
-    def note(self, guessing_s: float, pass_s: float, width: int) -> None:
-        """Note what guesses for a pass and the pass took; width: its tokens."""
+    def note(self, guessing_s: float, pass_s: float, wait_s: float, width: int) -> None:
+        """Note what guesses for a pass and the pass took; wait_s: of that, waiting for weights; width: its tokens."""
         if not self._was_ahead:
             self._guessing_s += SMOOTHING * (guessing_s - self._guessing_s)
+        if not self._was_beside:
+            self._wait_share += SMOOTHING * (wait_s / max(pass_s, LEAST_PASS_S) - self._wait_share)
         self._pass_s += SMOOTHING * (pass_s - self._pass_s)
         if self._is_worth_it:
             self._controller.note(guessing_s + pass_s, width)
         else:
             self._controller.interrupt()
+        self._was_beside = False
 
     def _begins(self, thread: JoinedThread, text: Sequence[int], end: threading.Event) -> bool:
         """Have `thread` guess what follows `text` until `end`; return whether it does: the pass can do without."""

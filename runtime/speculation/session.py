@@ -262,10 +262,11 @@ class SpeculativeSession(Session):
         if again and self._plain_row is not None:
             self._tally.differed(float(np.abs(rows[0] - self._plain_row).max()))
             rows = rows[1:]
-        self._control.observe_pass(len(tree) + again, wall_s, *seen)
+        if not any(overlap.was_trial for overlap in self._overlaps):  # such a pass says nothing of those to come
+            self._control.observe_pass(len(tree) + again, wall_s, *seen)
         if len(tree) > 1:
             for overlap in self._overlaps:
-                overlap.note(self._guessed_s, wall_s, len(tree) + again)
+                overlap.note(self._guessed_s, wall_s, seen[0], len(tree) + again)
         self._tally.passed(len(tree), wall_s, self._control.plain_s() or 0.0)
         return rows
 

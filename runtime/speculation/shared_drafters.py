@@ -118,10 +118,15 @@ class SharedDrafters:
         with self._overlap.going_on([*text.tokens, *tree.tokens[1 : tree.main_length]]):
             yield
 
-    def note_alone(self, guessing_s: float, pass_s: float, width: int) -> None:
+    @property
+    def was_trial(self) -> bool:
+        """See `Overlap.was_trial`."""
+        return self._overlap is not None and self._overlap.was_trial
+
+    def note_alone(self, guessing_s: float, pass_s: float, wait_s: float, width: int) -> None:
         """Note what guesses for a pass of one text and the pass took; see `Overlap.note`."""
         if self._overlap:
-            self._overlap.note(guessing_s, pass_s, width)
+            self._overlap.note(guessing_s, pass_s, wait_s, width)
 
     def _drafted(self, texts: Mapping[int, OpenText], followed: Sequence[int], wanted: WantedGuesses) -> Guesses:
         """Return the draft model's guesses for the requests of `followed`."""

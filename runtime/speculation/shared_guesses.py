@@ -69,7 +69,7 @@ class SharedGuesses:
         least_tokens: int = 0,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._control, self._ended, self._drafters, self._clock = control, tally, drafters, clock
+        self._control, self._ended, self.drafters, self._clock = control, tally, drafters, clock
         self._most_guesses, self._branches, self._least_tokens = most_guesses, branches, least_tokens
         self._guessed: dict[int, _Guessed] = {}
         self._n_taken = most_guesses  # of the last guesses: about as many are worth making again
@@ -89,7 +89,7 @@ class SharedGuesses:
 
     def end(self, number: int) -> None:
         """A request has ended, for whatever reason."""
-        self._drafters.end(number)
+        self.drafters.end(number)
         if guessed := self._guessed.pop(number, None):
             self._ended.absorb(guessed.tally)
 
@@ -145,7 +145,7 @@ class SharedGuesses:
     def _drafted(self, texts: Mapping[int, OpenText], most: int) -> Guesses:
         """Return what the drafters guess; where one fails, nothing, and from then on in these answers."""
         try:
-            return self._drafters.guess(texts, most, self._control.pace, is_trial=not self._control.is_on)
+            return self.drafters.guess(texts, most, self._control.pace, is_trial=not self._control.is_on)
         except Cancelled:
             raise
         except EdgeRunError as error:
@@ -157,7 +157,7 @@ class SharedGuesses:
     def going_on(self) -> Iterator[None]:
         """Guess on while the block computes the pass that was planned, if it is of one text and that pays."""
         alone, self._alone = self._alone, None
-        with self._drafters.going_on(*alone) if alone else nullcontext():
+        with self.drafters.going_on(*alone) if alone else nullcontext():
             yield
 
     def width_of(self, n_tokens: Sequence[int], n_sequences: int = 0) -> int:
@@ -169,11 +169,17 @@ class SharedGuesses:
         return padded_width(n_tokens, n_sequences, self._least_tokens) if self._least_tokens else sum(n_tokens)
 
     def passed(
-        self, trees: Mapping[int, SharedTree], numbers: Sequence[int], wall_s: float, *, has_prompts: bool
+        self,
+        trees: Mapping[int, SharedTree],
+        numbers: Sequence[int],
+        wall_s: float,
+        wait_s: float,
+        *,
+        has_prompts: bool,
     ) -> None:
         """Note what a pass took that added a token to the texts of `numbers`, and verified `trees`.
 
-        has_prompts: prompts were read in it, so that it took longer.
+        wait_s: of that, waiting for weights. has_prompts: prompts were read in it, so that it took longer.
         """
         plain = self.width_of([1] * len(numbers)) if numbers else 0
         plain_s = wall_s if has_prompts else self._control.plain_s(plain) or wall_s
@@ -181,7 +187,7 @@ class SharedGuesses:
             width = len(trees[number].tree) if number in trees else 1
             self._guessed[number].tally.passed(width, wall_s, plain_s)
         if trees and len(numbers) == 1:
-            self._drafters.note_alone(self._guessed_s, wall_s, len(trees[numbers[0]].tree))
+            self.drafters.note_alone(self._guessed_s, wall_s, wait_s, len(trees[numbers[0]].tree))
 
     def follows(self, number: int, found: Verification, token: int) -> bool:
         """Note that `token` comes next in the text of a request, of which `found` was computed; return whether it was.
@@ -189,18 +195,18 @@ class SharedGuesses:
         `found` goes on to the logits after it then.
         """
         guessed = self._guessed[number]
-        if guessed.trial and not guessed.trial.follows(token, self._drafters.acceptance, guessed.tally):
+        if guessed.trial and not guessed.trial.follows(token, self.drafters.acceptance, guessed.tally):
             guessed.trial = None
         if len(found.tree) == 1:
             return False
         guessed.tally.looked_at(found.row)
-        is_guessed = found.follows(token, self._drafters.acceptance, guessed.tally)
+        is_guessed = found.follows(token, self.drafters.acceptance, guessed.tally)
         if is_guessed:
             guessed.tally.accepted()
         return is_guessed
 
     def _told(self, tally: SpeculationTally) -> Speculation:
-        return replace(tally.figures(), decisions=self._drafters.decisions)
+        return replace(tally.figures(), decisions=self.drafters.decisions)
 
     def _offers(self, texts: Mapping[int, OpenText], ranked: Sequence[Path]) -> list[tuple[int, Sequence[Path]]]:
         """Return what the next pass may be: how wide, and with which of `ranked`; the first is without guesses."""
@@ -225,7 +231,7 @@ class SharedGuesses:
         """Note what guesses took; where there was none to be made, that says nothing of others."""
         self._guessed_s = seconds
         if has_guesses:
-            self._control.observe_drafting(seconds, once_s=self._drafters.once_s)
+            self._control.observe_drafting(seconds, once_s=self.drafters.once_s)
         for number in texts:
             self._guessed[number].tally.drafted(seconds)
 

@@ -125,7 +125,7 @@ class Served:
         except TierReadError:
             computed = []
         if planned.is_of_answers and computed:
-            self.guesses.passed(trees, [part.request for part in planned.parts], 1.0, has_prompts=False)
+            self.guesses.passed(trees, [part.request for part in planned.parts], 1.0, 0.0, has_prompts=False)
         for one in computed:
             if one.found:
                 self.choose(one)

@@ -257,6 +257,29 @@ def test_weights_that_come_back_are_not_what_guessing_takes() -> None:
     assert max(control.draft_s) < 0.02
 
 
+def test_a_pass_that_tries_guesses_beside_it_says_nothing_of_those_to_come() -> None:
+    """It may take twice as long as they will."""
+    observed: list[int] = []
+
+    class Noting(AnyWidth):
+        def observe_pass(self, width: int, *took: float) -> None:
+            observed.append(width)
+
+    class Roomy(Guesser):
+        def prepare(self, history: Sequence[int], most_depth: int) -> bool:
+            return True
+
+    chance = random.Random(5)
+    tally = SpeculationTally("trial")
+    session = SpeculativeSession(Cells(False), [Always(Roomy(chance, []))], Noting(chance), tally)
+    session.feed([1])
+    for token in range(20):
+        session.step(token % VOCABULARY)
+    widths = tally.figures().widths
+    assert max(widths) > 1
+    assert observed == [1] * widths[1]
+
+
 def test_no_deeper_than_the_answer_may_go_on() -> None:
     asked: list[int] = []
 

@@ -61,7 +61,7 @@ def overlapping(drafter: Drafter, is_on: bool = True) -> Overlap:
     for _ in range(100):
         if overlap.is_on == is_on and overlap._guessing_s > 0:
             return overlap
-        overlap.note(0.1, 1.0, 4)
+        overlap.note(0.1, 1.0, 0.8, 4)
     raise AssertionError("it was never set so")
 
 
@@ -178,11 +178,42 @@ def test_it_is_not_tried_where_guessing_takes_next_to_nothing() -> None:
     drafter = Drafter()
     overlap = Overlap(drafter)
     for _ in range(400):
-        overlap.note(0.01, 1.0, 4)
+        overlap.note(0.01, 1.0, 0.8, 4)
         with overlap.going_on([7]):
             pass
     assert drafter.aside == []
     assert overlap.decisions == ()
+
+
+def test_it_is_not_tried_where_passes_hardly_wait_for_weights() -> None:
+    """Their cores have no time for guesses: such a pass takes twice as long."""
+    drafter = Drafter()
+    overlap = Overlap(drafter)
+    for _ in range(400):
+        overlap.note(0.3, 1.0, 0.3, 4)
+        with overlap.going_on([7]):
+            pass
+    assert drafter.aside == []
+    assert overlap.decisions == ()
+
+
+def test_a_pass_is_a_trial_until_guessing_beside_passes_was_found_to_pay() -> None:
+    drafter = Drafter()
+    overlap, n_trials = Overlap(drafter), 0
+    for _ in range(400):
+        overlap.draft([7], WANTED)
+        drafter.began.clear()
+        with overlap.going_on([7]):
+            pass
+        is_beside = drafter.began.wait(WAIT_S) if overlap.is_on else False
+        assert overlap.was_trial == (is_beside and not overlap.decisions)
+        n_trials += overlap.was_trial
+        overlap.note(0.3, 0.8 if is_beside else 1.0, 0.0 if is_beside else 0.7, 4)
+        assert not overlap.was_trial
+        if is_beside and overlap.decisions:
+            break
+    assert n_trials > 0
+    assert overlap.decisions[0].setting == ON
 
 
 @pytest.mark.parametrize(("beside_s", "found"), [(0.2, ON), (-0.2, OFF)])
@@ -190,7 +221,7 @@ def test_it_stays_where_it_was_measured_to_be_faster(beside_s: float, found: str
     overlap = Overlap(Drafter())
     for number in range(400):
         noise = 0.001 * (number * 7919 % 13)
-        overlap.note(0.3, 1.0 + noise - (beside_s if overlap.is_on else 0.0), 4)
+        overlap.note(0.3, 1.0 + noise - (beside_s if overlap.is_on else 0.0), 0.7, 4)
     first, *later = overlap.decisions
     assert (first.tunable, first.setting, first.tried) == ("overlap", found, ON)
     assert (first.gain > 0) == (found == ON)

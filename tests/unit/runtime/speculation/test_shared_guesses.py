@@ -148,7 +148,7 @@ def test_exact_passes_verify_the_guess_that_has_the_place_of_padding() -> None:
 
 def test_while_nothing_pays_the_draft_model_reads_no_long_texts() -> None:
     guesses = guessing({0: 0.01, 1: 0.01, 2: 0.01})
-    draft = cast("Any", guesses)._drafters._draft
+    draft = guesses.drafters._draft
     while len(draft.read) < 12 and [0, 2] not in draft.read:
         assert widths(guesses, 3) == [1, 1, 1]
     assert draft.read[0] == [0, 1, 2]
@@ -158,7 +158,7 @@ def test_while_nothing_pays_the_draft_model_reads_no_long_texts() -> None:
 
 def test_where_passes_have_no_room_for_guesses_few_texts_are_read_before_they_paid() -> None:
     guesses = guessing({0: 0.01, 1: 0.01, 2: 0.01}, compute_s=2.0)
-    draft = cast("Any", guesses)._drafters._draft
+    draft = guesses.drafters._draft
     for _ in range(20):
         assert widths(guesses, 3) == [1, 1, 1]
     assert draft.read
@@ -195,19 +195,19 @@ def test_that_a_text_is_looked_up_in_for_the_first_time_is_said() -> None:
 
 def test_what_is_not_verified_is_held_against_what_comes() -> None:
     guesses = guessing({0: 0.01, 1: 0.01})
-    before = cast("Any", guesses)._drafters.acceptance.chance(("fixed", 0, 1), 0.5)
+    before = guesses.drafters.acceptance.chance(("fixed", 0, 1), 0.5)
     assert widths(guesses, 2) == [1, 1]
     plain = Verification(plan_tree(0, {}, ()))
     assert not guesses.follows(0, plain, 0)  # as was guessed
     assert not guesses.follows(1, plain, 5)
-    after = [cast("Any", guesses)._drafters.acceptance.chance(("fixed", number, 1), 0.5) for number in (0, 1)]
+    after = [guesses.drafters.acceptance.chance(("fixed", number, 1), 0.5) for number in (0, 1)]
     assert after[0] > before > after[1]
 
 
 def test_figures_of_requests_add_up() -> None:
     guesses = guessing({0: 0.9, 1: 0.9})
     trees = guesses.plan(texts(2), 100)
-    guesses.passed(trees, [0, 1], 1.0, has_prompts=False)
+    guesses.passed(trees, [0, 1], 1.0, 0.0, has_prompts=False)
     one, other = guesses.figures_of(0), guesses.figures_of(1)
     guesses.end(0)
     assert guesses.figures().drafted == one.drafted + other.drafted > 4
