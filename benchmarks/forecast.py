@@ -19,6 +19,7 @@ import contextlib
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,29 +50,46 @@ def main() -> None:
     parser.add_argument("--age", type=float, default=0.0, metavar="MINUTES", help="of what the probe found")
     parser.add_argument("--name", default="forecast")
     given = parser.parse_args()
-    rows: list[dict[str, Any]] = []
     need(NOVELS)
     makers = {"dense": lambda: grown_model(given.size, 64), "mixture": lambda: grown_moe(given.size)}
     models = {path.stem: path for path in given.models or ()} or {
         kind: make() for kind, make in makers.items() if given.only in (None, kind)
     }
     places = [(kind, mbps) for kind in models for mbps in ((None,) if given.unthrottled else (500, None))]
+    rows: list[dict[str, Any]] = []
+    try:
+        for row in measured(models, places, given.age):
+            rows.append(row)
+            print({key: value for key, value in row.items() if "predicted" not in key}, flush=True)
+    finally:  # a budget may be too small for a model
+        if rows:
+            name = "-".join([given.name, *["unthrottled"] * given.unthrottled, *filter(None, [given.only])])
+            write_results(name, rows, finding(rows, given.age))
+
+
+def measured(
+    models: Mapping[str, Path], places: Sequence[tuple[str, int | None]], age_minutes: float
+) -> Iterator[dict[str, Any]]:
+    """Yield what was foretold and what was measured of each model, disk speed and budget."""
     with contextlib.ExitStack() as stack:
         caches = {place: stack.enter_context(tempfile.TemporaryDirectory()) for place in places}
-        if given.age:
+        if age_minutes:
             for kind, mbps in places:
                 boxed(models[kind], mbps, ["--cache", caches[kind, mbps]])
-            time.sleep(60 * given.age)
+            time.sleep(60 * age_minutes)
         for kind, mbps in places:
             model, cache = models[kind], ["--cache", caches[kind, mbps]]
             for share in [EARLIER_SHARE] * (kind == "mixture") + [*SHARES]:
-                probed = {} if given.age else boxed(model, mbps, cache)
+                probed = {} if age_minutes else boxed(model, mbps, cache)
                 row = boxed(model, mbps, [*cache, "--share", str(share), "--decode", DECODE.get(kind, DECODE["dense"])])
                 if share == EARLIER_SHARE:
                     continue
                 errors = {f"error_{name}": row[f"predicted_{name}"] / row[name] - 1 for name in FIGURES}
-                rows.append({"model": kind, "disk_mbps": mbps or "unthrottled", **errors, **probed, **row})
-                print({key: value for key, value in rows[-1].items() if "predicted" not in key}, flush=True)
+                yield {"model": kind, "disk_mbps": mbps or "unthrottled", **errors, **probed, **row}
+
+
+def finding(rows: Sequence[Mapping[str, Any]], age_minutes: float) -> str:
+    """Return how far off predictions were."""
     lines = []
     for name in FIGURES:
         off = [abs(row[f"error_{name}"]) for row in rows]
@@ -80,13 +98,9 @@ def main() -> None:
             f"* {name}: off by {statistics.median(off):.1%} in the median, {max(off):.1%} at most; "
             f"{within} of {len(off)} within 15 %."
         )
-    if given.age:
-        lines.append(f"\nThe device was probed {given.age:g} minutes before the first of these runs.")
-    write_results(
-        "-".join([given.name, *["unthrottled"] * given.unthrottled, *filter(None, [given.only])]),
-        rows,
-        "\n".join([__doc__ or "", *lines]),
-    )
+    if age_minutes:
+        lines.append(f"\nThe device was probed {age_minutes:g} minutes before the first of these runs.")
+    return "\n".join([__doc__ or "", *lines])
 
 
 if __name__ == "__main__":
