@@ -67,12 +67,16 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=KINDS)
     parser.add_argument("--number", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--cache", type=Path)
     arguments = parser.parse_args()
     options: dict[str, Any] = {"draft": arguments.draft} if arguments.draft else {"speculate": "off"}
+    options["cache_folder"] = arguments.cache
     with Model(arguments.model, memory=arguments.memory, backend=arguments.backend, **options) as model:
         rows = list(answers(model, arguments.kinds, arguments.number, arguments.tokens))
-        mode = model.plan.mode
-    print(json.dumps({"mode": mode, "peak_bytes": process_memory().peak_bytes, "rows": rows}))
+        plan, repacked = model.plan, model.numerics.repacked
+    print(
+        json.dumps({"mode": plan.mode, "repacked": repacked, "peak_bytes": process_memory().peak_bytes, "rows": rows})
+    )
 
 
 if __name__ == "__main__":

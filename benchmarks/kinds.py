@@ -7,15 +7,18 @@ defaults. Kinds: code, questions, chat, translation and summaries are prompts of
 template, cut to 2,000 characters, and prose goes on with 1,000 of a novel; in each round they are others. In each
 round every way runs once, in turn, cold. What mmap and plain decoding take for a token does not depend on the text:
 both answer the first kind only, with fewer tokens; mmap once with each read-ahead, and its fastest counts. `efficiency`
-is the share of the physical limit: the longer of computing and reading, over the time that passed.
+is the share of the physical limit: the longer of computing and reading, over the time that passed. With `--probe` the
+device was measured for both models first (`edge-run probe --model`), and weights are repacked where that was faster.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+import tempfile
 from typing import Any
 
-from _box import MODELS, NOVELS, ROOT, SPEC_BENCH, need, run_worker, skip, spread, write_results
+from _box import MODELS, NOVELS, ROOT, SPEC_BENCH, need, run_in_box, run_worker, skip, spread, write_results
 from _kinds_worker import KINDS
 
 from edge_run.base.units import format_size
@@ -33,6 +36,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--few", type=int, default=6, help="tokens of mmap and of plain decoding")
     parser.add_argument("--size", default="5G")
+    parser.add_argument("--probe", action="store_true", help="the device first, as `edge-run probe` does")
     arguments = parser.parse_args()
     need(NOVELS, SPEC_BENCH)
     MODELS.mkdir(parents=True, exist_ok=True)
@@ -43,11 +47,14 @@ def main() -> None:
     model = grown_by_layers(pure_q4_0(published), arguments.size)
     budget = model.stat().st_size // 2
     rows: list[dict[str, Any]] = []
+    cache = tempfile.TemporaryDirectory()
+    for file in (model, draft) if arguments.probe else ():
+        run_in_box([sys.executable, "-m", "edge_run", "probe", "--model", str(file), "--cache-dir", cache.name])
     for number in range(arguments.rounds):
 
         def run(*flags: object, tokens: int, read_ahead_kb: int = 128, number: int = number) -> dict[str, Any]:
             box = {"memory": budget, "disk_mbps": arguments.disk, "readahead_kb": read_ahead_kb}
-            flags = ("--memory", budget, "--number", number, "--tokens", tokens, *flags)
+            flags = ("--memory", budget, "--number", number, "--tokens", tokens, "--cache", cache.name, *flags)
             return run_worker([model, *flags], box, [model, draft], WORKER)
 
         def of_mmap(read_ahead_kb: int) -> dict[str, Any]:
@@ -66,6 +73,7 @@ def main() -> None:
                     "disk_mbps": arguments.disk or "unthrottled",
                     "budget_bytes": budget,
                     "peak_bytes": drafted["peak_bytes"],
+                    "repacked": drafted["repacked"],
                     "oom_kills": drafted["box"]["oom_kills"],
                     "plain_tokens_per_s": plain["tokens_per_s"],
                     "plain_efficiency": plain["efficiency"],
@@ -82,7 +90,8 @@ def main() -> None:
                 }
             )
             print(rows[-1], flush=True)
-    name = f"kinds-{arguments.disk or 'unthrottled'}"
+    cache.cleanup()
+    name = f"kinds-{arguments.disk or 'unthrottled'}{'-probed' * arguments.probe}"
     write_results(name, rows, "\n\n".join([__doc__.strip(), finding(rows, format_size(model.stat().st_size))]))
 
 
@@ -106,7 +115,7 @@ def finding(rows: list[dict[str, Any]], size: str) -> str:
     return "\n".join(lines) + (
         f"\n\nModel of {size}, budget {format_size(rows[0]['budget_bytes'])}, drive {rows[0]['disk_mbps']} MB/s: over "
         f"mmap {spread(every)}, all kinds and rounds; plain decoding {plain} tokens/s, {plain_over} x mmap ({same}); "
-        f"peak {peak:.3f} of the budget."
+        f"peak {peak:.3f} of the budget. Repacked: {rows[0]['repacked'] or 'nothing'}."
     )
 
 
