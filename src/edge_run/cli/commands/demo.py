@@ -52,7 +52,7 @@ COMPARED_TOKENS = 6
     help="A model of yours, instead of the bundled one.",
 )
 @click.option(
-    "--size", callback=size_option, metavar="SIZE", help="Of the bundled model, as it is grown.  [default: 400MiB]"
+    "--size", callback=size_option, metavar="SIZE", help="How large the bundled model is grown.  [default: 400MiB]"
 )
 @click.option(
     "--memory",

@@ -28,7 +28,7 @@ _TRACE = click.Argument(["trace"], type=PATH)
         _TRACE,
         click.Option(
             ["--budget", "budgets"], callback=sizes_option, multiple=True, metavar="SIZE",
-            help="Of the experts in memory, as 4000MiB; may be repeated.  "
+            help="Memory for experts, as 4000MiB; may be repeated.  "
             "[default: from a 32nd of all experts to all of them]",
         ),
         click.Option(

@@ -41,7 +41,7 @@ MOST_LETTERS = 1 << 16
         ),
         click.Option(
             ["--fetch"], callback=size_option, metavar="SIZE",
-            help="Of its disk, for layers of models that it lacks: it fetches those that it computes from the others.  "
+            help="Disk for layers of models that it lacks: it fetches those that it computes from the others.  "
             "[default: none]",
         ),
         *DEVICE_OPTIONS,

@@ -50,7 +50,7 @@ DEVICE_OPTIONS = (
     ),
     click.Option(
         ["--port"], type=click.IntRange(0, 65534), metavar="N",
-        help="Of the data link, that of a run being the next one; 0: any that is free; is remembered.  [default: 0]",
+        help="Port of the data link; a run takes the next one. 0: any that is free; is remembered.  [default: 0]",
     ),
 )  # fmt: skip
 AUTHORITY = click.Option(

@@ -64,7 +64,7 @@ SETTINGS: tuple[Setting, ...] = (
         help="Chat with the model's template, or continue plain text. [default: chat at a terminal where the model has "
         "a template; plain with -p, -f or a prompt from standard input]",
     ),
-    _prompt("-sys", "--system-prompt", help="What a chat begins with.", **_TEXT),
+    _prompt("-sys", "--system-prompt", help="The system prompt: what a chat begins with.", **_TEXT),
     _prompt("--chat-template", help="Jinja text, or a file of it, instead of the model's.", **_TEXT),
     _answer("-n", "--predict", "--n-predict", help="Tokens at most; -1: till the model ends. [default: -1]", **_NUMBER),
     _answer(
@@ -75,11 +75,11 @@ SETTINGS: tuple[Setting, ...] = (
     _answer("--grammar-file", help="The same, from a file.", **_FILE),
     _answer("-j", "--json-schema", help="JSON schema that the answer must follow; {} is any JSON.", **_TEXT),
     _answer("-jf", "--json-schema-file", help="The same, from a file.", **_FILE),
-    _sampling("--temp", "--temperature", field="temperature", help="0 is greedy.", **_FRACTION),
-    _sampling("--top-k", field="top_k", help="Choose among the K best; 0: all.", **_NUMBER),
+    _sampling("--temp", "--temperature", field="temperature", help="0 always takes the best token.", **_FRACTION),
+    _sampling("--top-k", field="top_k", help="Choose among the N best; 0: all.", **_NUMBER),
     _sampling("--top-p", field="top_p", help="Among the best that make up this probability.", **_FRACTION),
     _sampling("--min-p", field="min_p", help="Among those at least this probable, against the best.", **_FRACTION),
-    _sampling("--repeat-penalty", field="repeat_penalty", help="1 is none.", **_FRACTION),
+    _sampling("--repeat-penalty", field="repeat_penalty", help="On tokens used before; 1: none.", **_FRACTION),
     _sampling("--repeat-last-n", field="repeat_last_n", help="Tokens it looks back; -1: the context.", **_NUMBER),
     Setting(
         "--ignore-eos/--no-ignore-eos", group="Sampling", field="ignore_eos", default=None,
@@ -163,11 +163,11 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _memory(
         "--prompt-cache-size", field="prompt_cache_size", callback=size_option, metavar="SIZE",
-        help="What that may take of the disk; the least recently used goes first. [default: 4GiB]",
+        help="What the prompt cache may take of the disk; the least recently used goes first. [default: 4GiB]",
     ),
     _memory(
         "--prompt-cache-daily", field="prompt_cache_daily", callback=size_option, metavar="SIZE",
-        help="What may be written there in a day; flash wears out by writing. [default: 32GiB]",
+        help="What the prompt cache may write in a day; flash wears out by writing. [default: 32GiB]",
     ),
     _memory(
         "--kv-spill", field="kv_spill", metavar="on|off|FOLDER",
@@ -181,7 +181,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _memory(
         "--kv-keep-by", field="kv_keep_by", type=click.Choice(KV_KEEP_BY),
-        help="Which these are: pages or blocks whose keys answer best, or the first and the latest."
+        help="Which tokens --kv-keep takes: pages or blocks whose keys answer best, or the first and the latest."
         + _default("kv_keep_by"),
     ),
     _memory(
@@ -191,7 +191,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _memory(
         "--keep", field="context_keep_tokens", **_NUMBER,
-        help="The first tokens that stay then, BOS not counted; -1: the prompt." + _default("context_keep_tokens"),
+        help="First tokens that --context-shift keeps, BOS not counted; -1: the prompt."
+        + _default("context_keep_tokens"),
     ),
     _memory(
         "--check-file/--no-check-file", field="check_file", default=None,

@@ -54,7 +54,7 @@ def _number(name: str, default: float, help: str, kind: Any = float) -> click.Op
         click.Option(
             ["--empty"], multiple=True, metavar="CLASS", help="A folder without anything of interest: train a filter."
         ),
-        _number("--most-missed", 0.01, "What the filter may hold back wrongly.", NumberRange(0, 0.5)),
+        _number("--most-missed", 0.01, "Share of interest that the filter may hold back.", NumberRange(0, 0.5)),
         click.Option(["--flips/--no-flips"], default=True, help="Mirror half of the images.  [default: yes]"),
         click.Option(
             ["-s", "--seed"], type=click.IntRange(0), default=0, metavar="N", help="Of what is drawn.  [default: 0]"
