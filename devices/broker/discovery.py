@@ -57,7 +57,7 @@ class Advertisement:
 
 
 def find_broker(cluster: Cluster, search_s: float = SEARCH_S, interfaces: list[str] | None = None) -> Broker:
-    """Return where the broker of `cluster` is. Raises MeshError when nobody on the local network says so.
+    """Return where the broker of `cluster` is. Raises MeshError when nobody on the local network can say so.
 
     Of several addresses of it, some of networks that are not this device's, it is one that answers, if any does.
     """
@@ -68,14 +68,17 @@ def find_broker(cluster: Cluster, search_s: float = SEARCH_S, interfaces: list[s
         if name == wanted and state_change is not zeroconf.ServiceStateChange.Removed:
             found.set()
 
-    own = zeroconf.Zeroconf(interfaces=interfaces or zeroconf.InterfaceChoice.All)
     try:
-        browser = zeroconf.ServiceBrowser(own, SERVICE, handlers=[note])
-        found.wait(search_s)
-        info = own.get_service_info(SERVICE, wanted, timeout=int(search_s * 1e3)) if found.is_set() else None
-        browser.cancel()
-    finally:
-        own.close()
+        with contextlib.closing(zeroconf.Zeroconf(interfaces=interfaces or zeroconf.InterfaceChoice.All)) as own:
+            browser = zeroconf.ServiceBrowser(own, SERVICE, handlers=[note])
+            found.wait(search_s)
+            info = own.get_service_info(SERVICE, wanted, timeout=int(search_s * 1e3)) if found.is_set() else None
+            browser.cancel()
+    except (zeroconf.Error, OSError, RuntimeError) as error:  # no network is up, or too little time is left for it
+        raise MeshError(
+            f"mesh: the broker cannot be looked for on this network ({error!r}); see to the network, or name its "
+            "address with --broker mqtt://HOST"
+        ) from error
     addresses = info.parsed_addresses() if info is not None else []
     if info is None or not addresses:
         raise MeshError(

@@ -87,10 +87,13 @@ class Connection(asyncio.BufferedProtocol):
             self.close(str(error))
 
     def send(self, *data: bytes) -> None:
-        """Hand over `data`; a connection that takes nothing is ended."""
-        if self.is_closing:
+        """Hand over `data`; a connection that takes nothing is ended.
+
+        Since Python 3.12 asyncio sends what is empty again and again, and waits for connections that are gone.
+        """
+        if self.is_closing or self.transport.is_closing():
             return
-        self.transport.writelines(data)
+        self.transport.writelines([one for one in data if one])
         waiting = self.transport.get_write_buffer_size()
         if waiting > MOST_TO_SEND or (waiting > MOST_TO_SEND // 64 and self._server.has_too_much_to_send(self)):
             self.abort("does not take what is sent to it")

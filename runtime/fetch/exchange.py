@@ -177,6 +177,8 @@ class PieceExchange:
 
     def _ask(self, transfer: Transfer) -> None:
         for node, number in transfer.fetching.next(time.monotonic()):
+            if not transfer.fetching.was_asked(node, number):
+                continue  # what it was asked for just before did not reach it; each such wait would hold up all others
             header: Document = {
                 "kind": "want",
                 "what": transfer.sink.what,

@@ -34,6 +34,7 @@ class ServerConnection:
         """Take the server's address, and the fingerprint of the bundle that it must have."""
         self._address, self._fingerprint, self._chooser, self._lock = address, fingerprint, chooser, lock
         self._frames: ServerLink | None = None
+        self._asked: ServerLink | None = None  # by the frame at hand, or the last one
         self._is_closed = threading.Event()
         self._tried = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="edge-run-split-link", daemon=True)
@@ -52,7 +53,7 @@ class ServerConnection:
 
     def ask(self, kind: int, body: bytes, limit_s: float) -> Reply:
         """Return the server's reply to a frame. Raises LinkLost, or FrameRefused where the server refuses it."""
-        link = self._frames
+        link = self._asked = self._frames
         if link is None:
             raise LinkLost(self.problem)
         end_s = time.monotonic() + limit_s
@@ -70,9 +71,14 @@ class ServerConnection:
         self._answered_s = time.monotonic()
         return reply
 
-    def lose(self, reason: str) -> None:
-        """Give up the connection; the thread makes another one when the server is back."""
+    def lose(self, reason: str, *, was_asked: bool = False) -> None:
+        """Give up the connection; the thread makes another one when the server is back.
+
+        was_asked: only the one that was asked last, in place of which the thread may have made another by now.
+        """
         with self._lock:
+            if was_asked and self._frames is not self._asked:
+                return
             self._chooser.server_lost()
             link, self._frames = self._frames, None
             self.problem = reason

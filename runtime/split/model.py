@@ -231,7 +231,7 @@ class SplitModel(Closing):
             return None
         except (LinkLost, ProtocolError) as error:
             self._counts["losses"] += 1
-            self._connection.lose(str(error))
+            self._connection.lose(str(error), was_asked=True)
             return None
         with self._lock:
             self._chooser.crossed(len(body), reply.network_s)

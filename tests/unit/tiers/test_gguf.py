@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import io
+import os
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import llama_cpp
 import pytest
 
+from edge_run.base.errors import TierReadError
 from edge_run.tiers import gguf_format
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.gguf_format import F16, F32, Q4_0, STRING, TENSOR_TYPES
@@ -91,6 +96,47 @@ def test_any_window_reads_the_same(model_path: Path, window_bytes: int, monkeypa
     whole = read_gguf(model_path)
     monkeypatch.setattr(gguf_format, "WINDOW_BYTES", window_bytes)
     assert read_gguf(model_path) == whole
+
+
+class Stingy(io.FileIO):
+    """A file that gives at most so many bytes at a time, and after `end` none; those of some networks do."""
+
+    def __init__(self, path: Path, most_bytes: int, end: int = 1 << 62, error: OSError | None = None) -> None:
+        super().__init__(path)
+        self._most_bytes, self._end, self._error = most_bytes, end, error
+
+    def read(self, size: Any = -1, /) -> bytes:
+        """Return the next bytes. Raises `error` at the end, where there is one."""
+        if self._error and self.tell() >= self._end:
+            raise self._error
+        return super().read(min(size, self._most_bytes, max(0, self._end - self.tell())))
+
+
+@pytest.mark.parametrize("most_bytes", [1, 7, 100])
+@pytest.mark.parametrize("window_bytes", [8, gguf_format.WINDOW_BYTES])
+def test_a_header_that_comes_in_short_reads_is_read_the_same(
+    model_path: Path, most_bytes: int, window_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = read_gguf(model_path)
+    monkeypatch.setattr(gguf_format, "WINDOW_BYTES", window_bytes)
+    monkeypatch.setattr(Path, "open", lambda path, *_, **__: Stingy(path, most_bytes))
+    assert read_gguf(model_path) == whole
+
+
+def test_a_file_that_is_cut_while_its_header_is_read_is_refused_wherever_it_ends(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for end in range(read_header(model_path).shard.header_bytes):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "open", lambda path, *_, end=end, **__: Stingy(path, 64, end))
+            refused(model_path, r"truncated or broken header: .* the file has")
+
+
+def test_a_drive_that_fails_within_a_header_is_told_as_such(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = OSError(errno.EIO, os.strerror(errno.EIO))
+    monkeypatch.setattr(Path, "open", lambda path, *_, **__: Stingy(path, 64, 128, error))
+    with pytest.raises(TierReadError, match="Input/output error; check the disk"):
+        read_gguf(model_path)
 
 
 def test_model_without_tensors_is_read(tmp_path: Path) -> None:

@@ -144,6 +144,21 @@ def test_what_the_system_refuses_is_told_with_the_right_advice(
     assert not isinstance(caught.value, TierReadError) or caught.value.errno == code
 
 
+def test_a_header_that_is_copied_a_few_bytes_at_a_time(shards: list[Shard], monkeypatch: pytest.MonkeyPatch) -> None:
+    real, n_calls = os.sendfile, 0
+
+    def stingy(target: int, source: int, offset: int, count: int) -> int:
+        nonlocal n_calls
+        n_calls += 1
+        return real(target, source, offset, min(count, 1000))
+
+    monkeypatch.setattr(os, "sendfile", stingy)
+    with Stubs(shards) as stubs:
+        assert n_calls > len(shards) * HEADER // 1000
+        for path, shard in zip(stubs.paths, shards, strict=True):
+            assert path.read_bytes() == shard.path.read_bytes()[:HEADER] + bytes(SIZE - HEADER)
+
+
 def test_a_model_that_is_shorter_by_now(shards: list[Shard]) -> None:
     os.truncate(shards[0].path, PAGE)
     with Stubs(shards) as stubs:

@@ -8,14 +8,16 @@ import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from edge_run.base.errors import MeshError, TierReadError
+from edge_run.base.errors import DeviceLost, MeshError, TierReadError
 from edge_run.runtime.fetch.exchange import PieceExchange
 from edge_run.runtime.fetch.fingerprint import Fingerprint
 from edge_run.runtime.fetch.store import FetchedModels
-from edge_run.runtime.fetch.transfer import PieceSink
+from edge_run.runtime.fetch.transfer import PieceSink, Transfer
 from edge_run.tiers.pieces import PIECE_BYTES, model_hash, piece_digest
 from fake_mesh import Hub
 
@@ -74,6 +76,29 @@ def test_a_piece_is_sent_whole_where_the_file_system_gives_less_at_a_time(
     with fetching(tmp_path) as (exchange, sink):
         exchange.fetch_now(sink, range(2), "a", 20.0)
     assert (tmp_path / "fetched" / MODEL / "model.gguf").read_bytes() == DATA
+
+
+def test_who_is_not_reached_is_waited_for_once() -> None:
+    """Each wait takes seconds, in which nothing is taken in, and nobody else asked."""
+    asked = list[int]()
+
+    def send(node: str, header: Any, **_: object) -> None:
+        asked.append(header["number"])
+        raise DeviceLost("does not answer", node=node)
+
+    sink: Any = SimpleNamespace(what="piece", model=MODEL, length=lambda number: 1)
+    transfer = Transfer(sink, range(20), ["a"])
+    came = transfer.fetching.next(0.0)
+    while len(came) < 4:
+        for node, number in came:
+            transfer.fetching.came(node, number, 0.0)
+        came = transfer.fetching.next(0.0)
+    for node, number in came:
+        transfer.fetching.came(node, number, 0.0)
+    exchange = PieceExchange(SimpleNamespace(send=send))  # type: ignore[arg-type]
+    exchange._ask(transfer)
+    assert len(asked) == 1
+    assert transfer.failures == {"a": "is not reached"}
 
 
 def test_who_does_not_have_it_is_named_with_its_reason_alone(tmp_path: Path) -> None:

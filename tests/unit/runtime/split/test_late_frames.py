@@ -23,6 +23,33 @@ def test_no_time_is_left_once_it_is_ones_turn() -> None:
     assert not connection._speaking.locked()
 
 
+def test_a_frame_that_comes_to_nothing_leaves_a_connection_alone_that_was_made_since() -> None:
+    """The thread found the loss first, and the server again, while the frame was still waiting."""
+
+    class Link:
+        is_open = True
+
+        def ask(self, *_: object) -> Reply:
+            if self is old:
+                connection.lose("found by a probe")
+                connection._frames = new
+            raise LinkLost("too late")
+
+        def close(self) -> None:
+            self.is_open = False
+
+    connection: Any = ServerConnection(("there", 1), "00", Chooser((), {}, {}), threading.Lock())
+    old, new = Link(), Link()
+    connection._frames = old
+    for asked, is_there in ((old, True), (new, False)):
+        with pytest.raises(LinkLost, match="too late"):
+            connection.ask(CODE, b"", 60.0)
+        connection.lose("too late", was_asked=True)
+        assert not asked.is_open or asked is new
+        assert (connection._frames is new) == new.is_open == is_there
+    assert connection.problem == "too late"
+
+
 class SlowServer:
     """Answers each probe at once; the second connection waits until it `may_connect`."""
 
