@@ -133,7 +133,7 @@ def packed_moe(model: Path) -> Path:
     if target.exists() and target.stat().st_mtime > model.stat().st_mtime:
         return target
     need(KIT_MOE)
-    trained = packing.pack(KIT_MOE, MODELS / "kit-moe.packed", is_replacing=True)
+    trained = packing.pack(KIT_MOE, MODELS / "kit-moe.packed", is_overwritten=True)
     compress = packing._compressor()
 
     def filled_up(block: bytes) -> bytes:
@@ -144,7 +144,7 @@ def packed_moe(model: Path) -> Path:
         return frame + SKIPPED.pack(SKIPPED_MAGIC, missing) + os.urandom(missing)
 
     with mock.patch.object(packing, "_compressor", return_value=filled_up):
-        made = packing.pack(model, target, is_replacing=True)
+        made = packing.pack(model, target, is_overwritten=True)
     print(f"kit-moe packs to {trained.share:.3f} of its size, {model.name} was made to {made.share:.3f}", flush=True)
     return target
 

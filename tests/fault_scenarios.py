@@ -51,7 +51,7 @@ def _model(name: str, folder: Path, quantisation: str | None = None) -> Path:
 
 @cache
 def _packed(model: Path) -> Path:
-    return pack(model, model.with_name("packed"), is_replacing=True).path
+    return pack(model, model.with_name("packed"), is_overwritten=True).path
 
 
 @cache

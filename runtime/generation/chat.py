@@ -13,10 +13,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from edge_run.base.errors import ConfigError, ModelFileError
 from edge_run.base.files import read_text_file
+from edge_run.base.options import is_list
 from edge_run.runtime.generation.request import Message
 from edge_run.runtime.processes.cell import Cell, Overrun
 
@@ -24,6 +26,7 @@ TEMPLATE_KEY = "tokenizer.chat_template"
 MOST_TEMPLATE_BYTES = 1 << 20  # the longest in use have some 30,000
 _JOBS = "edge_run.runtime.generation.template_jobs"
 _SYSTEM = ("system", "developer")
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # to their texts
 LEAST_ANSWER_SHARE = 8  # of the context: an eighth is kept free for an answer of which nobody said how long it may be
 KEPT_SHARE = 2  # half of the context is kept, so that what is kept need not be read anew with each message
 
@@ -84,7 +87,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt for `messages`, oldest first, each with a `role` and a `content`.
+        """Return the prompt for `messages`, oldest first, each with a `role` and a `content`: text, or parts of text.
 
         A message that calls tools (`tool_calls`) needs no content. add_generation_prompt: end with what opens the
         assistant's answer. variables: what the template is told besides, `tools` for one. The text holds special tokens
@@ -93,7 +96,7 @@ class ChatTemplate:
         ModelFileError (ConfigError for an override) when the template itself fails, or takes more time or memory than
         rendering may take. Ctrl-C ends it at once.
         """
-        plain = [_checked(index, message) for index, message in enumerate(messages)]
+        plain = plain_messages(messages)
         if not plain:
             raise ConfigError("chat: no messages; give at least one, such as the user's")
         told = {
@@ -124,10 +127,23 @@ class ChatTemplate:
         )
 
 
-def contents(messages: Sequence[Message]) -> str:
-    """Return what the messages say, as one text, as far as it is text."""
-    said = (message.get("content") for message in messages if isinstance(message, Mapping))
-    return "\n".join(text for text in said if isinstance(text, str))
+def plain_messages(messages: Sequence[object]) -> list[dict[str, Any]]:
+    """Return copies of the messages as templates know them, each content a text. Raises ConfigError that says which."""
+    return [_checked(index, message) for index, message in enumerate(messages)]
+
+
+def text_of_parts(parts: Sequence[object], refusal: Callable[[int], Exception]) -> str:
+    """Return the text of a content in parts, as OpenAI's clients write it; each part begins a line.
+
+    refusal: makes the error to raise for the part of a number, where that is no text, such as a picture, or lacks it.
+    """
+    texts = list[str]()
+    for number, part in enumerate(parts):
+        text = part.get(TEXT_PARTS.get(str(part.get("type")))) if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            raise refusal(number)
+        texts.append(text)
+    return "\n".join(texts)
 
 
 def override_text(override: str) -> str:
@@ -140,11 +156,13 @@ def override_text(override: str) -> str:
 
 
 def _checked(index: int, message: object) -> dict[str, Any]:
-    """Return a copy of one message; raise ConfigError unless its role and content are text."""
+    """Return a copy of one message, its content as one text; raise ConfigError unless its role and content are text."""
     if not isinstance(message, Mapping):
         raise ConfigError(f"chat message {index}: must have a role and a content, found {type(message).__name__}")
     if message.get("tool_calls") and message.get("content") is None:
         message = {**message, "content": ""}  # templates add to it, or ask how long it is
+    elif is_list(message.get("content")):
+        message = {**message, "content": text_of_parts(message["content"], partial(_no_text, index))}
     for key in ("role", "content"):
         if not isinstance(message.get(key), str):
             found = type(message[key]).__name__ if key in message else "none"
@@ -152,6 +170,13 @@ def _checked(index: int, message: object) -> dict[str, Any]:
     if not message["role"]:
         raise ConfigError(f"chat message {index}: role must not be empty")
     return dict(message)
+
+
+def _no_text(index: int, part: int) -> ConfigError:
+    return ConfigError(
+        f'chat message {index}: part {part} of its content must be text, as {{"type": "text", "text": "..."}}; others '
+        "are not read"
+    )
 
 
 def leave_out_oldest(

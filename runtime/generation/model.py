@@ -232,7 +232,7 @@ class Model(ModelTexts):
         return self.generate(prompt, **options).result()
 
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[TimedChatOptions]) -> Stream:
-        """Answer a conversation, given as `{"role", "content"}` messages; see `generate`.
+        """Answer a conversation of `{"role", "content"}` messages, a content as text or parts of text; see `generate`.
 
         options: those of `generate`, and `drops_oldest`: leave out the oldest turns, never the system prompt, of a
             conversation that has no room in the context, or none for its answer; `Generation.dropped_messages` says how

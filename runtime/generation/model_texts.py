@@ -10,7 +10,7 @@ from typing import Any, cast
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, ContextFull, NotSupported
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.generation.chat import ChatTemplate, contents, leave_out_oldest, without_oldest
+from edge_run.runtime.generation.chat import ChatTemplate, leave_out_oldest, plain_messages, without_oldest
 from edge_run.runtime.generation.request import Message, Request
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
@@ -85,8 +85,10 @@ class ModelTexts(Closing):
                 f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)"
             )
         room_tokens = self.context_tokens
-        refuse_what_is_too_long(self._opened.model, contents(messages), room_tokens, CLEARLY_IN_A_CHAT)
-        text = self._template.render(messages, variables=variables)
+        plain = plain_messages(messages)
+        said = "\n".join(message["content"] for message in plain)
+        refuse_what_is_too_long(self._opened.model, said, room_tokens, CLEARLY_IN_A_CHAT)
+        text = self._template.render(plain, variables=variables)
         bos = self._special(L.llama_vocab_bos(self._vocab))
         if bos and L.llama_vocab_get_add_bos(self._vocab) and text.startswith(bos):
             return text[len(bos) :]

@@ -49,19 +49,23 @@ def inflate(
     layers: int | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    is_overwritten: bool = False,
 ) -> Path:
     """Write `source`, grown to the largest size that is not above `size_bytes`, to `target`; return where that is.
 
     Args:
         source: a GGUF that `read_source` takes.
-        target: appears whole or not at all, in place of a file that was there. Its folder exists.
+        target: appears whole or not at all. Its folder exists.
         size_bytes: from the source's own size on, a number or text (`64MiB`).
         layers: how many the result has, from the source's own number (the default) on.
         seed: of the noise, 0 or more; the same seed gives the same bytes (with the same numpy and llama.cpp).
         progress: called after each piece of a few MiB with the bytes written and the bytes in all.
+        is_overwritten: a `target` that exists is replaced.
 
-    Raises ConfigError for a size, a seed or a number of layers that cannot be, NotSupported for another kind of model,
-    ModelFileError for a source that is broken or changes meanwhile, TierReadError when the disk is too small or fails.
+    Raises ConfigError for a size, a seed or a number of layers that cannot be, and for a target that exists, is the
+    source itself or has no folder; NotSupported for another kind of model, ModelFileError for a source that is broken
+    or changes meanwhile, TierReadError when the disk is too small or fails.
     Any exception, also one that `progress` raises and Ctrl-C, leaves no file behind. It holds a few MiB, whatever the
     size.
     """
@@ -70,7 +74,7 @@ def inflate(
         raise ConfigError(f"seed {seed}: must be 0 or more")
     model = read_source(source)
     growth = plan_growth(model, parse_size(size_bytes), layers)
-    target = check_target(target, [source], "the model to grow itself")
+    target = check_target(target, [source], "the model to grow itself", is_overwritten)
     check_room(target, growth.size_bytes, "a smaller size or another folder")
     with written(target, growth.size_bytes, format_size(growth.size_bytes), source) as file:
         _write(growth, model, file, seed, progress)

@@ -40,10 +40,12 @@ Frames = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What was made.
+    """A packed file that was written.
 
+    path: the file; where the target is a link, what that leads to. size_bytes: of the file.
     raw_bytes, packed_bytes: of all blocks, before and after. tensors: so many are packed. left_out: types of number
     that are not, and the least share of their size that a sample of them came down to.
+    repacked: the kinds of weights that it holds repacked; empty for packed experts.
     """
 
     path: Path
@@ -65,21 +67,27 @@ def pack(
     model: str | Path,
     target: str | Path | None = None,
     *,
-    is_replacing: bool = False,
-    cache_folder: Path | None = None,
+    is_overwritten: bool = False,
+    cache_folder: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Packed:
     """Write the packed file of the model at `model` to `target`, by default beside it, where runs look for it.
 
-    target: appears whole or not at all. is_replacing: also where it exists. cache_folder: as in `ModelConfig`.
-    progress: called with the bytes packed and the bytes in all. Raises NotSupported for a model whose experts do not
-    become smaller, for one without experts and without weights that are worth repacking here, and for experts without
-    zstandard; ConfigError, ModelFileError; TierReadError when the disk is too small or fails. Any exception, also one
-    that `progress` raises and Ctrl-C, leaves no file behind.
+    Args:
+        model: a GGUF file, of a split one the first shard. It stays as it is, and is still needed.
+        target: appears whole or not at all. Its folder exists.
+        is_overwritten: a `target` that exists is replaced.
+        cache_folder: where it is known which weights are faster repacked, as in `ModelConfig`.
+        progress: called after each block with the bytes packed and the bytes in all.
+
+    Raises NotSupported for a model whose experts do not become smaller, for one without experts and without weights
+    that are worth repacking here, and for experts without zstandard; ConfigError for a target that exists, is the model
+    itself or has no folder; ModelFileError for a model that is broken or changes meanwhile; TierReadError when the disk
+    is too small or fails. Any exception, also one that `progress` raises and Ctrl-C, leaves no file behind.
     """
     gguf = read_gguf(Path(model))
     wanted = Path(target) if target else packed_path(gguf.shards[0].path)
-    target = check_target(wanted, [shard.path for shard in gguf.shards], "the model itself", is_replacing)
+    target = check_target(wanted, [shard.path for shard in gguf.shards], "the model itself", is_overwritten)
     tensors = _expert_tensors(gguf)
     if not tensors:
         return _pack_repacked(gguf, target, cache_folder, progress)
@@ -102,7 +110,7 @@ def pack(
 
 
 def _pack_repacked(
-    gguf: GgufModel, target: Path, cache_folder: Path | None, progress: Callable[[int, int], None] | None
+    gguf: GgufModel, target: Path, cache_folder: str | Path | None, progress: Callable[[int, int], None] | None
 ) -> Packed:
     tensors = worth_repacking(gguf, cache_folder)
     needed_bytes = sum(tensor.size_bytes + 2 * LARGEST_BLOCK_BYTES for tensor in tensors)

@@ -26,7 +26,7 @@ from edge_run.tiers.packed_index import ENTRY, LARGEST_BLOCK_BYTES, Facts
 from edge_run.tiers.source import SourceFile
 
 
-def worth_repacking(gguf: GgufModel, cache_folder: Path | None) -> list[TensorInfo]:
+def worth_repacking(gguf: GgufModel, cache_folder: str | Path | None) -> list[TensorInfo]:
     """Return the weights of a model that have repacked kernels here, and are faster so where that was measured.
 
     cache_folder: where measurements are kept. Raises NotSupported where there are none.

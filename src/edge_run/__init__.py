@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from edge_run.runtime.split.async_model import AsyncSplitModel
     from edge_run.runtime.split.model import Frame, SplitModel
     from edge_run.runtime.tools.inflate import inflate
+    from edge_run.runtime.tools.pack import Packed, pack
     from edge_run.runtime.tools.tracing import trace
 
 __version__ = "0.1.0"
@@ -143,6 +144,10 @@ _NAMES = {
         "SplitModel",
     ),
     "edge_run.runtime.tools.inflate": ("inflate",),
+    "edge_run.runtime.tools.pack": (
+        "Packed",
+        "pack",
+    ),
     "edge_run.runtime.tools.tracing": ("trace",),
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names}
@@ -183,6 +188,7 @@ __all__ = [
     "NotSupported",
     "NotTrusted",
     "Numerics",
+    "Packed",
     "PackedFileError",
     "Piece",
     "Plan",
@@ -204,6 +210,7 @@ __all__ = [
     "__version__",
     "inflate",
     "open_mesh",
+    "pack",
     "plan",
     "probe",
     "replay",

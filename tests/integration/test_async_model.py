@@ -159,6 +159,8 @@ async def test_chat(kit: Path) -> None:
         assert model.model.has_chat_template
         assert answer.prompt_tokens == len(model.model.prompt_tokens(model.model.chat_prompt(messages)))
         assert (await model.complete(PROMPT, max_tokens=4, temperature=0)).text == answer.text
+        parts = [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}]
+        assert (await model.chat(parts, max_tokens=4, temperature=0)).text == answer.text
         pieces = [piece async for piece in model.stream_chat(messages, max_tokens=4, temperature=0)]
     assert answer.completion_tokens == 4
     assert "".join(piece.text for piece in pieces) == answer.text

@@ -163,7 +163,7 @@ def test_layers_alone_change_no_bit(tmp_path: Path, name: str, kind: str) -> Non
     """Neither of a prompt's logits nor of a token's: every matrix keeps its size, and the last layer is the last."""
     small = quantised(make_model(name, tmp_path), tmp_path / "small.gguf", kind)
     for layers in (5, 11):
-        big = inflate(small, tmp_path / "big.gguf", smallest_with(small, layers), layers)
+        big = inflate(small, tmp_path / f"{layers}.gguf", smallest_with(small, layers), layers)
         model = read_gguf(big)
         assert model.value("block_count") == layers
         assert_same_bits(small, big, PROMPT_TOKENS)

@@ -56,7 +56,7 @@ def test_failure_leaves_the_old_file_alone(tmp_path: Path, error: BaseException)
             raise error
 
     with pytest.raises((TierReadError, KeyboardInterrupt), match=r"No space left|^$"):
-        inflate(KIT, target, 20_000_000, progress=fail)
+        inflate(KIT, target, 20_000_000, progress=fail, is_overwritten=True)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
 
@@ -101,6 +101,21 @@ def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
     assert inflate(KIT, link, KIT.stat().st_size) == target
     assert link.is_symlink()
     assert target.is_file()
+
+
+def test_a_file_that_is_there_is_kept_unless_it_may_be_overwritten(tmp_path: Path) -> None:
+    target, link = tmp_path / "big.gguf", tmp_path / "link.gguf"
+    target.write_bytes(b"mine")
+    link.symlink_to(target)
+    for path in (target, link):
+        with pytest.raises(ConfigError, match="exists; choose another name"):
+            inflate(KIT, path, KIT.stat().st_size)
+    assert target.read_bytes() == b"mine"
+    assert inflate(KIT, link, KIT.stat().st_size, is_overwritten=True) == target
+    assert link.is_symlink()
+    assert target.read_bytes() == KIT.read_bytes()
+    with pytest.raises(ConfigError, match="is the model to grow itself"):
+        inflate(target, link, 20_000_000, is_overwritten=True)
 
 
 @pytest.mark.parametrize(

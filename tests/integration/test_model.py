@@ -231,6 +231,8 @@ def test_chat_with_a_template(kit: Path) -> None:
         answer = model.chat(messages, max_tokens=6, temperature=0)
         rendered = model.tokenize("<|user|>Hello\n<|assistant|>", parse_special=True)
         assert answer.prompt_tokens == len(rendered)
+        parts = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+        assert model.chat(parts, max_tokens=6, temperature=0).token_ids == answer.token_ids
         messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "And then?"}]
         assert model.chat(messages, max_tokens=4, temperature=0).cached_tokens > 0
 

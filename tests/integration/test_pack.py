@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import struct
@@ -69,6 +70,17 @@ def test_a_packed_model_runs_as_before_and_another_is_refused(model: Path, tmp_p
         assert refused.stderr.count("\n") == 1
         assert "packed from another model" in refused.stderr
         assert run_program(*words, "--packed", "off").returncode == 0
+
+
+def test_from_python_it_is_told_what_was_written(model: Path) -> None:
+    made = edge_run.pack(str(model))
+    assert isinstance(made, edge_run.Packed)
+    assert (made.path, made.size_bytes) == (packed_path(model), packed_path(model).stat().st_size)
+    assert 0 < made.packed_bytes < made.raw_bytes < model.stat().st_size
+    assert json.loads(edge_run.to_json(made))["path"] == str(made.path)
+    with pytest.raises(ConfigError, match="exists; choose another name"):
+        edge_run.pack(model)
+    assert edge_run.pack(model, is_overwritten=True) == made
 
 
 def test_what_gains_nothing_is_refused_and_leaves_no_file(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_tokens_are_the_same_whatever_is_read_ahead(name: str, folder: Path) -> 
 @in_child
 def _tokens_are_the_same_packed(name: str, folder: Path) -> None:
     path = make_model(name, folder)
-    made = pack(path, folder / f"{name}.packed", is_replacing=True)
+    made = pack(path, folder / f"{name}.packed", is_overwritten=True)
     wanted = plain_tokens(path)
     for prefetch in ("off", "2"):
         options = {**OPTIONS, "expert_prefetch": prefetch, "packed": made.path}
@@ -197,7 +197,7 @@ def test_a_packed_file_beside_the_model_is_compared_with_the_model_itself(folder
 @in_child
 def test_a_damaged_block_ends_the_answer_and_says_why(folder: Path) -> None:
     path = make_model("qwen3moe", folder, seed=4)
-    made = pack(path, folder / "damaged.packed", is_replacing=True)
+    made = pack(path, folder / "damaged.packed", is_overwritten=True)
     content = bytearray(made.path.read_bytes())
     for place in range(HEAD.size, HEAD.size + made.packed_bytes, 512):
         content[place] ^= 1

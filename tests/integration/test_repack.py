@@ -121,7 +121,7 @@ def test_weights_that_stream_in_chunks_of_the_size_that_runs_have(
 def test_experts_that_are_unpacked_first(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_run.runtime.tools.pack.MOST_SHARE", 1.0)  # random weights are not worth it
     path = make_model("qwen3moe", folder, scale=4, quantisation="Q4_0")
-    made = pack(path, tmp_path / "packed", is_replacing=True)
+    made = pack(path, tmp_path / "packed", is_overwritten=True)
     runs = stream(path, tmp_path, "--by-expert", "--packed", str(made.path))
     assert all("experts" in run["repacked"] for run in runs)
     assert any(run["unpacked"] for run in runs)
@@ -150,7 +150,7 @@ def test_a_file_that_was_repacked_for_other_kernels_is_left_alone(folder: Path, 
         assert prepare(gguf, config, is_opened=False).repacked_file is None
         with pytest.raises(PackedFileError, match=r"the kernels of another processor.*edge-run pack"):
             prepare(gguf, replace(config, packed=target), is_opened=False)
-        pack(path, is_replacing=True)
+        pack(path, is_overwritten=True)
         for asked in ("on", "auto"):
             prepared = prepare(gguf, replace(config, repack=asked), is_opened=False)
             assert prepared.repacked_file is not None

@@ -30,6 +30,7 @@ from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.stream import Stream
 from edge_run.runtime.split.async_model import AsyncSplitModel
 from edge_run.runtime.split.model import SplitModel
+from edge_run.runtime.tools import pack
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = (DOCS / "reference.md").read_text(encoding="utf-8")
@@ -118,7 +119,7 @@ def dataclasses_of(module: ModuleType) -> list[type]:
 
 RESULTS = [
     kind
-    for module in (results, embedding, findings, profile, bench, replay, split, mesh_status)
+    for module in (results, embedding, findings, profile, bench, replay, split, mesh_status, pack)
     for kind in dataclasses_of(module)
 ]
 
@@ -211,7 +212,7 @@ def test_members(kind: type) -> None:
             assert arguments(call[2]) == wanted
 
 
-@pytest.mark.parametrize("name", ["Model", "plan", "probe", "inflate", "replay", "to_json"])
+@pytest.mark.parametrize("name", ["Model", "plan", "probe", "inflate", "pack", "trace", "replay", "to_json"])
 def test_arguments(name: str) -> None:
     call = re.search(rf"`{name}\(([^`]*)\)`", SECTIONS["Model" if name == "Model" else "Python"])
     assert call

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from edge_run.base import strict_json
+from edge_run.runtime.generation.chat import TEXT_PARTS, text_of_parts
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import Name, unsupported
 
 MOST_MESSAGES = 10_000
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 class ContentPart(msgspec.Struct):
@@ -69,7 +70,7 @@ def template_message(message: ChatMessage, where: str) -> dict[str, Any]:
         raise Refusal(400, f"{where}.role: must be one of {', '.join(_ROLES)}", param=f"{where}.role")
     content = message.content
     if isinstance(content, list):
-        content = "\n".join(_text(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+        content = text_of_parts([*map(msgspec.structs.asdict, content)], partial(_no_text, content, where))
     if content is None and not message.tool_calls:
         raise Refusal(400, f"{where}.content: is missing", param=f"{where}.content")
     made: dict[str, Any] = {"role": role, "content": content or ""}
@@ -83,13 +84,11 @@ def template_message(message: ChatMessage, where: str) -> dict[str, Any]:
     return made
 
 
-def _text(part: ContentPart, where: str) -> str:
-    if part.type not in _TEXT_PARTS:
-        raise unsupported(f"{where}.type", f"{part.type[:40]!r} is not taken: this server reads text only")
-    text = part.refusal if part.type == "refusal" else part.text
-    if text is None:
-        raise Refusal(400, f"{where}.text: is missing", param=f"{where}.text")
-    return text
+def _no_text(parts: Sequence[ContentPart], where: str, number: int) -> Refusal:
+    place, kind = f"{where}.content[{number}]", parts[number].type
+    if kind in TEXT_PARTS:
+        return Refusal(400, f"{place}.text: is missing", param=f"{place}.text")
+    return unsupported(f"{place}.type", f"{kind[:40]!r} is not taken: this server reads text only")
 
 
 def _call(call: MadeCall, where: str) -> dict[str, Any]:

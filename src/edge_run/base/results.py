@@ -389,7 +389,8 @@ class Piece:
 def to_json(result: object) -> str:
     """Return a result dataclass as one line of JSON, with its field names as keys.
 
-    Arrays become lists; infinite numbers and those that are none become null. Raises TypeError for anything else.
+    Arrays become lists, paths text; infinite numbers and those that are none become null. Raises TypeError for anything
+    else.
     """
     if not dataclasses.is_dataclass(result) or isinstance(result, type):
         raise TypeError(f"{type(result).__name__} is not a result dataclass")

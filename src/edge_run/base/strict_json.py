@@ -16,6 +16,7 @@ import math
 import re
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
@@ -46,21 +47,25 @@ def parse(text: bytes | str) -> Any:
 
 
 def write(value: object) -> str:
-    """Return `value` as one line of JSON. Arrays become lists; infinite numbers and those that are none become null.
+    """Return `value` as one line of JSON.
+
+    Arrays become lists, paths text; infinite numbers and those that are none become null.
 
     Raises TypeError for what has no form in JSON.
     """
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_listed)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
     except ValueError:  # JSON has no such numbers, and few readers take them
-        return json.dumps(_finite_only(value), ensure_ascii=False, allow_nan=False, default=_listed)
+        return json.dumps(_finite_only(value), ensure_ascii=False, allow_nan=False, default=_plain)
 
 
-def _listed(array: Any) -> Any:
-    """Return a NumPy array, which `json` does not know, as lists. Raises TypeError for anything else."""
-    if not hasattr(array, "tolist"):
-        raise TypeError(f"{type(array).__name__} has no form in JSON")
-    return array.tolist()
+def _plain(value: Any) -> Any:
+    """Return a NumPy array as lists and a path as text; `json` knows neither. Raises TypeError for anything else."""
+    if isinstance(value, PurePath):
+        return str(value)
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"{type(value).__name__} has no form in JSON")
+    return value.tolist()
 
 
 def _finite_only(value: Any) -> Any:

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,6 +107,10 @@ def test_a_dataclass_takes_what_it_declares(changed: dict[str, object]) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         decode(Outer, {**GOOD, **changed})
     assert "\n" not in str(caught.value)
+
+
+def test_paths_are_texts() -> None:
+    assert parse(write({"a": [Path("/a/b")], "b": math.inf, "c": Path("c")})) == {"a": ["/a/b"], "b": None, "c": "c"}
 
 
 def test_numbers_that_json_does_not_have_are_null() -> None:

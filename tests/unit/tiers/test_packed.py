@@ -129,13 +129,13 @@ def test_a_file_that_is_there_is_kept(model: Callable[..., GgufModel], tmp_path:
     with pytest.raises(ConfigError, match="exists"):
         pack(path, target)
     with pytest.raises(ConfigError, match="the model itself"):
-        pack(path, path, is_replacing=True)
+        pack(path, path, is_overwritten=True)
     with pytest.raises(ConfigError, match="folder is not there"):
         pack(path, tmp_path / "none" / "x")
     assert target.read_bytes() == b"mine"
     link = tmp_path / "link"
     link.symlink_to(target)
-    assert pack(path, link, is_replacing=True).path == target
+    assert pack(path, link, is_overwritten=True).path == target
     assert link.is_symlink()
 
 

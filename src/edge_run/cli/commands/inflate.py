@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from edge_run.base.files import file_to_write
 from edge_run.cli.shared.growing import grow
 from edge_run.cli.shared.setting import PATH, size_option
 from edge_run.cli.shared.settings_command import SettingsCommand
@@ -29,5 +28,4 @@ def inflate(
     The neurons and layers that are added cost bytes and multiplications, and add nothing to the result: something to
     stream, for trying and for measuring.
     """
-    file_to_write(target, str(target), is_replacing=force)
-    grow(source, target, size, terminal, layers, seed)
+    grow(source, target, size, terminal, layers, seed, is_overwritten=force)

@@ -46,7 +46,7 @@ def pack(terminal: Terminal, model_file: Path, target: Path | None, force: bool,
     with interrupt.hearing_ctrl_c():  # raised while llama.cpp logs, it would be kept until all is written
         from edge_run.runtime.tools.pack import pack as pack_model
 
-        made = pack_model(model_file, target, is_replacing=force, cache_folder=cache_dir, progress=progress)
+        made = pack_model(model_file, target, is_overwritten=force, cache_folder=cache_dir, progress=progress)
     left_out = "".join(
         f"; {name} was left out, which comes down to {made.left_out[name]:.0%}" for name in made.left_out
     )

@@ -12,7 +12,14 @@ from edge_run.cli.shared.terminal import Terminal
 
 
 def grow(
-    source: Path, target: Path, size_bytes: int, terminal: Terminal, layers: int | None = None, seed: int = 0
+    source: Path,
+    target: Path,
+    size_bytes: int,
+    terminal: Terminal,
+    layers: int | None = None,
+    seed: int = 0,
+    *,
+    is_overwritten: bool = False,
 ) -> None:
     """Write `source`, grown, to `target`; at a terminal, show progress.
 
@@ -27,6 +34,6 @@ def grow(
     with interrupt.hearing_ctrl_c():  # numpy.random loses what is raised while it is imported
         from edge_run.runtime.tools.inflate import inflate
 
-        inflate(source, target, size_bytes, layers, seed, progress)
+        inflate(source, target, size_bytes, layers, seed, progress, is_overwritten=is_overwritten)
     size = format_size(target.stat().st_size)
     terminal.say(f"Wrote {target}: {size} in {time.monotonic() - started:.1f} s", NOTICE)

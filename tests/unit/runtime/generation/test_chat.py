@@ -186,6 +186,33 @@ def test_messages_that_cannot_be(message: Mapping[str, str], complaint: str) -> 
         template(CHATML).render([USER, message])
 
 
+def test_a_content_may_be_parts_of_text() -> None:
+    kinds = ("text", "input_text", "output_text")
+    parts = [*({"type": kind, "text": kind} for kind in kinds), {"type": "refusal", "refusal": "No."}]
+    for content, text in ((parts, "text\ninput_text\noutput_text\nNo."), (tuple(parts[:1]), "text"), ([], "")):
+        message = {"role": "user", "content": content}
+        assert template("{{ messages[0].content }}").render([message]) == text
+        assert message["content"] is content
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "file:///x.png"}, "text": "x"},
+        {"type": "text"},
+        {"type": "text", "text": None},
+        {"type": ["text"], "text": "x"},
+        {"text": "x"},
+        "x",
+        5,
+    ],
+)
+def test_parts_that_are_no_text_are_refused(part: object) -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "x"}, part]}
+    with pytest.raises(ConfigError, match="chat message 1: part 1 of its content must be text, as"):
+        template(CHATML).render([USER, message])
+
+
 def test_no_messages_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one"):
         template(CHATML).render([])

@@ -33,6 +33,8 @@ def test_content_in_parts_and_old_calls() -> None:
     ]
     call["function"]["arguments"] = "{"  # type: ignore[index]
     assert refused(messages=messages) == (400, "messages[1].tool_calls[0].function.arguments")
+    parts = [{"type": "refusal", "refusal": "No."}, {"type": "text"}]
+    assert refused(messages=[{"role": "user", "content": parts}]) == (400, "messages[0].content[1].text")
 
 
 def test_what_is_wrong_with_the_result_of_a_tool_is_named() -> None:
