@@ -209,17 +209,6 @@ def until_idle(process: int) -> None:
         time.sleep(IDLE_S)
 
 
-def used_s() -> float:
-    """Return the processor's seconds of this process so far."""
-    times = os.times()
-    return times.user + times.system
-
-
-def read_bytes() -> int:
-    """Return what this process has read from storage so far, page faults included."""
-    return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["read_bytes"])
-
-
 def spread(values: Iterable[float], digits: int = 2) -> str:
     """Return the median, the least and the most."""
     found = sorted(values)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
+from _usage import peak_bytes, read_bytes, used_s
+
 WIDTH = 256  # tokens in a pass of a prompt
 TOKEN_CHARACTERS = 6  # of a text, more than a token has: what is not needed is not held
-
-
-def used_s() -> float:
-    """Return the processor's seconds of this process so far."""
-    times = os.times()
-    return times.user + times.system
 
 
 def text_of(arguments: argparse.Namespace) -> str:
@@ -121,13 +116,11 @@ def run_plain(arguments: argparse.Namespace) -> dict[str, Any]:
         made = decode([(answer[-1], length + step, sequence, True) for sequence, answer in enumerate(answers)])
         for answer, token in zip(answers, made, strict=True):
             answer.append(token)
-    status = Path("/proc/self/status").read_text().split()
-    read = Path("/proc/self/io").read_text().split()
     return {
         "wall_s": round(time.monotonic() - began, 1),
         "cpu_s": round(used_s() - used, 1),
-        "peak_bytes": 1024 * int(status[status.index("VmHWM:") + 1]),
-        "read_bytes": int(read[read.index("read_bytes:") + 1]),
+        "peak_bytes": peak_bytes(),
+        "read_bytes": read_bytes(),
         "answers": answers,
     }
 

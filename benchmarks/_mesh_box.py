@@ -156,9 +156,3 @@ def keep_apart(processes: Iterable[psutil.Process], n_computing: int) -> None:
 def environment() -> dict[str, str]:
     """Return the environment of a process whose threads leave the cores to others while they wait."""
     return {**os.environ, "OMP_WAIT_POLICY": "passive"}
-
-
-def peak_bytes(pid: int) -> int:
-    """Return the largest resident size of a process so far."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))

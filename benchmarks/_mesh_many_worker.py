@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import psutil
 from _mesh_joining import joined
+from _usage import peak_bytes
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.sampling_config import SamplingConfig
@@ -46,12 +46,6 @@ def cpu_seconds(others: Sequence[int]) -> float:
         except psutil.NoSuchProcess:  # it was killed
             continue
     return time.process_time() + sum(one.user + one.system for one in times)
-
-
-def peak_bytes(others: Sequence[int]) -> int:
-    """Return the most that this process, or one of others that are still there, has held."""
-    texts = [path.read_text() for p in (os.getpid(), *others) if (path := Path(f"/proc/{p}/status")).exists()]
-    return max(int(found.group(1)) * 1024 for text in texts if (found := re.search(r"VmHWM:\s+(\d+) kB", text)))
 
 
 def in_turns(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hops) -> MeshPlan:
@@ -145,7 +139,7 @@ def main() -> None:
         **found,
         "most_in_flight": in_flight,
         "layers": {node.name: len(node.blocks) for node in use.nodes} if use else {},
-        "peak_bytes": peak_bytes(arguments.watch),
+        "peak_bytes": max(map(peak_bytes, (os.getpid(), *arguments.watch))),  # of those that are still there
         "recoveries": use.recoveries if use else 0,
         "sent_bytes": use.sent_bytes if use else 0,
     }

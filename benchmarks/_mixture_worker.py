@@ -15,7 +15,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from _box import NOVELS, read_bytes
+from _box import NOVELS
+from _usage import read_bytes
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken

@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from _peers_worker import stored_bytes
+from _usage import read_bytes
 
 from edge_run.base.config import ModelConfig
 from edge_run.runtime.decoding.session import Session
@@ -27,7 +27,7 @@ def main() -> None:
     engine = Engine.open(arguments.model, config)
     session, started = Session(engine.front), time.monotonic()
     logits, _ = session.feed(arguments.prompt)
-    first_s, first_bytes, tokens = time.monotonic(), stored_bytes(), [int(logits.argmax())]
+    first_s, first_bytes, tokens = time.monotonic(), read_bytes(), [int(logits.argmax())]
     while len(tokens) < arguments.tokens:
         tokens.append(int(session.step(tokens[-1]).argmax()))
     n_later = arguments.tokens - 1
@@ -35,7 +35,7 @@ def main() -> None:
         "load_s": engine.load_s,
         "first_token_s": first_s - started,
         "token_s": (time.monotonic() - first_s) / n_later,
-        "bytes_per_token": (stored_bytes() - first_bytes) / n_later,
+        "bytes_per_token": (read_bytes() - first_bytes) / n_later,
         "tokens": tokens,
     }
     engine.close()

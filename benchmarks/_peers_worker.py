@@ -8,16 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-
-def stored_bytes() -> int:
-    """Return the bytes that storage has read for this process, page faults included."""
-    return int(re.search(r"^read_bytes: (\d+)", Path("/proc/self/io").read_text(), re.MULTILINE)[1])  # type: ignore[index]
+from _usage import read_bytes
 
 
 class Watch:
@@ -29,7 +25,7 @@ class Watch:
 
     def put(self, value: Any) -> None:
         """Note what comes: first the prompt, then each token."""
-        self.marks.append((time.monotonic(), stored_bytes()))
+        self.marks.append((time.monotonic(), read_bytes()))
         self.tokens += value.flatten().tolist()
 
     def end(self) -> None:

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from _box import ROOT, write_results
+from _usage import forget_peak, peak_bytes, resident_bytes, status_bytes
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -71,14 +72,9 @@ class Mistakes(logging.Handler):
         self.last = f"{record.getMessage()} {record.exc_info[1]!r}" if record.exc_info else record.getMessage()
 
 
-def resident_bytes(line: str = "VmRSS") -> int:
-    lines = dict(one.split(":", 1) for one in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[line].split()[0]) * 1024
-
-
 def limit_memory(more_bytes: int) -> None:
     """Let the address space grow by so much and no further."""
-    limit = resident_bytes("VmSize") + more_bytes
+    limit = status_bytes("VmSize") + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
@@ -131,12 +127,12 @@ class Trial:
     def watch(self, count: int, seed: int) -> None:
         """Try `count` inputs, and see to it that the process stays small."""
         with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            forget_peak()
         before_bytes = resident_bytes()
         limit_memory(self.target.memory_bytes + SPARE_BYTES)
         for number in range(count):
             self.feed(self.target.make(random.Random(f"{seed}-{number}")))
-        self.grown_bytes = resident_bytes("VmHWM") - before_bytes
+        self.grown_bytes = peak_bytes() - before_bytes
         if self.grown_bytes > self.target.memory_bytes + NOISE_BYTES:
             self.add(f"the process grew by {self.grown_bytes:,} bytes", b"")
 

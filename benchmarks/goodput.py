@@ -26,18 +26,15 @@ import datetime
 import json
 import math
 import random
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 from _box import READAHEAD_KB, RESULTS, ROOT, SHARED, file_at, need, program_at, run_in_box, write_results
 from _http_load import Answered, ask_at
+from _server_process import running
 from edgebox import boxed
 
 from edge_run.base.units import parse_size
@@ -47,7 +44,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from mosquitto import free_port
 
 TRACE = SHARED / "data" / "requests" / "azure-conv.csv"
-FIRST_S, PASSES, START_S = 60.0, 2.0, 900.0
+FIRST_S, PASSES = 60.0, 2.0
 NEW_TOKENS, FIRST_SHARE = 64, 0.9
 TOKENS = range(300, 4000)  # words of any vocabulary
 STREAMED_PEER = ("--no-repack", "--cache-ram", "0")
@@ -149,31 +146,14 @@ def serving(name: str, given: argparse.Namespace, cache: Path) -> Iterator[tuple
         words += [] if name == "default" else ["-np", given.parallel]
         words += ["-kvu", "-b", 128, "-ub", 128] if name == "tuned" else []
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(box(given, [*map(str, words)]), stdout=subprocess.DEVNULL, stderr=log, cwd=ROOT)
         try:
-            wait_for(port, process, log)
-            yield port, found
+            with running(box(given, [*map(str, words)]), port, log):
+                yield port, found
         finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
             log.seek(0)
             *_, last = ["", *log.read().splitlines()]
             with contextlib.suppress(ValueError):  # where no box could be made; that was said
                 found.update(json.loads(last))
-
-
-def wait_for(port: int, process: subprocess.Popen[Any], log: Any) -> None:
-    """Wait until a server takes requests."""
-    ends_s = time.monotonic() + START_S
-    while time.monotonic() < ends_s:
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"http://127.0.0.1:{port}/health", timeout=30).status_code == 200:
-                return
-        if process.poll() is not None:
-            log.seek(0)
-            raise SystemExit(f"a server did not start:\n{log.read()[-3000:]}")
-        time.sleep(0.5)
-    raise SystemExit("a server did not start in time")
 
 
 def measured(name: str, given: argparse.Namespace, cache: Path, rate: float, pass_s: float) -> dict[str, Any]:

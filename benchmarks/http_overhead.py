@@ -21,11 +21,12 @@ from typing import Any
 
 import httpx
 from _box import KIT, ROOT, WIKITEXT, file_at, model_at, need, run_worker, until_idle, write_results
+from _usage import peak_bytes
 
 sys.path.insert(0, str(ROOT / "tests"))
 
 from edge_run.base.units import MIB
-from served import Served, served
+from served import served
 
 WORKER = ROOT / "benchmarks" / "_many_worker.py"
 MOST_LESS, MOST_MORE_BYTES, MOST_IMPORT_S = 0.02, 15 * MIB, 0.150
@@ -88,13 +89,7 @@ def over_http(model: Path, budget: str, given: argparse.Namespace) -> dict[str, 
         command = [sys.executable, str(Path(__file__).with_name("_http_client.py"))]
         words = [server.url, model, given.text, given.requests, given.prompt, given.tokens]
         done = subprocess.run([*command, *map(str, words)], capture_output=True, text=True, check=True, cwd=ROOT)
-        return {**json.loads(done.stdout.splitlines()[-1]), "peak_bytes": peak_bytes(server)}
-
-
-def peak_bytes(server: Served) -> int:
-    """Return the most that a server held."""
-    text = Path(f"/proc/{server.process.pid}/status").read_text(encoding="ascii")
-    return 1024 * int(next(line for line in text.splitlines() if line.startswith("VmHWM")).split()[1])
+        return {**json.loads(done.stdout.splitlines()[-1]), "peak_bytes": peak_bytes(server.process.pid)}
 
 
 def child(program: str) -> str:

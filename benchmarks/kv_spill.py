@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _box import used_s, write_results
+from _box import write_results
+from _usage import used_s
 
 from edge_run import Model
 from edge_run.base.units import MIB, format_size

@@ -18,7 +18,8 @@ from typing import Any
 
 import gguf
 import numpy as np
-from _box import MODELS, read_bytes, spread, write_results
+from _box import MODELS, spread, write_results
+from _usage import read_bytes
 
 from edge_run.base.config import ModelConfig
 from edge_run.runtime.engine import engine as engine_module

@@ -18,7 +18,6 @@ import argparse
 import itertools
 import json
 import math
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,8 @@ from typing import Any
 import numpy as np
 from _box import WIKITEXT, file_at, need, program_at, write_results
 from _http_load import ask_at
-from goodput import free_port, wait_for
+from _server_process import running
+from goodput import free_port
 
 from edge_run import Generation, Model
 from edge_run.base.units import parse_size
@@ -123,17 +123,11 @@ def peer_answers(path: Path, prompts: list[list[int]], given: argparse.Namespace
         port,
         "--no-webui",
     ]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(list(map(str, words)), stdout=subprocess.DEVNULL, stderr=log)
-        try:
-            wait_for(port, process, log)
-            asked = [(0.0, prompt, given.tokens) for prompt in prompts]
-            more = {"cache_prompt": False, "return_tokens": True, "ignore_eos": not given.questions}
-            alone = [ask_at("127.0.0.1", port, [one], LONGEST_S, **more)[0] for one in asked]
-            together = ask_at("127.0.0.1", port, asked, LONGEST_S, **more)
-        finally:
-            process.terminate()
-            process.wait()
+    with tempfile.TemporaryFile("w+") as log, running(words, port, log):
+        asked = [(0.0, prompt, given.tokens) for prompt in prompts]
+        more = {"cache_prompt": False, "return_tokens": True, "ignore_eos": not given.questions}
+        alone = [ask_at("127.0.0.1", port, [one], LONGEST_S, **more)[0] for one in asked]
+        together = ask_at("127.0.0.1", port, asked, LONGEST_S, **more)
     if not all(answer.is_whole for answer in (*alone, *together)):
         raise SystemExit("llama-server left an answer unfinished")
     return [(one.token_ids, other.token_ids) for one, other in zip(alone, together, strict=True)]

@@ -24,6 +24,7 @@ from _box import ROOT, table, write_results
 from _broker_attacks import BROKER_ATTACKS
 from _link_attacks import LINK_ATTACKS
 from _mesh_box import need_mesh
+from _usage import forget_peak, peak_bytes, resident_bytes
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -38,16 +39,6 @@ from mosquitto import Mosquitto
 
 WHEN = ("before", "peak", "after")
 Rows: TypeAlias = list[dict[str, Any]]
-
-
-def memory(process: int) -> tuple[int, int]:
-    """Return what a process holds now, and its peak, in bytes."""
-    lines = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
-    return int(lines["VmRSS"].split()[0]) * 1024, int(lines["VmHWM"].split()[0]) * 1024
-
-
-def forget_peak(process: int) -> None:
-    Path(f"/proc/{process}/clear_refs").write_text("5")
 
 
 def is_well(here: LocalNode, victim: Victim) -> bool:
@@ -81,11 +72,11 @@ def meet(folder: Path, cluster: Cluster, port: int, attacks: Attacks, broker: in
             before = {}
             for name, process in processes.items():
                 forget_peak(process)
-                before[name] = memory(process)[0]
+                before[name] = resident_bytes(process)
             act(attack)
             row: dict[str, Any] = {"attack": what}
             for name, process in processes.items():
-                now, peak = memory(process)
+                now, peak = resident_bytes(process), peak_bytes(process)
                 sizes = (before[name], peak, now)
                 row |= {f"{name}_{when}_mib": round(n / MIB) for when, n in zip(WHEN, sizes, strict=True)}
             rows.append({**row, "answers after it": is_well(here, victim)})

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from _box import ROOT, file_at, grown_model, grown_moe, write_results
-from _mesh_box import need_mesh, peak_bytes, run
+from _mesh_box import need_mesh, run
+from _usage import peak_bytes
 
 SHARES = (0.20, 0.35, 0.60)
 SCALING = ("granite", "gemma")

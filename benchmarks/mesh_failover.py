@@ -13,12 +13,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,36 +25,11 @@ from _mesh_box import need_mesh
 
 sys.path.insert(0, str(ROOT / "tests"))
 
+from namespaces import Network, network, run
+
 os.environ["OMP_WAIT_POLICY"] = "passive"  # four processes share two cores
-NET, BRIDGE = "10.77.9", "ebbr0"
 NAMES = ("n1", "n2", "n3")
 TOKENS, MOMENT = 24, 10
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-@contextmanager
-def namespaces() -> Iterator[None]:
-    """A bridge, and a namespace behind it for each worker."""
-    ip("link", "add", BRIDGE, "type", "bridge")
-    try:
-        ip("addr", "add", f"{NET}.1/24", "dev", BRIDGE)
-        ip("link", "set", BRIDGE, "up")
-        for number, name in enumerate(NAMES, 2):
-            ip("netns", "add", f"eb{name}")
-            ip("link", "add", f"eb{name}", "type", "veth", "peer", "name", "eth0", "netns", f"eb{name}")
-            ip("link", "set", f"eb{name}", "master", BRIDGE, "up")
-            ip("-n", f"eb{name}", "addr", "add", f"{NET}.{number}/24", "dev", "eth0")
-            ip("-n", f"eb{name}", "link", "set", "eth0", "up")
-            ip("-n", f"eb{name}", "link", "set", "lo", "up")
-        yield
-    finally:
-        for name in NAMES:
-            subprocess.run(["ip", "link", "del", f"eb{name}"], check=False, capture_output=True)
-            subprocess.run(["ip", "netns", "del", f"eb{name}"], check=False, capture_output=True)
-        subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
 
 
 def in_equal_parts(works: Sequence[Any], specs: Sequence[Any], hops: Any) -> Any:
@@ -83,7 +56,7 @@ def greedy(engine: Any, at: Callable[[int], None] = lambda i: None) -> tuple[lis
     return tokens, times
 
 
-def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
+def measure(model: Path, fault: str, wanted: list[int], net: Network) -> dict[str, Any]:
     """Return how long things took when `fault` struck."""
     from edge_run.base.config import ModelConfig
     from edge_run.devices.mesh.opening import MeshConfig, open_mesh
@@ -95,16 +68,13 @@ def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
     budget = "500MiB"
     said: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory() as folder:
-        mesh = MeshOfProcesses(Path(folder), model, f"{NET}.1")
+        mesh = MeshOfProcesses(Path(folder), model, net.here)
         try:
-            for number, name in enumerate(NAMES, 2):
-                wrap = ["ip", "netns", "exec", f"eb{name}"]
-                mesh.spawn(name, budget, wrap, 2 << 20, folder, f"{NET}.{number}")
+            for name, address in net.addresses.items():
+                mesh.spawn(name, budget, net.wrap(name), 2 << 20, folder, address)
             for worker in mesh.workers.values():
                 worker.wait_ready()
-            here = open_mesh(
-                MeshConfig(folder=mesh.prepare_folder(Path(folder) / "here"), name="here", listen=(f"{NET}.1",))
-            )
+            here = open_mesh(MeshConfig(mesh.prepare_folder(Path(folder) / "here"), name="here", listen=(net.here,)))
             mesh.wait_for(here, len(NAMES))
             config = ModelConfig(
                 memory=budget, context_tokens=256, micro_batch_tokens=32, threads=2, cache_folder=Path(folder)
@@ -121,7 +91,7 @@ def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
                     {
                         "kill -9": lambda: os.kill(mesh.workers["n2"].pid, 9),
                         "SIGSTOP": lambda: os.kill(mesh.workers["n2"].pid, 19),
-                        "cable cut": lambda: ip("link", "set", "ebn2", "down"),
+                        "cable cut": lambda: run("ip", "link", "set", net.space("n2"), "down"),
                         "broker restart": lambda: (mesh.broker.stop(), mesh.broker.start()),
                         "broker away, kill -9": lambda: (mesh.broker.stop(), os.kill(mesh.workers["n2"].pid, 9)),
                     }[fault]()
@@ -132,7 +102,7 @@ def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
             finally:
                 engine.close()
                 here.close()
-                ip("link", "set", "ebn2", "up")
+                run("ip", "link", "set", net.space("n2"), "up")
                 if fault == "SIGSTOP":
                     os.kill(mesh.workers["n2"].pid, 18)
         finally:
@@ -169,9 +139,9 @@ def main() -> None:
     wanted, _ = greedy(alone)
     alone.close()
     rows = []
-    with namespaces():
+    with network(NAMES) as net:
         for fault in ("kill -9", "SIGSTOP", "cable cut", "broker restart", "broker away, kill -9"):
-            rows.append(measure(model, fault, wanted))
+            rows.append(measure(model, fault, wanted, net))
             print(rows[-1], file=sys.stderr)
     losses = [row for row in rows if row["lost_after_s"]]
     write_results(

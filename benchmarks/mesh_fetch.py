@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from _box import file_at, grown_model, write_results
-from _mesh_box import need_mesh, peak_bytes, run
+from _mesh_box import need_mesh, run
+from _usage import peak_bytes
 
 from edge_run.base.units import GIB, MIB
 from edge_run.runtime.fetch.fingerprint import fingerprint

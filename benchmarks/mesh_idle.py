@@ -20,35 +20,14 @@ from _mesh_box import need_mesh
 
 from edge_run.devices.members.cluster import new_cluster, write_cluster
 from mosquitto import PROGRAM
+from namespaces import network
 
-NODES, PREFIX, NETWORK = 4, "erm", "10.213.77"
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True)
+NAMES = ("n0", "n1", "n2", "n3")
 
 
-def make_namespaces() -> None:
-    ip("link", "add", f"{PREFIX}br", "type", "bridge")
-    ip("addr", "add", f"{NETWORK}.1/24", "dev", f"{PREFIX}br")
-    ip("link", "set", f"{PREFIX}br", "up")
-    for number in range(NODES):
-        name = f"{PREFIX}{number}"
-        ip("netns", "add", name)
-        ip("link", "add", f"{name}o", "type", "veth", "peer", "name", "eth0", "netns", name)
-        ip("link", "set", f"{name}o", "master", f"{PREFIX}br", "up")
-        ip("-n", name, "addr", "add", f"{NETWORK}.{10 + number}/24", "dev", "eth0")
-        ip("-n", name, "link", "set", "eth0", "up")
-
-
-def remove_namespaces() -> None:
-    for number in range(NODES):
-        subprocess.run(["ip", "netns", "del", f"{PREFIX}{number}"], check=False, stderr=subprocess.DEVNULL)
-    subprocess.run(["ip", "link", "del", f"{PREFIX}br"], check=False, stderr=subprocess.DEVNULL)
-
-
-def counted(number: int) -> int:
-    folder = Path(f"/sys/class/net/{PREFIX}{number}o/statistics")
+def counted(space: str) -> int:
+    """Return the bytes of the card of a namespace, both ways."""
+    folder = Path(f"/sys/class/net/{space}/statistics")
     return sum(int((folder / name).read_text()) for name in ("rx_bytes", "tx_bytes"))
 
 
@@ -57,42 +36,34 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     given = parser.parse_args()
     need_mesh(in_networks=True)
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, network(NAMES) as net:
         folder = Path(temporary)
         processes: list[subprocess.Popen[str]] = []
-        settings = f"user root\nlistener 18893 {NETWORK}.1\nallow_anonymous true\npersistence false\n"
+        settings = f"user root\nlistener 18893 {net.here}\nallow_anonymous true\npersistence false\n"
         (folder / "mosquitto.conf").write_text(settings)
         try:
-            make_namespaces()
             broker = subprocess.Popen([PROGRAM or "", "-c", str(folder / "mosquitto.conf")], stderr=subprocess.DEVNULL)
             processes.append(broker)  # type: ignore[arg-type]
             time.sleep(1)
-            cluster = new_cluster(f"mqtt://{NETWORK}.1:18893")
-            for number in range(NODES):
-                write_cluster(folder / str(number), cluster)
-                member = [
-                    sys.executable,
-                    str(ROOT / "tests" / "mesh_member.py"),
-                    str(folder / str(number)),
-                    f"n{number}",
-                    f"{NETWORK}.{10 + number}",
-                ]
+            cluster = new_cluster(f"mqtt://{net.here}:18893")
+            for name, address in net.addresses.items():
+                write_cluster(folder / name, cluster)
+                member = [sys.executable, str(ROOT / "tests" / "mesh_member.py"), str(folder / name), name, address]
                 processes.append(
                     subprocess.Popen(
-                        ["ip", "netns", "exec", f"{PREFIX}{number}", *member],
-                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                        [*net.wrap(name), *member], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
                     )
-                )  # fmt: skip
+                )
                 assert processes[-1].stdout is not None
                 assert processes[-1].stdout.readline(), "a member does not start"
             time.sleep(5)
-            before = [counted(number) for number in range(NODES)]
+            before = [counted(net.space(name)) for name in NAMES]
             cpu = [sum(psutil.Process(one.pid).cpu_times()[:2]) for one in processes[1:]]
             time.sleep(given.seconds)
             rows = [
                 {
                     "node": number,
-                    "bytes_per_s": (counted(number) - before[number]) / given.seconds,
+                    "bytes_per_s": (counted(net.space(NAMES[number])) - before[number]) / given.seconds,
                     "cpu_share": (sum(psutil.Process(one.pid).cpu_times()[:2]) - cpu[number]) / given.seconds,
                 }
                 for number, one in enumerate(processes[1:])
@@ -101,7 +72,6 @@ def main() -> None:
             for one in processes:
                 one.kill()
                 one.communicate()
-            remove_namespaces()
     lines = ["| node | bytes/s on the wire | share of a core |", "|---|---|---|"]
     lines += [f"| {row['node']} | {row['bytes_per_s']:.0f} | {row['cpu_share']:.2%} |" for row in rows]
     print("\n".join(lines))

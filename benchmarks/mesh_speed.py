@@ -36,7 +36,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import psutil
 from _box import grown_model, write_results
-from _mesh_box import PlainReading, Stepping, box, cores_besides, keep_apart, need_mesh, peak_bytes, run
+from _mesh_box import PlainReading, Stepping, box, cores_besides, keep_apart, need_mesh, run
+from _usage import peak_bytes
 
 TOKENS = {1: 4, 2: 7}
 TURN_TOKENS = 4

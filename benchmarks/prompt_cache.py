@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _box import spread, used_s, write_results
+from _box import spread, write_results
+from _usage import used_s
 
 from edge_run import Model
 

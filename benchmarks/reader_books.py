@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from array import array
 from pathlib import Path
 
 from _box import write_results
@@ -50,7 +51,7 @@ class Books:
         self.n_frames = address_space.n_chunks // 2
         states = OnDemand(address_space.n_chunks, self.n_frames, address_space.ragged)
         self.weights = Weights(address_space, [NoFile()], readers, states, run_chunks=128)
-        self.weights._sums._sums.update(dict.fromkeys(range(address_space.n_chunks), 0))  # nothing is new
+        self.weights._sums._sums = array("I", [1]) * address_space.n_chunks  # nothing is new
         self.held: list[int] = []
         self._n_experts, self._random = address_space.n_chunks // EXPERT_CHUNKS, random.Random(1)
 

@@ -109,8 +109,8 @@ def random_trace(moe: MoeShape, tokens: int) -> Trace:
 
 
 def seconds_of_a_look_up(trace: Trace, budget_bytes: int) -> tuple[float, int]:
-    """Return the least of five, of the default policy, in decoding; and how many units were resident."""
-    least, n_units = float("inf"), 0
+    """Return the least of five, of the default policy, in decoding; and how many experts were resident."""
+    least, n_resident = float("inf"), 0
     for _ in range(5):
         cache = ExpertCache(budget_bytes, trace.expert_bytes, NextUsePolicy(trace.moe))
         prompts = [one for one in trace.look_ups if one.is_prefill]
@@ -120,8 +120,8 @@ def seconds_of_a_look_up(trace: Trace, budget_bytes: int) -> tuple[float, int]:
         started = time.perf_counter()
         for layer, experts, _is_prefill in decoded:
             cache.look_up(layer, experts)
-        least, n_units = min(least, (time.perf_counter() - started) / len(decoded)), len(cache)
-    return least, n_units
+        least, n_resident = min(least, (time.perf_counter() - started) / len(decoded)), len(cache)
+    return least, n_resident
 
 
 def table_of(rows: list[dict[str, object]], columns: list[str], column: str) -> list[str]:
@@ -158,8 +158,8 @@ def main() -> None:
     for name, trace in traces.items():
         for budget in BUDGETS_MIB[name]:
             hits += rows_of("hits", name, trace, budget * MIB)
-            seconds, n_units = seconds_of_a_look_up(trace, budget * MIB)
-            times.append((name, budget, 1e6 * seconds, n_units))
+            seconds, n_resident = seconds_of_a_look_up(trace, budget * MIB)
+            times.append((name, budget, 1e6 * seconds, n_resident))
     for name, budget in CHECKED:
         trace = traces[name]
         halves += rows_of("halves", f"{name}, first half", part(trace, 0, half(trace)), budget * MIB)
@@ -174,10 +174,10 @@ def main() -> None:
     lines += ["Random routing:", "", *table_of(shapes, list(NAMES), "policy"), ""]
     lines += ["One parameter of the default policy changed:", "", *_changes(changed), ""]
     wide = random_trace(MoeShape(tuple(range(48)), 128, 8), 60)
-    seconds, n_units = seconds_of_a_look_up(wide, 1500 * MIB)
-    times.append(("random, 48 layers, 8 of 128", 1500, 1e6 * seconds, n_units))
+    seconds, n_resident = seconds_of_a_look_up(wide, 1500 * MIB)
+    times.append(("random, 48 layers, 8 of 128", 1500, 1e6 * seconds, n_resident))
     lines += ["A look-up of the default policy:", ""]
-    lines += [f"* {name} @ {budget} MiB: {us:.0f} µs, {n_units} units resident." for name, budget, us, n_units in times]
+    lines += [f"* {name} @ {budget} MiB: {us:.0f} µs, {n} experts resident." for name, budget, us, n in times]
     write_results("replay", [*hits, *halves, *shapes, *changed], "\n".join(lines))
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from _box import write_results
+from _usage import resident_bytes
 
 from edge_run.base.units import MIB
 
@@ -171,12 +172,6 @@ class Fuzz:
                     self.failures.append(f"{status}: {data[:300]!r}")
 
 
-def resident_bytes(server: Served) -> int:
-    """Return what the server takes; 0 where it is gone."""
-    text = Path(f"/proc/{server.process.pid}/status").read_text(encoding="ascii")
-    return 1024 * int(next((line for line in text.splitlines() if line.startswith("VmRSS")), "VmRSS: 0").split()[1])
-
-
 def main() -> None:
     """Send them all; say what came of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -198,10 +193,10 @@ def main() -> None:
             time.sleep(0.2)
             done = given.requests - fuzz.left
             if done >= given.requests * (1 + len(sizes)) / 10:
-                sizes.append(resident_bytes(server))
+                sizes.append(resident_bytes(server.process.pid))
                 print(f"{done} sent, {sizes[-1] >> 20} MiB", file=sys.stderr)
         is_alive = server.process.poll() is None
-        growth = (resident_bytes(server) if is_alive else 0) - sizes[0] if sizes else 0
+        growth = (resident_bytes(server.process.pid) if is_alive else 0) - sizes[0] if sizes else 0
         mistakes = [line for line in server.said.splitlines() if "mistake of" in line]
         found = {
             "requests": given.requests,

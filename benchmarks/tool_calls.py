@@ -13,16 +13,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 from _box import ROOT, file_at, program_at, write_results
+from _server_process import running
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -125,7 +124,7 @@ QUESTIONS: list[tuple[str, str, dict[str, Any]]] = [
     ),
 ]
 KINDS: dict[str, Any] = {"string": str, "integer": int, "number": (int, float)}
-CONTEXT_TOKENS, MOST_TOKENS, START_S, ANSWER_S = 2048, 128, 300.0, 300.0
+CONTEXT_TOKENS, MOST_TOKENS, ANSWER_S = 2048, 128, 300.0
 
 
 def main() -> None:
@@ -169,26 +168,8 @@ def peer(given: argparse.Namespace) -> Iterator[str]:
     """The same with llama-server."""
     port = free_port()
     command = [given.peer, "-m", given.model, "--jinja", "-c", CONTEXT_TOKENS, "-t", given.threads, "-np", 1]
-    with subprocess.Popen(
-        [*map(str, command), "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        url, ends_s = f"http://127.0.0.1:{port}", time.monotonic() + START_S
-        try:
-            while not is_ready(url):
-                if process.poll() is not None or time.monotonic() > ends_s:
-                    raise SystemExit(f"{given.peer} did not start")
-                time.sleep(0.2)
-            yield url
-        finally:
-            process.kill()
-
-
-def is_ready(url: str) -> bool:
-    """Return whether a server takes requests."""
-    try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
+    with tempfile.TemporaryFile("w+") as log, running([*command, "--port", port], port, log):
+        yield f"http://127.0.0.1:{port}"
 
 
 def ask(url: str, question: str, choice: str) -> dict[str, Any]:

@@ -9,16 +9,16 @@ import heapq
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from edge_run.prefetch.experts import MoeShape, Policy, Unit
+from edge_run.prefetch.experts import LayerExpert, MoeShape, Policy
 
 _LARGEST = 1e100
 _STALE = 4
 
 
 class CountingPolicy(Policy):
-    """Evicts the unit with the lowest count; of equal ones, the one used longest ago.
+    """Evicts the expert with the lowest count; of equal ones, the one used longest ago.
 
-    A use counts 1, and is multiplied by `decay` at every later look-up of its layer. Every unit that was looked up is
+    A use counts 1, and is multiplied by `decay` at every later look-up of its layer. Every expert that was looked up is
     kept, as far as there is room.
 
     decay: 1 is LFU over all time, 0 is LRU.
@@ -31,8 +31,8 @@ class CountingPolicy(Policy):
         self._clock = 0
         self._weight: dict[int, float] = dict.fromkeys(moe.layers, 1.0)  # grows, instead of all counts falling
         self._counts: dict[int, list[float]] = {layer: [0.0] * moe.experts for layer in moe.layers}
-        self._entries: dict[Unit, tuple[float, int, Unit]] = {}  # the valid one of each resident unit
-        self._heaps: defaultdict[int, list[tuple[float, int, Unit]]] = defaultdict(list)
+        self._entries: dict[LayerExpert, tuple[float, int, LayerExpert]] = {}  # the valid one of each resident expert
+        self._heaps: defaultdict[int, list[tuple[float, int, LayerExpert]]] = defaultdict(list)
         self._layer, self._touched = -1, frozenset[int]()
         self._expected: dict[int, Collection[int]] = {}
 
@@ -53,23 +53,23 @@ class CountingPolicy(Policy):
         """Keep predicted experts from being evicted for others predicted with them."""
         self._expected[layer] = frozenset(experts)
 
-    def victim(self, newcomer: Unit | None, is_prefetch: bool = False) -> Unit | None:
-        """Return the unit with the lowest count, in the newcomer's layer where each layer has a share."""
+    def victim(self, newcomer: LayerExpert | None, is_prefetch: bool = False) -> LayerExpert | None:
+        """Return the expert with the lowest count, in the newcomer's layer where each layer has a share."""
         if newcomer is not None or not self.has_shares:
             return self._pop(newcomer[0] if newcomer and self.has_shares else 0, newcomer, is_prefetch)
         fullest = sorted(self._heaps, key=lambda pool: len(self._heaps[pool]), reverse=True)
         return next((victim for pool in fullest if (victim := self._pop(pool, None, False))), None)
 
-    def add(self, unit: Unit, is_prefetch: bool = False) -> None:
-        """Take `unit` as resident; a prefetched unit ranks as if it had been used once more."""
-        self._enter(unit, self._count_once_more(unit) if is_prefetch else None)
+    def add(self, expert: LayerExpert, is_prefetch: bool = False) -> None:
+        """Take `expert` as resident; a prefetched one ranks as if it had been used once more."""
+        self._enter(expert, self._count_once_more(expert) if is_prefetch else None)
 
-    def remove(self, unit: Unit) -> None:
-        """Forget `unit` as resident."""
-        del self._entries[unit]
+    def remove(self, expert: LayerExpert) -> None:
+        """Forget `expert` as resident."""
+        del self._entries[expert]
 
-    def _pop(self, pool: int, newcomer: Unit | None, is_prefetch: bool) -> Unit | None:
-        heap, spared = self._heaps[pool], list[tuple[float, int, Unit]]()
+    def _pop(self, pool: int, newcomer: LayerExpert | None, is_prefetch: bool) -> LayerExpert | None:
+        heap, spared = self._heaps[pool], list[tuple[float, int, LayerExpert]]()
         found = None
         while heap and found is None:
             entry = heapq.heappop(heap)
@@ -87,23 +87,23 @@ class CountingPolicy(Policy):
             heapq.heappush(heap, entry)
         return found
 
-    def _is_spared(self, unit: Unit, newcomer: Unit | None, is_prefetch: bool) -> bool:
-        layer, expert = unit
+    def _is_spared(self, expert: LayerExpert, newcomer: LayerExpert | None, is_prefetch: bool) -> bool:
+        layer, number = expert
         if not is_prefetch or newcomer is None:
-            return layer == self._layer and expert in self._touched
-        return layer == self._layer or (layer == newcomer[0] and expert in self._expected[layer])
+            return layer == self._layer and number in self._touched
+        return layer == self._layer or (layer == newcomer[0] and number in self._expected[layer])
 
-    def _count_once_more(self, unit: Unit) -> float:
+    def _count_once_more(self, expert: LayerExpert) -> float:
         if not self._decay:
             return float(self._clock)
-        return self._counts[unit[0]][unit[1]] + self._weight[unit[0]]
+        return self._counts[expert[0]][expert[1]] + self._weight[expert[0]]
 
-    def _enter(self, unit: Unit, count: float | None = None) -> None:
+    def _enter(self, expert: LayerExpert, count: float | None = None) -> None:
         if count is None:
-            count = self._counts[unit[0]][unit[1]]
-        entry = (count, self._clock, unit)
-        self._entries[unit] = entry
-        pool = unit[0] if self.has_shares else 0
+            count = self._counts[expert[0]][expert[1]]
+        entry = (count, self._clock, expert)
+        self._entries[expert] = entry
+        pool = expert[0] if self.has_shares else 0
         heap = self._heaps[pool]
         heapq.heappush(heap, entry)
         if len(heap) > _STALE * (len(self._entries) + 16):
@@ -121,8 +121,8 @@ class CountingPolicy(Policy):
         scale = 1 / self._weight[layer]
         self._weight[layer] = 1.0
         self._counts[layer] = [count * scale for count in self._counts[layer]]
-        for (unit_layer, expert), (_, clock, unit) in list(self._entries.items()):
-            if unit_layer == layer:
-                entry = (self._counts[layer][expert], clock, unit)
-                self._entries[unit] = entry
+        for (own_layer, number), (_, clock, expert) in list(self._entries.items()):
+            if own_layer == layer:
+                entry = (self._counts[layer][number], clock, expert)
+                self._entries[expert] = entry
                 heapq.heappush(self._heaps[layer if self.has_shares else 0], entry)

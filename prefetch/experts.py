@@ -1,9 +1,8 @@
 """The expert cache: which experts of a mixture of experts stay in memory. Decisions only, without memory or reads.
 
-A unit is one expert of one layer. Before a layer computes, it looks up the experts that its router chose. The cache
-returns the missing experts, which must be read, and the units that are evicted for them. Not every unit that is read is
-kept: a unit that is used once need not evict another one that is used often (admission). A policy decides which units
-are kept (`policies.py`).
+Before a layer computes, it looks up the experts that its router chose. The cache returns those that are missing, which
+must be read, and those that are evicted for them. Not every expert that is read is kept: one that is used once need not
+evict another one that is used often (admission). A policy decides which are kept (`policies.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-Unit = tuple[int, int]
+LayerExpert = tuple[int, int]  # a layer, and the number of one of its experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +43,18 @@ class Outcome:
 
     missing: the experts to read, in the order asked for.
     bypassed: those of the missing ones that are not kept.
-    evicted: the units whose memory is free now.
+    evicted: the experts whose memory is free now.
     """
 
     missing: tuple[int, ...] = ()
     bypassed: tuple[int, ...] = ()
-    evicted: tuple[Unit, ...] = ()
+    evicted: tuple[LayerExpert, ...] = ()
 
 
 class Policy(ABC):
-    """Decides which units a cache keeps; it is told of every look-up, and of units that come and go.
+    """Decides which experts a cache keeps; it is told of every look-up, and of experts that come and go.
 
-    has_shares: whether every layer has an equal part of the capacity, and evicts its own units.
+    has_shares: whether every layer has an equal part of the capacity, and evicts its own experts.
     """
 
     has_shares = False
@@ -77,32 +76,32 @@ class Policy(ABC):
         """Learn the experts that `layer` is predicted to look up next; its next look-up ends the prediction."""
 
     @abstractmethod
-    def victim(self, newcomer: Unit | None, is_prefetch: bool = False) -> Unit | None:
-        """Return the unit to evict for `newcomer`, and forget it as resident; None where the newcomer is worth least.
+    def victim(self, newcomer: LayerExpert | None, is_prefetch: bool = False) -> LayerExpert | None:
+        """Return the expert to evict for `newcomer`, and forget it as resident; None where the newcomer is worth least.
 
-        Without a newcomer, it is the unit worth least.
+        Without a newcomer, it is the one worth least.
 
-        is_prefetch: whether the newcomer is predicted. Then the victim is no unit of the layer noted last, and none
+        is_prefetch: whether the newcomer is predicted. Then the victim is no expert of the layer noted last, and none
             that is predicted in the newcomer's own layer.
         """
 
     @abstractmethod
-    def add(self, unit: Unit, is_prefetch: bool = False) -> None:
-        """Take `unit`, which has just been noted or predicted, as resident."""
+    def add(self, expert: LayerExpert, is_prefetch: bool = False) -> None:
+        """Take `expert`, which has just been noted or predicted, as resident."""
 
     @abstractmethod
-    def remove(self, unit: Unit) -> None:
-        """Forget `unit` as resident."""
+    def remove(self, expert: LayerExpert) -> None:
+        """Forget `expert` as resident."""
 
 
 class ExpertCache:
-    """A cache of units. Not thread-safe.
+    """A cache of experts. Not thread-safe.
 
-    capacity: the most that the units cost together.
-    sizes: the cost of a unit, by layer.
-    policy: decides which units are kept.
-    size_of: returns the cost of a unit, where units of a layer differ; it is at most the layer's in `sizes`.
-    cost: the cost of all resident units.
+    capacity: the most that the experts cost together.
+    sizes: the cost of an expert, by layer.
+    policy: decides which experts are kept.
+    size_of: returns the cost of an expert, where experts of a layer differ; it is at most the layer's in `sizes`.
+    cost: the cost of all resident experts.
     """
 
     def __init__(
@@ -110,16 +109,16 @@ class ExpertCache:
         capacity: int,
         sizes: Mapping[int, int],
         policy: Policy,
-        size_of: Callable[[Unit], int] | None = None,
+        size_of: Callable[[LayerExpert], int] | None = None,
     ) -> None:
         self.capacity = capacity
-        self._size_of = size_of or (lambda unit: sizes[unit[0]])
+        self._size_of = size_of or (lambda expert: sizes[expert[0]])
         self._policy = policy
         self._resident: dict[int, set[int]] = {layer: set() for layer in sizes}
         self.cost = 0
 
-    def __contains__(self, unit: object) -> bool:
-        return isinstance(unit, tuple) and unit[1] in self._resident.get(unit[0], ())
+    def __contains__(self, expert: object) -> bool:
+        return isinstance(expert, tuple) and expert[1] in self._resident.get(expert[0], ())
 
     def __len__(self) -> int:
         return sum(map(len, self._resident.values()))
@@ -138,7 +137,7 @@ class ExpertCache:
         missing = [expert for expert in dict.fromkeys(experts) if expert not in resident]
         if not missing:
             return Outcome()
-        evicted: list[Unit] = []
+        evicted: list[LayerExpert] = []
         wanted = iter(self._policy.ranked(layer, missing))
         for expert in wanted:
             if not self._make_room_for((layer, expert), evicted):
@@ -146,14 +145,14 @@ class ExpertCache:
         return Outcome(tuple(missing), (), tuple(evicted))
 
     def admit(self, layer: int, experts: Sequence[int]) -> Outcome:
-        """Admit the experts predicted for `layer`, the likeliest first; return those to read, and the evicted units.
+        """Admit the experts predicted for `layer`, the likeliest first; return those to read, and those evicted.
 
-        They replace units that are worth less, but none of the layer that was looked up last. Experts that are resident
-        already, and experts that find no room, are not among the missing.
+        They replace experts that are worth less, but none of the layer that was looked up last. Those that are resident
+        already, and those that find no room, are not among the missing.
         """
         self._policy.expect(layer, experts)
         resident, missing = self._resident[layer], list[int]()
-        evicted: list[Unit] = []
+        evicted: list[LayerExpert] = []
         for expert in experts:
             if expert in resident:
                 continue
@@ -162,52 +161,52 @@ class ExpertCache:
             missing.append(expert)
         return Outcome(tuple(missing), (), tuple(evicted))
 
-    def drop(self, unit: Unit) -> None:
-        """Forget `unit`, if it is resident, because its read failed or its memory is needed otherwise."""
-        if unit in self:
-            self._policy.remove(unit)
-            self._forget(unit)
+    def drop(self, expert: LayerExpert) -> None:
+        """Forget `expert`, if it is resident, because its read failed or its memory is needed otherwise."""
+        if expert in self:
+            self._policy.remove(expert)
+            self._forget(expert)
 
-    def make_room(self, cost: int) -> tuple[Unit, ...]:
-        """Evict the units worth least until `cost` is free, and return them. The next look-up may take the room.
+    def make_room(self, cost: int) -> tuple[LayerExpert, ...]:
+        """Evict the experts worth least until `cost` is free, and return them. The next look-up may take the room.
 
         Units that were looked up last stay, so that less may become free.
         """
-        evicted: list[Unit] = []
+        evicted: list[LayerExpert] = []
         while self.cost + cost > self.capacity and (victim := self._policy.victim(None)) is not None:
             self._forget(victim)
             evicted.append(victim)
         return tuple(evicted)
 
-    def resize(self, capacity: int) -> tuple[Unit, ...]:
-        """Set the capacity, and return the units evicted for it; those that were looked up last go last."""
+    def resize(self, capacity: int) -> tuple[LayerExpert, ...]:
+        """Set the capacity, and return the experts evicted for it; those that were looked up last go last."""
         self.capacity = capacity
         evicted = list(self.make_room(0))
-        for unit in [(layer, expert) for layer, experts in self._resident.items() for expert in experts]:
+        for expert in [(layer, number) for layer, numbers in self._resident.items() for number in numbers]:
             if self.cost <= capacity:
                 break
-            self.drop(unit)
-            evicted.append(unit)
+            self.drop(expert)
+            evicted.append(expert)
         return tuple(evicted)
 
-    def _make_room_for(self, unit: Unit, evicted: list[Unit], is_prefetch: bool = False) -> bool:
-        """Make `unit` resident, and return whether it has room; the units evicted for it are added to `evicted`."""
-        layer, expert = unit
-        size, resident, has_shares = self._size_of(unit), self._resident[layer], self._policy.has_shares
+    def _make_room_for(self, expert: LayerExpert, evicted: list[LayerExpert], is_prefetch: bool = False) -> bool:
+        """Make `expert` resident, and return whether it has room; those evicted for it are added to `evicted`."""
+        layer, number = expert
+        size, resident, has_shares = self._size_of(expert), self._resident[layer], self._policy.has_shares
         share = max(size, self.capacity // len(self._resident))  # one has room in each, in turn if not at once
         while (is_over_share := has_shares and (len(resident) + 1) * size > share) or self.cost + size > self.capacity:
-            victim = self._policy.victim(unit, is_prefetch) if size <= self.capacity else None
+            victim = self._policy.victim(expert, is_prefetch) if size <= self.capacity else None
             if victim is None and has_shares and not (is_over_share or is_prefetch):
                 victim = self._policy.victim(None)  # other layers have more than their shares since a resize
             if victim is None:
                 return False
             self._forget(victim)
             evicted.append(victim)
-        resident.add(expert)
+        resident.add(number)
         self.cost += size
-        self._policy.add(unit, is_prefetch)
+        self._policy.add(expert, is_prefetch)
         return True
 
-    def _forget(self, unit: Unit) -> None:
-        self._resident[unit[0]].discard(unit[1])
-        self.cost -= self._size_of(unit)
+    def _forget(self, expert: LayerExpert) -> None:
+        self._resident[expert[0]].discard(expert[1])
+        self.cost -= self._size_of(expert)

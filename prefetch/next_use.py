@@ -1,18 +1,18 @@
 """The policy that keeps the experts whose next use is expected the soonest.
 
 Layers are computed in a cycle, so an expert is used the next time that its layer computes with a probability p, else a
-cycle later with probability p again. Counted in look-ups, its next use is expected at the layer's next look-up +
-cycle * (1 - p) / p. The unit whose next use is expected the latest is evicted first, and a newcomer is kept only if it
-is expected before that. p is the mean of two estimates: of frequencies that forget at three rates, and of the experts
-that followed earlier tokens like the present one. In a prefill batch, any of many tokens may use an expert: then nearly
-all experts are used, and the unit used last is evicted first.
+cycle later with probability p again. Counted in look-ups, its next use is expected at the layer's next look-up + cycle
+* (1 - p) / p. The one whose next use is expected the latest is evicted first, and a newcomer is kept only if it is
+expected before that. p is the mean of two estimates: of frequencies that forget at three rates, and of the experts that
+followed earlier tokens like the present one. In a prefill batch, any of many tokens may use an expert: then nearly all
+are used, and the one used last is evicted first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from edge_run.prefetch.experts import MoeShape, Policy, Unit
+from edge_run.prefetch.experts import LayerExpert, MoeShape, Policy
 from edge_run.prefetch.resemblance import Resemblance
 
 HALF_LIVES_TOKENS = (128, 16, 1)
@@ -64,7 +64,7 @@ class Frequencies:
 
 
 class NextUsePolicy(Policy):
-    """Evicts the unit, of all layers, whose next use is expected the latest."""
+    """Evicts the expert, of all layers, whose next use is expected the latest."""
 
     def __init__(self, moe: MoeShape) -> None:
         n_layers = len(moe.layers)
@@ -106,8 +106,8 @@ class NextUsePolicy(Policy):
         if place != self._place:
             self._rank(place, [(1.0 if e in experts else chance, e) for chance, e in self._ranks[place]])
 
-    def victim(self, newcomer: Unit | None, is_prefetch: bool = False) -> Unit | None:
-        """Return the unit whose next use is expected the latest; None where the newcomer's is later still."""
+    def victim(self, newcomer: LayerExpert | None, is_prefetch: bool = False) -> LayerExpert | None:
+        """Return the expert whose next use is expected the latest; None where the newcomer's is later still."""
         last_use = self._last_use
         if is_prefetch:
             last_use = last_use.copy()
@@ -116,25 +116,25 @@ class NextUsePolicy(Policy):
         place = last_use.index(latest)
         if not latest or (newcomer is not None and latest <= self._expected(newcomer, is_prefetch)):
             return None
-        _, expert = self._ranks[place].pop()
+        _, number = self._ranks[place].pop()
         self._set_last_use(place)
-        return self._layers[place], expert
+        return self._layers[place], number
 
-    def add(self, unit: Unit, is_prefetch: bool = False) -> None:
-        """Take `unit` as resident; a prefetched unit is taken to be used the next time that its layer computes."""
-        place, expert = self._places[unit[0]], unit[1]
-        if place == self._place and expert in self._noted:
-            self._held.append((self._noted[expert], expert))
+    def add(self, expert: LayerExpert, is_prefetch: bool = False) -> None:
+        """Take `expert` as resident; a prefetched one is taken to be used the next time that its layer computes."""
+        place, number = self._places[expert[0]], expert[1]
+        if place == self._place and number in self._noted:
+            self._held.append((self._noted[number], number))
         else:
-            self._ranks[place].insert(0, (1.0, expert))
+            self._ranks[place].insert(0, (1.0, number))
             self._set_last_use(place)
 
-    def remove(self, unit: Unit) -> None:
-        """Forget `unit` as resident."""
-        place, expert = self._places[unit[0]], unit[1]
+    def remove(self, expert: LayerExpert) -> None:
+        """Forget `expert` as resident."""
+        place, number = self._places[expert[0]], expert[1]
         if place == self._place:
-            self._held = [entry for entry in self._held if entry[1] != expert]
-        self._ranks[place] = [entry for entry in self._ranks[place] if entry[1] != expert]
+            self._held = [entry for entry in self._held if entry[1] != number]
+        self._ranks[place] = [entry for entry in self._ranks[place] if entry[1] != number]
         self._set_last_use(place)
 
     def _learn(self, place: int, experts: Sequence[int]) -> tuple[float, list[float]]:
@@ -152,13 +152,13 @@ class NextUsePolicy(Policy):
         resemblance.vote(place, trust, others)
         return 1.0 - trust * resemblance.weight, others
 
-    def _expected(self, unit: Unit, is_prefetch: bool) -> float:
-        """Return when `unit` is expected to be used, less one cycle, as all times here."""
-        chance = 1.0 if is_prefetch else self._noted[unit[1]]
-        return self._next_use(self._places[unit[0]], chance)
+    def _expected(self, expert: LayerExpert, is_prefetch: bool) -> float:
+        """Return when `expert` is expected to be used, less one cycle, as all times here."""
+        chance = 1.0 if is_prefetch else self._noted[expert[1]]
+        return self._next_use(self._places[expert[0]], chance)
 
     def _next_use(self, place: int, chance: float) -> float:
-        """Return when a unit that a token uses with probability `chance` is expected to be used, less one cycle."""
+        """Return when an expert that a token uses with probability `chance` is expected to be used, less one cycle."""
         if (tokens := self._next_tokens[place]) > 1:
             chance = 1 - max(0.0, 1 - chance) ** tokens
         return self._looked_up[place] + len(self._layers) / max(chance, _LEAST_CHANCE)

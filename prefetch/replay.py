@@ -21,7 +21,7 @@ from edge_run.prefetch.routes import LookUp, RouteReader
 
 OPTIMUM = "optimum"
 NAMES = (OPTIMUM, *POLICIES)
-MOST_UNITS = 1 << 20  # experts of all layers, for each of which policies keep some account
+MOST_IN_ALL = 1 << 20  # experts, of all layers together, for each of which policies keep some account
 BUDGET_SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
 
 
@@ -50,9 +50,9 @@ def read_trace(path: Path) -> Trace:
     if not decoded:
         raise ModelFileError(f"{path}: no decoded token, which is what is counted; record the trace with an answer")
     n_experts = header.n_experts or 1 + max(max(look_up.experts) for look_up in look_ups)
-    if len(header.expert_bytes) * n_experts > MOST_UNITS:
+    if len(header.expert_bytes) * n_experts > MOST_IN_ALL:
         raise ModelFileError(
-            f"{path}: {len(header.expert_bytes)} layers of {n_experts} experts, {MOST_UNITS} experts in all can be; "
+            f"{path}: {len(header.expert_bytes)} layers of {n_experts} experts, {MOST_IN_ALL} experts in all can be; "
             "choose another trace"
         )
     n_used = max(len(look_up.experts) for look_up in decoded)

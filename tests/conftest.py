@@ -16,7 +16,7 @@ from tempfile import gettempdir
 import pytest
 from hypothesis import HealthCheck, settings
 
-from edge_run.base.files import cache_folder
+from edge_run.base.files.folders import cache_folder
 
 DOOR = Path(gettempdir()) / f"edge-run-tests-{os.getuid()}"  # of all runs of the suite on this machine
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edge_run.base.errors import DeviceLost, MeshError
+from edge_run.base.fields import Document
 from edge_run.base.interrupt import go_on
-from edge_run.base.mesh import Document, Handler, Joined, LinkRate, Lost, Member, MeshEvent, Message
+from edge_run.base.mesh import Handler, Joined, LinkRate, Lost, Member, MeshEvent, Message
 from edge_run.devices.presence.lease import most_epoch
 
 LATE_EPOCH = most_epoch(2.8e9)  # a member may have made up one as late as clocks allow

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from edge_run.base.errors import EdgeRunError, MeshError
-from edge_run.base.mesh import Document
+from edge_run.base.fields import Document
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.presence import membership
 from patience import PATIENT

@@ -1,8 +1,8 @@
-"""Memory mapping calls that Python's mmap module does not offer. One of the two files with ctypes.
+"""Calls of the C library that Python does not offer: mappings above all, and of files, the page cache and the heap.
 
-Addresses and lengths are integers of bytes, page-aligned where the kernel wants them so. Every call raises OSError
-with the kernel's errno. Linux only; elsewhere this can be imported, every call raises OSError, and `why_unavailable()`
-says why.
+One of the two files with ctypes. Addresses and lengths are integers of bytes, page-aligned where the kernel wants them
+so. Every call raises OSError with the kernel's errno. Linux only; elsewhere this can be imported, every call raises
+OSError, and `why_unavailable()` says why.
 """
 
 from __future__ import annotations

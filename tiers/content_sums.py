@@ -11,7 +11,9 @@ import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 
+from edge_run.base.files.identity import changed
 from edge_run.tiers import _libc
+from edge_run.tiers.source import Source
 
 WORD_BYTES = 8
 _ODD = 0x9E3779B97F4A7C15  # Knuth's multiplier
@@ -26,6 +28,23 @@ class ContentSums:
     def has_all(self, chunks: Iterable[int]) -> bool:
         """Return whether all of `chunks` have a checksum."""
         return all(map(self._sums.__getitem__, chunks))
+
+    def compare(self, source: Source, chunks: Sequence[int], address: int, offset: int, lengths: Iterable[int]) -> None:
+        """Compare `chunks`, which were just read, with what was first read for them, if their file may have changed.
+
+        chunks: which lie one after the other from `address` on in memory, and from `offset` on in the file, with
+            `lengths` bytes each, but for what is beyond the end of the file. Those that are new are recorded.
+
+        Raises ModelFileError where one has changed.
+        """
+        if source.is_doubtful or not self.has_all(chunks):
+            inside = list[int]()
+            for length in lengths:
+                inside.append(min(length, source.size_bytes - offset))
+                offset += length
+            is_same = self.agree(chunks, address, inside)
+            if source.is_doubtful and not is_same:  # else whoever writes the file may have written other content
+                raise changed(source.path)
 
     def agree(self, chunks: Sequence[int], address: int, lengths: Sequence[int]) -> bool:
         """Record those of `chunks` that are new; return whether the others are what was first read for them.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError
-from edge_run.base.files import check_path
+from edge_run.base.files.identity import check_path
 from edge_run.tiers.gguf_header import ArrayValue, Header, MetadataEntry, MetadataValue, Shard, TensorInfo, read_header
 
 MAX_ARCHITECTURE_LETTERS = 64  # it is part of the name of every other value, and of messages

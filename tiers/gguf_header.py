@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError, reason_of
-from edge_run.base.files import FileIdentity
+from edge_run.base.files.identity import FileIdentity
 from edge_run.base.units import format_size, round_up
 from edge_run.tiers.gguf_format import (
     ARRAY,

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edge_run.base.errors import ModelFileError, PackedFileError, reason_of
-from edge_run.base.files import FileIdentity
+from edge_run.base.files.identity import FileIdentity
 from edge_run.base.units import KIB, MIB
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel

@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError, TierReadError, reason_of
-from edge_run.base.files import FileIdentity, sync
+from edge_run.base.files.identity import FileIdentity
+from edge_run.base.files.whole import sync
 from edge_run.tiers import _libc
 from edge_run.tiers.pieces import Pieces, read_at
 from edge_run.tiers.source import SourceFile

@@ -12,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 
 from edge_run.base.errors import EdgeRunError
-from edge_run.base.files import changed
 from edge_run.base.interrupt import CHECK_S, go_on
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import joined
@@ -128,7 +128,9 @@ class RowTable:
                 n_bytes = read_patiently(
                     lambda: self._source.read_into(address, length, offset), lambda: reading.is_void
                 )
-                self._compare(address, length, offset)
+                first, n_pages = (address - self._memory) // _libc.PAGE, length // _libc.PAGE
+                pages = range(first, first + n_pages)
+                self._sums.compare(self._source, pages, address, offset, repeat(_libc.PAGE, n_pages))
                 return n_bytes
             except Exception as error:  # rows that were not read must not count as read
                 reading.errors.append(as_read_error(error))
@@ -139,16 +141,6 @@ class RowTable:
         for run in runs:
             self._readers.submit(partial(read, *run), is_urgent=True)
         return reading
-
-    def _compare(self, address: int, length: int, offset: int) -> None:
-        """Compare pages that are read again with what was read first, as `Weights` does. Raises ModelFileError."""
-        first, count = (address - self._memory) // _libc.PAGE, length // _libc.PAGE
-        pages, source = [first + i for i in range(count)], self._source
-        if source.is_doubtful or not self._sums.has_all(pages):
-            lengths = [min(_libc.PAGE, source.size_bytes - offset - i * _libc.PAGE) for i in range(count)]
-            is_same = self._sums.agree(pages, address, lengths)
-            if source.is_doubtful and not is_same:
-                raise changed(source.path)
 
     def _end_reading(self) -> None:
         """Give back the pages of reads whose rows do not count, once none of them can write there any more."""

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Protocol
 
 from edge_run.base.errors import ModelFileError, TierReadError, from_system, reason_of
-from edge_run.base.files import FileIdentity, changed
+from edge_run.base.files.identity import FileIdentity, changed
 from edge_run.tiers import _libc
+from edge_run.tiers.drives.direct_io import open_direct
 from edge_run.tiers.drives.page_cache import PageCache
 
-NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)  # how file systems say that they have no direct reads
 PASSING = (errno.EIO, errno.ETIMEDOUT, errno.EAGAIN)  # as while a USB drive is reset: such a read is tried once more
 PAUSE_S = 1.0  # before that
 
@@ -89,22 +89,19 @@ class SourceFile:
 
     @staticmethod
     def _open(path: Path) -> tuple[int, bool]:
-        """Return a descriptor, and whether it reads directly, which is tried with a page."""
+        """Return a descriptor, and whether it reads directly, which is tried with a page; what fails, once more."""
         flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
-        if direct := getattr(os, "O_DIRECT", 0):
-            try:
-                try:
-                    return _open_direct(path, flags | direct), True
-                except OSError as error:
-                    if error.errno in NO_DIRECT:
-                        raise
-                    if error.errno in PASSING:
-                        time.sleep(PAUSE_S)
-                return _open_direct(path, flags | direct), True
-            except OSError as error:
-                if error.errno not in NO_DIRECT:
-                    raise
-        return os.open(path, flags), False
+
+        def opened_directly() -> int | None:
+            return open_direct(lambda direct: os.open(path, flags | direct), lambda fd, page: os.preadv(fd, page, 0))
+
+        try:
+            fd = opened_directly()
+        except OSError as error:
+            if error.errno in PASSING:
+                time.sleep(PAUSE_S)
+            fd = opened_directly()
+        return (os.open(path, flags), False) if fd is None else (fd, True)
 
     def _identify(self) -> tuple[FileIdentity, int]:
         """Return which file is open, and when its status changed last."""
@@ -215,20 +212,6 @@ class SourceFile:
         descriptor, self._fd = self._fd, -1  # before it is closed: a read that hangs may go on after this
         if descriptor >= 0:
             os.close(descriptor)
-
-
-def _open_direct(path: Path, flags: int) -> int:
-    """Return the descriptor of a file that is read directly, as a page was. Raises OSError."""
-    with contextlib.ExitStack() as undo:
-        fd = os.open(path, flags)
-        undo.callback(os.close, fd)
-        page = _libc.map_anonymous(_libc.PAGE)
-        try:
-            os.preadv(fd, [_libc.view(page, _libc.PAGE)], 0)
-        finally:
-            _libc.unmap(page, _libc.PAGE)
-        undo.pop_all()
-        return fd
 
 
 def _after(targets: Sequence[memoryview], n_bytes: int) -> list[memoryview]:

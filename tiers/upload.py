@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from edge_run.base.errors import EdgeRunError
-from edge_run.base.files import changed
+from edge_run.base.files.identity import changed
 from edge_run.base.interrupt import CHECK_S, go_on
 from edge_run.base.units import MIB, round_down, round_up
 from edge_run.tiers import _libc

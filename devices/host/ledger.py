@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import BudgetError
-from edge_run.base.files import pid_namespace
+from edge_run.base.process_ids import pid_namespace
 from edge_run.base.strict_json import LARGEST, parse
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.locks import LivingFile, locked, own_folders, read_living, user_folders

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from edge_run.base.files import process_scope
+from edge_run.base.process_ids import is_running, process_scope
 
 try:
     import fcntl as _fcntl
@@ -156,13 +156,7 @@ def _may_live(name: str) -> bool:
     pid, _, rest = name.partition("-")
     if rest.partition("-")[0] != process_scope() or not pid.isdecimal():
         return True
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass  # somebody else's
-    return True
+    return is_running(int(pid))
 
 
 def _close(descriptor: int) -> None:

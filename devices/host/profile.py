@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.errors import reason_of
-from edge_run.base.files import whole_file
+from edge_run.base.files.whole import whole_file
 from edge_run.base.profile import DeviceProfile, DiskProfile, KernelSpeed, RepackedSpeed
 from edge_run.base.strict_json import decode, parse
 from edge_run.devices.host.mount import Mount, find_mount

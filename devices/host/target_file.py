@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edge_run.base.errors import ConfigError, ModelFileError, TierReadError, reason_of
-from edge_run.base.files import common_mode, file_to_write, whole_file
+from edge_run.base.files.whole import common_mode, file_to_write, whole_file
 
 
 @contextlib.contextmanager

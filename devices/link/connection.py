@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from edge_run.base.errors import DeviceLost
 from edge_run.base.extras import MESH, need
-from edge_run.base.mesh import Document, LinkRate
+from edge_run.base.fields import Document
+from edge_run.base.mesh import LinkRate
 from edge_run.devices.link.frames import FrameKind, Head, message_of, unpack
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
+from edge_run.base.fields import Document
 from edge_run.base.interrupt import go_on, wait_checking
-from edge_run.base.mesh import Document, LinkRate, Message
+from edge_run.base.mesh import LinkRate, Message
 from edge_run.devices.link.connection import Peer, PeerConnection
 from edge_run.devices.link.frames import FrameKind, check_sizes
 from edge_run.devices.link.order import MOST_NODES

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from edge_run.base.errors import ProtocolError
-from edge_run.base.mesh import MOST_PART_BYTES, Document
+from edge_run.base.fields import Document
+from edge_run.base.mesh import MOST_PART_BYTES
 from edge_run.base.strict_json import parse
 
 VERSION = 2

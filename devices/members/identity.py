@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_run.base.errors import MeshError, NotTrusted, reason_of
-from edge_run.base.files import whole_file
+from edge_run.base.files.whole import whole_file
 from edge_run.base.protocols import Clock
 from edge_run.base.strict_json import parse
 from edge_run.devices.host.locks import NO_LOCKS, fcntl, own_folders, user_folders

@@ -12,7 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from edge_run.base.errors import EdgeRunError, NotTrusted, ProtocolError, reason_of
-from edge_run.base.mesh import Document, Member, names_apart
+from edge_run.base.fields import Document
+from edge_run.base.mesh import Member, names_apart
 from edge_run.devices.host.findings import NOTE, OK, PROBLEM, Finding, Report
 from edge_run.devices.link.hosts import is_loopback
 from edge_run.devices.link.places import may_try

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge_run.base.mesh import Document
+from edge_run.base.fields import Document
 from edge_run.devices.messages.topics import ROOT
 
 _SENSORS = (

@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from edge_run.base.mesh import Document, JsonValue, LinkRate
+from edge_run.base.fields import Document, JsonValue
+from edge_run.base.mesh import LinkRate
 from edge_run.base.protocols import Clock
 from edge_run.devices.mesh.home_assistant import HomeAssistant
 

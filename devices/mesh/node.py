@@ -18,8 +18,9 @@ from random import Random
 
 from edge_run.base.error_codes import error_document
 from edge_run.base.errors import DeviceLost, MeshError
+from edge_run.base.fields import Document
 from edge_run.base.interrupt import go_on, wait_checking
-from edge_run.base.mesh import Document, Handler, HasLeft, Member, MeshEvent, WasRemoved, names_apart
+from edge_run.base.mesh import Handler, HasLeft, Member, MeshEvent, WasRemoved, names_apart
 from edge_run.devices.link.data_link import DataLink
 from edge_run.devices.link.places import AddressFilter
 from edge_run.devices.members.cluster import Broker, Cluster

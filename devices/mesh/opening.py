@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 
 from edge_run.base.errors import ConfigError, MeshError
+from edge_run.base.fields import Document
 from edge_run.base.interrupt import go_on
-from edge_run.base.mesh import Document
 from edge_run.devices.broker.access import MEMBER
 from edge_run.devices.link.data_link import LOOPBACK
 from edge_run.devices.link.hosts import parse_place, place_text

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from edge_run.base.error_codes import error_document, read_error
 from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError
-from edge_run.base.fields import Fields, plain
-from edge_run.base.mesh import Document, Handler
+from edge_run.base.fields import Document, Fields, plain
+from edge_run.base.mesh import Handler
 
 logger = logging.getLogger(__name__)
 

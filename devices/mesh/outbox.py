@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from edge_run.base.mesh import Document
+from edge_run.base.fields import Document
 from edge_run.base.protocols import Clock
 from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.members.identity import Identity

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from edge_run.base.errors import EdgeRunError, MeshError, NotTrusted, ProtocolError
-from edge_run.base.mesh import Document, Lost, Member, MembersChanged, MeshEvent, Unled, add_event
+from edge_run.base.fields import Document
+from edge_run.base.mesh import Lost, Member, MembersChanged, MeshEvent, Unled, add_event
 from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.members.identity import Identity
 from edge_run.devices.members.roster import Roster

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from edge_run.base.fields import MOST_RATE, MOST_S, is_name, is_number
-from edge_run.base.mesh import Document, JsonValue, Member
+from edge_run.base.fields import MOST_RATE, MOST_S, Document, JsonValue, is_name, is_number
+from edge_run.base.mesh import Member
 from edge_run.base.mesh_status import MeshLink, MeshMember, MeshStatus
 from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.mesh.node import LocalNode

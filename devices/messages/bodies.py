@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from edge_run.base.errors import ProtocolError
-from edge_run.base.fields import is_name
-from edge_run.base.mesh import Document
+from edge_run.base.fields import Document, is_name
 from edge_run.devices.link.connection import Peer
 from edge_run.devices.link.places import AddressFilter, check_key, parse_link_address
 from edge_run.devices.members.member_list import canonical

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.errors import NotTrusted, ProtocolError
-from edge_run.base.mesh import Document
+from edge_run.base.fields import Document
 from edge_run.base.protocols import Clock
 from edge_run.base.strict_json import parse
 from edge_run.devices.members.cluster import PROOF_BYTES, Cluster

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edge_run.base.mesh import Document, Joined, Lost
+from edge_run.base.fields import Document
+from edge_run.base.mesh import Joined, Lost
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from edge_run.base.mesh import Document, Joined, Lost, Member
+from edge_run.base.fields import Document
+from edge_run.base.mesh import Joined, Lost, Member
 from edge_run.base.protocols import Clock
 from edge_run.devices.presence.events import (
     Announce,

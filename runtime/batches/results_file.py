@@ -20,7 +20,7 @@ import msgspec
 
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, TierReadError, reason_of, system_errors
-from edge_run.base.files import sync
+from edge_run.base.files.whole import sync
 from edge_run.devices.host.locks import NO_LOCKS
 from edge_run.runtime.server.bodies import MOST_BODY_BYTES
 

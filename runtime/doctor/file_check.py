@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge_run.base.errors import EdgeRunError, reason_of
-from edge_run.base.files import abandoned_drafts
+from edge_run.base.files.drafts import abandoned_drafts
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.findings import NOTE, OK, PROBLEM, Finding
 from edge_run.devices.host.mount import IN_MEMORY, find_mount

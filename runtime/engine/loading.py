@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_run.base.files import FileIdentity
+from edge_run.base.files.identity import FileIdentity
 from edge_run.base.results import Backend, Numerics, Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.machine import compute_threads

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError
-from edge_run.base.fields import Fields
+from edge_run.base.fields import Document, Fields
 from edge_run.base.interrupt import go_on
-from edge_run.base.mesh import Document, Link, Message
+from edge_run.base.mesh import Link, Message
 from edge_run.runtime.fetch.fingerprint import Fingerprint
 from edge_run.runtime.fetch.transfer import DIGESTS, PIECE, Sink, Transfer
 from edge_run.tiers import _libc

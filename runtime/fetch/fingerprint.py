@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError, reason_of
-from edge_run.base.files import file_facts, keep_file
+from edge_run.base.files.identity import file_facts
+from edge_run.base.files.whole import keep_file
 from edge_run.base.interrupt import go_on
 from edge_run.tiers import _libc
 from edge_run.tiers.pieces import DIGEST_BYTES, PIECE_BYTES, model_hash, piece_digest

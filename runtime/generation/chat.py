@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from edge_run.base.errors import ConfigError, ModelFileError
-from edge_run.base.files import read_text_file
+from edge_run.base.files.texts import read_text_file
 from edge_run.base.options import is_list
 from edge_run.runtime.generation.request import Message
 from edge_run.runtime.processes.cell import Cell, Overrun

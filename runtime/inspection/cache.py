@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.config import KV_SPILL_ON, ModelConfig
-from edge_run.base.files import file_facts, keep_file
+from edge_run.base.files.identity import file_facts
+from edge_run.base.files.whole import keep_file
 from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.launcher import ask_child
 from edge_run.runtime.llama.context_shape import wants_streams

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.errors import ConfigError, TierReadError, reason_of
-from edge_run.base.files import read_text_file, whole_file
+from edge_run.base.files.texts import read_text_file
+from edge_run.base.files.whole import whole_file
 from edge_run.base.units import MIB
 from edge_run.devices.host.locks import HAS_LOCKS, NO_LOCKS, LivingFile, locked, read_living
 from edge_run.runtime.keeping.keeper import ConversationRows

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
-from edge_run.base.files import whole_file
+from edge_run.base.files.whole import whole_file
 from edge_run.base.strict_json import parse
 from edge_run.devices.host.locks import locked
 

@@ -13,7 +13,7 @@ import json
 import platform
 from dataclasses import dataclass
 
-from edge_run.base.files import file_facts
+from edge_run.base.files.identity import file_facts
 from edge_run.base.results import Numerics
 from edge_run.runtime.inspection.cache import HASHED_BYTES
 from edge_run.runtime.llama.library import library_build

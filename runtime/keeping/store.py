@@ -21,7 +21,9 @@ from typing import Any
 
 from edge_run.base.config import PROMPT_CACHE_DAILY_BYTES
 from edge_run.base.errors import ConfigError, TierReadError, reason_of
-from edge_run.base.files import abandoned_drafts, read_text_file, whole_file
+from edge_run.base.files.drafts import abandoned_drafts
+from edge_run.base.files.texts import read_text_file
+from edge_run.base.files.whole import whole_file
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.locks import locked
 from edge_run.runtime.keeping.daily import DailyWrites

@@ -9,8 +9,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import asdict, replace
 
 from edge_run.base.errors import EdgeRunError
-from edge_run.base.fields import plain
-from edge_run.base.mesh import Document, HasLeft, JsonValue, Mesh, names_apart
+from edge_run.base.fields import Document, JsonValue, plain
+from edge_run.base.mesh import HasLeft, Mesh, names_apart
 from edge_run.base.mesh_status import MeshNode
 from edge_run.partition.mesh_pipeline import faster_for_many, plan_pipeline
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork

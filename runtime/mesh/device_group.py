@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError
-from edge_run.base.mesh import Document, Mesh
+from edge_run.base.fields import Document
+from edge_run.base.mesh import Mesh
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.mesh.activation_coding import ActivationCoder

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError
-from edge_run.base.files import mesh_folder
+from edge_run.base.files.folders import mesh_folder
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh, is_worker
 from edge_run.runtime.engine.engine import Engine

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from edge_run.base.error_codes import read_error
 from edge_run.base.errors import EdgeRunError, ProtocolError, lacks_room
-from edge_run.base.fields import MOST_BYTES, Fields
-from edge_run.base.mesh import Document, LinkRate, Mesh
+from edge_run.base.fields import MOST_BYTES, Document, Fields
+from edge_run.base.mesh import LinkRate, Mesh
 from edge_run.base.units import format_size
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.mesh.failover import LessRoom, Refused

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.errors import DeviceLost, MeshError
-from edge_run.base.fields import MOST_RATE, MOST_S, is_name, is_number, plain
+from edge_run.base.fields import MOST_RATE, MOST_S, Document, is_name, is_number, plain
 from edge_run.base.interrupt import go_on
-from edge_run.base.mesh import Document, LinkRate, Mesh
+from edge_run.base.mesh import LinkRate, Mesh
 from edge_run.partition.mesh_ring import Hop
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from typing import TypeAlias
 import numpy as np
 
 from edge_run.base.errors import ConfigError, ContextFull, ProtocolError
-from edge_run.base.fields import shown
-from edge_run.base.mesh import Document, Message
+from edge_run.base.fields import Document, shown
+from edge_run.base.mesh import Message
 from edge_run.base.protocols import BatchToken
 from edge_run.runtime.decoding.batch_limits import Limits
 

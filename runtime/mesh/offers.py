@@ -9,8 +9,8 @@ from typing import Any
 
 from edge_run.base.config import KV_SPILL_OFF, MOST_CONTEXT_TOKENS, ModelConfig
 from edge_run.base.errors import ConfigError, ProtocolError
-from edge_run.base.fields import MOST_BYTES, MOST_RATE, Fields
-from edge_run.base.mesh import MOST_PART_BYTES, Document, JsonValue
+from edge_run.base.fields import MOST_BYTES, MOST_RATE, Document, Fields, JsonValue
+from edge_run.base.mesh import MOST_PART_BYTES
 from edge_run.base.options import make_config
 from edge_run.base.units import format_size
 from edge_run.devices.host.profile import disk_of

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError, lacks_room
-from edge_run.base.fields import MOST_BYTES, Fields
+from edge_run.base.fields import MOST_BYTES, Document, Fields
 from edge_run.base.interrupt import CHECK_S
-from edge_run.base.mesh import Document, HasLeft, Mesh, names_apart
+from edge_run.base.mesh import HasLeft, Mesh, names_apart
 from edge_run.base.units import format_size
 from edge_run.runtime.mesh.failover import Deposed, Gone, LessRoom, Refused
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from edge_run.base.error_codes import read_error
 from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, KernelError, MeshError, ProtocolError
-from edge_run.base.fields import MOST_S, Fields
-from edge_run.base.mesh import Document, Link, Message
+from edge_run.base.fields import MOST_S, Document, Fields
+from edge_run.base.mesh import Link, Message
 from edge_run.base.protocols import Clock
 from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh.activation_coding import ActivationCoder, decode

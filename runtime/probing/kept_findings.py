@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edge_run.base.files import file_facts, keep_file
+from edge_run.base.files.identity import file_facts
+from edge_run.base.files.whole import keep_file
 from edge_run.base.strict_json import parse
 from edge_run.tiers.gguf import GgufModel
 

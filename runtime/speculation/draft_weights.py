@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from edge_run.base.errors import TierReadError, system_errors
-from edge_run.base.files import FileIdentity, changed
+from edge_run.base.files.identity import FileIdentity, changed
 from edge_run.base.interrupt import go_on
 from edge_run.base.units import MIB, round_down, round_up
 from edge_run.runtime.decoding.repacked_weights import RepackedWeights

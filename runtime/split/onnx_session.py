@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from edge_run.base.config import check_threads
 from edge_run.base.errors import KernelError, ModelFileError, NotSupported
 from edge_run.base.extras import SPLIT, need
-from edge_run.base.files import draft_of, remove_abandoned_drafts, writing
+from edge_run.base.files.drafts import draft_of, remove_abandoned_drafts
+from edge_run.base.files.whole import writing
 from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.memory import available_bytes
 from edge_run.runtime.processes.cell import Cell, Overrun

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge_run.base.errors import TierReadError, reason_of
-from edge_run.base.files import cache_folder, check_room, folder_to_write, reserved, whole_folder, writing
+from edge_run.base.files.folders import cache_folder
+from edge_run.base.files.whole import check_room, folder_to_write, reserved, whole_folder, writing
 from edge_run.runtime.split.bundle import StoredCode, write_code
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported
 from edge_run.base.extras import TRAIN, need
-from edge_run.base.files import common_mode
+from edge_run.base.files.whole import common_mode
 from edge_run.base.split import RateReport, TrainReport
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import default_budget_bytes, process_memory

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_run.base.results import ExpertUse
-from edge_run.prefetch.experts import ExpertCache, Unit
+from edge_run.prefetch.experts import ExpertCache, LayerExpert
 from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.forecasting.routing import MOST_SHARE, Usage
 from edge_run.runtime.graph.nodes import GraphMap, Node, choice_of_outputs
@@ -24,7 +24,7 @@ from edge_run.runtime.graph.observer import chosen_experts, makes_ids
 from edge_run.runtime.planning.experts import CROWDED_SHARE, ExpertMap, ExpertTensor, routed_read
 from edge_run.runtime.planning.memory_plan import with_page_tables
 from edge_run.runtime.streaming.expert_slices import ExpertSlices
-from edge_run.runtime.streaming.prefetch import ExpertPrefetch, Named, PrefetchedUnits
+from edge_run.runtime.streaming.prefetch import ExpertPrefetch, Named, PrefetchedExperts
 from edge_run.runtime.streaming.row_slices import leave_out
 from edge_run.runtime.streaming.tuning import Tuning
 from edge_run.tiers.weights import Weights
@@ -109,7 +109,7 @@ class ExpertStreaming:
         self._ahead: list[int] = []
         self._slices = ExpertSlices(experts, weights, products) if products else None
         self._left_out: Callable[[], None] | None = None  # computes what a node of an unknown graph would
-        self.prefetched = PrefetchedUnits()
+        self.prefetched = PrefetchedExperts()
         self.wait_s = self.choosing_s = 0.0
 
     @property
@@ -127,8 +127,8 @@ class ExpertStreaming:
         tensor = self._experts.at.get(address)
         if tensor is None:
             return True
-        unit = tensor.layer, expert
-        return unit in self._cache and not self.prefetched.is_new(unit)
+        one = tensor.layer, expert
+        return one in self._cache and not self.prefetched.is_new(one)
 
     @property
     def use(self) -> ExpertUse:
@@ -268,17 +268,17 @@ class ExpertStreaming:
                 self.prefetched.add((layer, expert), len(chunks))
                 self._weights.hold(chunks, is_guess=True)
 
-    def _withdraw(self, wrong: Sequence[Unit]) -> None:
+    def _withdraw(self, wrong: Sequence[LayerExpert]) -> None:
         """Cancel the reads of experts that were predicted and not chosen, as far as they have not begun."""
-        for unit in wrong:
-            if n_unread := self._weights.unread(self._chunks(unit)):
-                self.prefetched.note_withdrawn(unit, n_unread)
-                self._cache.drop(unit)
-                self._drop([unit])
+        for expert in wrong:
+            if n_unread := self._weights.unread(self._chunks(expert)):
+                self.prefetched.note_withdrawn(expert, n_unread)
+                self._cache.drop(expert)
+                self._drop([expert])
 
-    def _chunks(self, unit: Unit) -> list[int]:
-        layer, expert = unit
-        return [chunk for tensor in self._experts.layers[layer] for chunk in self._experts.pieces(tensor)[expert]]
+    def _chunks(self, expert: LayerExpert) -> list[int]:
+        layer, number = expert
+        return [chunk for tensor in self._experts.layers[layer] for chunk in self._experts.pieces(tensor)[number]]
 
     def _leave_room(self) -> None:
         """Shrink the cache until the experts that are used and not cached have enough frames.
@@ -346,12 +346,13 @@ class ExpertStreaming:
         pieces, layer = self._experts.pieces(tensor), tensor.layer
         return [chunk for expert in experts if (layer, expert) not in self._cache for chunk in pieces[expert]]
 
-    def _drop(self, units: Sequence[Unit]) -> None:
-        for layer, expert in units:
-            self.prefetched.note_gone((layer, expert))
+    def _drop(self, experts: Sequence[LayerExpert]) -> None:
+        for expert in experts:
+            layer, number = expert
+            self.prefetched.note_gone(expert)
             for tensor in self._experts.layers[layer]:
-                self._ready[tensor].discard(expert)
-                self._weights.release(self._experts.pieces(tensor)[expert])
+                self._ready[tensor].discard(number)
+                self._weights.release(self._experts.pieces(tensor)[number])
 
     def _give_back(self, chunks: list[int]) -> list[int]:
         if chunks:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_run.prefetch.experts import MoeShape, Unit
+from edge_run.prefetch.experts import LayerExpert, MoeShape
 from edge_run.prefetch.predictors import CorrectedRouter, Router, Vector
 from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.graph.nodes import GraphMap
@@ -42,8 +42,8 @@ class _Guess(NamedTuple):
     kind: Kind
 
 
-class PrefetchedUnits:
-    """The units that were read ahead, and what became of them.
+class PrefetchedExperts:
+    """The experts that were read ahead, and what became of them.
 
     n_read: the chunks that were read ahead.
     n_unused: those of them that were evicted before they were used.
@@ -52,32 +52,32 @@ class PrefetchedUnits:
     def __init__(self) -> None:
         self.n_read = self.n_unused = 0
         self._waiting: dict[int, set[int]] = {}  # experts whose layer has not chosen since, by layer
-        self._sizes: dict[Unit, int] = {}  # of units not used yet
+        self._sizes: dict[LayerExpert, int] = {}  # of experts not used yet
 
-    def add(self, unit: Unit, n_chunks: int) -> None:
-        """Note that `unit`, of `n_chunks` chunks, is being read ahead."""
-        self._waiting.setdefault(unit[0], set()).add(unit[1])
-        self._sizes[unit] = n_chunks
+    def add(self, expert: LayerExpert, n_chunks: int) -> None:
+        """Note that `expert`, of `n_chunks` chunks, is being read ahead."""
+        self._waiting.setdefault(expert[0], set()).add(expert[1])
+        self._sizes[expert] = n_chunks
         self.n_read += n_chunks
 
-    def is_new(self, unit: Unit) -> bool:
-        """Return whether `unit` was read ahead and not used yet."""
-        return unit in self._sizes
+    def is_new(self, expert: LayerExpert) -> bool:
+        """Return whether `expert` was read ahead and not used yet."""
+        return expert in self._sizes
 
-    def judge(self, layer: int, chosen: Sequence[int]) -> tuple[int, list[Unit]]:
-        """Return how many of the experts `chosen` by `layer` were read ahead, and the units wrongly expected."""
+    def judge(self, layer: int, chosen: Sequence[int]) -> tuple[int, list[LayerExpert]]:
+        """Return how many of the experts `chosen` by `layer` were read ahead, and those wrongly expected."""
         n_right = sum(self._sizes.pop((layer, expert), None) is not None for expert in chosen)
         return n_right, [(layer, expert) for expert in self._waiting.pop(layer, set()).difference(chosen)]
 
-    def note_withdrawn(self, unit: Unit, n_unread: int) -> None:
-        """Note that `n_unread` chunks of `unit` will not be read."""
+    def note_withdrawn(self, expert: LayerExpert, n_unread: int) -> None:
+        """Note that `n_unread` chunks of `expert` will not be read."""
         self.n_read -= n_unread
-        self._sizes[unit] -= n_unread
+        self._sizes[expert] -= n_unread
 
-    def note_gone(self, unit: Unit) -> None:
-        """Note that `unit` was evicted, before its layer has chosen or after."""
-        self.n_unused += self._sizes.pop(unit, 0)
-        self._waiting.get(unit[0], set()).discard(unit[1])
+    def note_gone(self, expert: LayerExpert) -> None:
+        """Note that `expert` was evicted, before its layer has chosen or after."""
+        self.n_unused += self._sizes.pop(expert, 0)
+        self._waiting.get(expert[0], set()).discard(expert[1])
 
 
 class Precision:
@@ -101,10 +101,10 @@ class ExpertPrefetch:
     """Names experts that are worth reading ahead. Not thread-safe.
 
     setting: one of SETTINGS; `off` costs nothing.
-    is_resident: returns whether a unit is in memory or on its way.
+    is_resident: returns whether an expert is in memory or on its way.
     """
 
-    def __init__(self, gguf: GgufModel, moe: MoeShape, is_resident: Callable[[Unit], bool]) -> None:
+    def __init__(self, gguf: GgufModel, moe: MoeShape, is_resident: Callable[[LayerExpert], bool]) -> None:
         """Name experts of `gguf`."""
         self.setting = OFF
         self._gguf, self._moe, self._is_resident = gguf, moe, is_resident

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import ConfigError, NotSupported, system_errors
-from edge_run.base.files import check_path, check_room
+from edge_run.base.files.identity import check_path
+from edge_run.base.files.whole import check_room
 from edge_run.base.units import format_size, parse_size, round_up
 from edge_run.devices.host.target_file import TargetFile, check_target, opened, written
 from edge_run.runtime.tools.inflate_blocks import Filler, GrownTensor, tensor_pieces

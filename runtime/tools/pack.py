@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge_run.base.errors import NotSupported, system_errors
 from edge_run.base.extras import PACK, need
-from edge_run.base.files import check_room
+from edge_run.base.files.whole import check_room
 from edge_run.base.units import format_size
 from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.target_file import TargetFile, check_target, opened, read_at, written

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edge_run.base.config import ModelConfig, ModelOptions
 from edge_run.base.errors import ConfigError, NotSupported, system_errors
-from edge_run.base.files import whole_file, writing
+from edge_run.base.files.whole import whole_file, writing
 from edge_run.base.options import config_of
 from edge_run.base.replay import Recording
 from edge_run.devices.host.target_file import check_target

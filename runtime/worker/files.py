@@ -8,8 +8,8 @@ from pathlib import Path
 from edge_run.base.config import ModelConfig
 from edge_run.base.error_codes import error_document
 from edge_run.base.errors import BudgetError, MeshError
-from edge_run.base.fields import MOST_WORDS, plain
-from edge_run.base.mesh import Document, JsonValue, Link
+from edge_run.base.fields import MOST_WORDS, Document, JsonValue, plain
+from edge_run.base.mesh import Link
 from edge_run.base.units import format_size
 from edge_run.runtime.fetch.exchange import PieceExchange
 from edge_run.runtime.fetch.store import FetchedModel

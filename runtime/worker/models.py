@@ -10,8 +10,7 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import EdgeRunError, MeshError, ModelFileError, NotTrusted, ProtocolError
-from edge_run.base.fields import Fields, plain, shown
-from edge_run.base.mesh import JsonValue
+from edge_run.base.fields import Fields, JsonValue, plain, shown
 from edge_run.base.units import format_size
 from edge_run.runtime.fetch.exchange import PieceExchange
 from edge_run.runtime.fetch.store import FetchedModel, FetchedModels

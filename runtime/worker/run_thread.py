@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from edge_run.base.error_codes import error_document
 from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, MeshError, ProtocolError
-from edge_run.base.fields import MOST_WORDS, Fields, plain
-from edge_run.base.mesh import Document, Link, Message
+from edge_run.base.fields import MOST_WORDS, Document, Fields, plain
+from edge_run.base.mesh import Link, Message
 from edge_run.runtime.mesh.commands import carry_out
 from edge_run.runtime.mesh.messages import Command, Decode, Operate, read_command
 from edge_run.runtime.mesh.transport import SEND_TIMEOUT_S, code_of

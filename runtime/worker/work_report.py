@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from edge_run.base.errors import EdgeRunError
-from edge_run.base.mesh import Document
+from edge_run.base.fields import Document
 from edge_run.base.protocols import Clock
 
 logger = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from typing import cast
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, MeshError, ModelFileError, ProtocolError, system_errors
-from edge_run.base.fields import MOST_RATE, Fields, shown
+from edge_run.base.fields import MOST_RATE, Document, Fields, shown
 from edge_run.base.interrupt import Interrupt
-from edge_run.base.mesh import Document, Mesh
+from edge_run.base.mesh import Mesh
 from edge_run.base.results import to_json
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import default_budget_bytes

@@ -16,7 +16,7 @@ import pytest
 
 from at_once import OPTIONS
 from edge_run import Model, inflate
-from edge_run.base.files import cache_folder
+from edge_run.base.files.folders import cache_folder
 from edge_run.base.units import MIB
 from edge_run.runtime.inspection import launcher
 from edge_run.runtime.processes import cell

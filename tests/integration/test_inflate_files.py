@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from edge_run.base.errors import ConfigError, ModelFileError, TierReadError
-from edge_run.base.files import process_scope
+from edge_run.base.process_ids import process_scope
 from edge_run.runtime.tools.inflate import inflate
 from kit_models import KIT
 

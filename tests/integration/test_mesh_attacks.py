@@ -14,7 +14,8 @@ import pytest
 
 from amqtt_broker import amqtt
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted, ProtocolError
-from edge_run.base.mesh import Document, Lost
+from edge_run.base.fields import Document
+from edge_run.base.mesh import Lost
 from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
 from edge_run.devices.mesh.checkup import examine
 from edge_run.devices.mesh.node import LocalNode

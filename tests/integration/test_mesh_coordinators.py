@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.errors import DeviceLost, MeshError
-from edge_run.base.mesh import Document, Unled
+from edge_run.base.fields import Document
+from edge_run.base.mesh import Unled
 from edge_run.runtime.mesh import device_group
 from in_child import in_child
 from mesh_runs import alone, greedy, running

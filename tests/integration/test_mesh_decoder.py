@@ -16,8 +16,9 @@ import pytest
 from edge_run import Model
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, DeviceLost
+from edge_run.base.fields import Document
 from edge_run.base.interrupt import Interrupt
-from edge_run.base.mesh import Document, Unled
+from edge_run.base.mesh import Unled
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine

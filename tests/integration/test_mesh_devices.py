@@ -9,7 +9,8 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import DeviceLost, MeshError
-from edge_run.base.mesh import Document, HasLeft
+from edge_run.base.fields import Document
+from edge_run.base.mesh import HasLeft
 from edge_run.runtime.mesh import coordinator, device_group, failover
 from edge_run.runtime.mesh import orders as run_orders
 from edge_run.runtime.mesh import run as mesh_run

@@ -11,7 +11,8 @@ import pytest
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, DeviceLost
-from edge_run.base.mesh import Document, Message
+from edge_run.base.fields import Document
+from edge_run.base.mesh import Message
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.partition.mesh_pipeline import plan_pipeline
 from edge_run.partition.mesh_ring import Hop

@@ -13,7 +13,7 @@ import pytest
 from gguf import GGUFReader
 
 from edge_run.base.errors import KernelError, ProtocolError
-from edge_run.base.mesh import Document
+from edge_run.base.fields import Document
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.partition.activation_codec import encode_activations
 from edge_run.runtime.decoding.session import Session

@@ -17,7 +17,7 @@ import pytest
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled
-from edge_run.base.mesh import Document
+from edge_run.base.fields import Document
 from edge_run.base.protocols import BatchToken
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.partition.mesh_pipeline import plan_pipeline

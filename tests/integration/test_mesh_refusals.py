@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, DeviceLost, MeshError
-from edge_run.base.mesh import Document
+from edge_run.base.fields import Document
 from edge_run.base.units import GIB
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import Hops

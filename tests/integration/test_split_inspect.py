@@ -17,7 +17,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
-from edge_run.base.files import process_scope, remove_drafts
+from edge_run.base.files.drafts import remove_drafts
+from edge_run.base.process_ids import process_scope
 from edge_run.partition.cuts import find_cuts
 from edge_run.runtime.processes.cell import Overrun
 from edge_run.runtime.split import onnx_session

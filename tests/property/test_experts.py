@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_run.prefetch.experts import ExpertCache, MoeShape, Outcome, Unit
+from edge_run.prefetch.experts import ExpertCache, LayerExpert, MoeShape, Outcome
 from edge_run.prefetch.optimum import OptimalPolicy
 from edge_run.prefetch.policies import POLICIES, make_policy
 from edge_run.prefetch.routes import LookUp
@@ -19,12 +19,12 @@ MOE = MoeShape(tuple(range(LAYERS)), EXPERTS, 2)
 experts = st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=8)
 layers = st.integers(0, LAYERS - 1)
 widths = st.sampled_from((1, 2, 64))
-units = st.tuples(layers, st.integers(0, EXPERTS - 1))
+layer_experts = st.tuples(layers, st.integers(0, EXPERTS - 1))
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("look up"), layers, experts, widths),
         st.tuples(st.just("admit"), layers, experts),
-        st.tuples(st.just("drop"), units),
+        st.tuples(st.just("drop"), layer_experts),
         st.tuples(st.just("make room"), st.integers(0, 40)),
         st.tuples(st.just("resize"), st.integers(1, 80)),
     ),
@@ -39,13 +39,13 @@ class Checked:
     def __init__(self, capacity: int, sizes: list[int], name: str) -> None:
         self.sizes, self.capacity = dict(enumerate(sizes)), capacity
         self.cache = ExpertCache(capacity, self.sizes, make_policy(name, MOE), self.size_of)
-        self.held: set[Unit] = set()
-        self.layer, self.touched = -1, set[Unit]()
+        self.held: set[LayerExpert] = set()
+        self.layer, self.touched = -1, set[LayerExpert]()
 
-    def size_of(self, unit: Unit) -> int:
+    def size_of(self, expert: LayerExpert) -> int:
         """Those of a layer differ a little."""
-        layer, expert = unit
-        return max(1, self.sizes[layer] - expert % 3)
+        layer, number = expert
+        return max(1, self.sizes[layer] - number % 3)
 
     def apply(self, step: tuple) -> None:
         kind, *arguments = step
@@ -95,7 +95,7 @@ class Checked:
         self.held -= set(outcome.evicted)
         self.held |= {(layer, expert) for expert in outcome.missing if expert not in outcome.bypassed}
 
-    def residents(self) -> Iterator[Unit]:
+    def residents(self) -> Iterator[LayerExpert]:
         for layer in range(LAYERS):
             for expert in range(EXPERTS):
                 if (layer, expert) in self.cache:

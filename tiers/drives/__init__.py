@@ -1,1 +1,1 @@
-"""How files come from drives: two copies at once, and through the page cache."""
+"""How files come from drives: directly, from two copies at once, and through the page cache."""

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from edge_run.base.config import CHUNK_BYTES
 from edge_run.base.errors import EdgeRunError, system_errors
 from edge_run.base.interrupt import JoinedThread, join_all
+from edge_run.base.units import round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.readers import as_read_error
@@ -109,7 +110,7 @@ class CachedStart:
         mapping = 0
         try:
             mapping = _libc.map_anonymous(PIECE_BYTES + CHUNK_BYTES)
-            room = -(-mapping // CHUNK_BYTES) * CHUNK_BYTES  # so that pages stay huge when they move
+            room = round_up(mapping, CHUNK_BYTES)  # so that pages stay huge when they move
             _libc.prepare_for_weights(room, PIECE_BYTES)
             for piece in self._pieces[self._n_copied :]:
                 if self._is_closed:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from edge_run.base.errors import EdgeRunError, TierReadError, from_system
-from edge_run.base.files import FileIdentity
+from edge_run.base.files.identity import FileIdentity
 from edge_run.base.protocols import Clock
 from edge_run.base.units import KIB, round_up
 from edge_run.tiers import _libc

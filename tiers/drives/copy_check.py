@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge_run.base.errors import ConfigError, ModelFileError
-from edge_run.base.files import FileIdentity
+from edge_run.base.files.identity import FileIdentity
 from edge_run.base.units import KIB, MIB, round_down
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel, read_gguf

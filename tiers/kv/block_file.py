@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_run.base.files import whole_file
+from edge_run.base.files.whole import whole_file
 from edge_run.tiers import _libc
 from edge_run.tiers.kv.layout import MemoryPart
 

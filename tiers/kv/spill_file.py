@@ -7,11 +7,12 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from edge_run.base.errors import TierReadError, system_errors
 from edge_run.tiers import _libc
-from edge_run.tiers.source import NO_DIRECT
+from edge_run.tiers.drives.direct_io import open_direct
 
 WRITING, READING = "keeping keys and values in", "reading keys and values back from"
 
@@ -84,26 +85,8 @@ class SpillFile:
 
 def _open(folder: Path) -> tuple[int, bool]:
     """Return the descriptor of a file without a name, and whether it reads and writes directly. Raises OSError."""
-    if direct := getattr(os, "O_DIRECT", 0):
-        try:
-            return _open_direct(folder, direct), True
-        except OSError as error:
-            if error.errno not in NO_DIRECT:  # as on a full drive
-                raise
-    return _unnamed(folder, 0), False
-
-
-def _open_direct(folder: Path, direct: int) -> int:
-    with contextlib.ExitStack() as undo:
-        fd = _unnamed(folder, direct)
-        undo.callback(os.close, fd)
-        page = _libc.map_anonymous(_libc.PAGE)
-        try:
-            os.pwritev(fd, [_libc.view(page, _libc.PAGE)], 0)  # some file systems refuse only this
-        finally:
-            _libc.unmap(page, _libc.PAGE)
-        undo.pop_all()
-        return fd
+    fd = open_direct(partial(_unnamed, folder), lambda fd, page: os.pwritev(fd, page, 0))
+    return (_unnamed(folder, 0), False) if fd is None else (fd, True)
 
 
 def _unnamed(folder: Path, flags: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from edge_run.base.files import cache_folder
+from edge_run.base.files.folders import cache_folder
 from edge_run.base.options import check_types, require
 from edge_run.base.units import GIB, MIB, parse_size
 

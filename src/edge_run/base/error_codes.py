@@ -11,8 +11,7 @@ from typing import Any
 
 from edge_run.base import errors
 from edge_run.base.errors import EdgeRunError
-from edge_run.base.fields import Fields
-from edge_run.base.mesh import JsonValue
+from edge_run.base.fields import Fields, JsonValue
 
 KINDS: dict[int, type[EdgeRunError]] = {
     kind.exit_code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, EdgeRunError)

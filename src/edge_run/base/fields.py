@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeGuard
+from typing import NoReturn, TypeAlias, TypeGuard
 
 from edge_run.base.errors import ProtocolError
-from edge_run.base.mesh import Document, JsonValue
+
+JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+Document: TypeAlias = Mapping[str, JsonValue]  # an object of JSON
 
 MOST_COUNT = (1 << 53) - 1  # JSON's whole numbers
-MOST_BYTES = 1 << 50
+MOST_BYTES = 1 << 50  # of a memory, a drive or a file; sums of a few are below MOST_COUNT
 MOST_RATE = 1e15  # bytes a second
 MOST_S = 1e6
 MOST_LETTERS = 200
@@ -62,10 +64,10 @@ class Fields:
             self._refuse(name, f"needs a text of at most {most_letters} letters")
         return value
 
-    def words(self, name: str, most_letters: int = MOST_WORDS) -> str:
+    def words(self, name: str) -> str:
         """Return what is for people to read, as `plain` makes it; an empty text where there is none."""
         value = self.document.get(name)
-        return plain(value, most_letters) if isinstance(value, str) else ""
+        return plain(value) if isinstance(value, str) else ""
 
     def items(self, name: str, least: int, most: int) -> Sequence[JsonValue]:
         """Return a list of so many items, which are not looked at. Raises ProtocolError."""

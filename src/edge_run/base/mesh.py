@@ -7,15 +7,14 @@ of models and knows nothing of MQTT. Both speak through these protocols, so eith
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
+from edge_run.base.fields import Document
 from edge_run.base.interrupt import go_on
 
-JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
-Document: TypeAlias = Mapping[str, JsonValue]
 MOST_PART_BYTES = 64 << 20  # of a part of a message
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_run.base.mesh import Document, LinkRate, Named
+from edge_run.base.fields import Document
+from edge_run.base.mesh import LinkRate, Named
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from edge_run.base.errors import ConfigError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-MOST_BYTES = 1 << 60  # more than any memory or drive has
+LARGEST_SIZE_BYTES = 1 << 60  # that may be written: more than any memory or drive has
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
 
@@ -19,7 +19,7 @@ def parse_size(text: str | float, least_bytes: int = 1) -> int:
 
     `4GiB`, `4G` and `4g` are 4 x 2^30 (as llama.cpp and Docker read them); `4GB` is 4 x 10^9; a bare number is bytes,
     of which a part does not count.
-    Raises ConfigError when `text` is no size, is less, or is more than `MOST_BYTES`.
+    Raises ConfigError when `text` is no size, is less, or is more than `LARGEST_SIZE_BYTES`.
     """
     shown = f"{text!r:.60}"
     if isinstance(text, Real) and not isinstance(text, bool) and (isinstance(text, Integral) or math.isfinite(text)):
@@ -30,8 +30,8 @@ def parse_size(text: str | float, least_bytes: int = 1) -> int:
             raise ConfigError(f"size {shown}: not a size; write it as 4GiB, 512MiB or a number of bytes")
         number, unit, binary, byte = match.groups()
         base = 1000 if byte and not binary and unit else 1024
-        size = int(min(float(number) * base ** " kmgt".index(unit.lower() or " "), 2 * MOST_BYTES))
-    if size > MOST_BYTES:
+        size = int(min(float(number) * base ** " kmgt".index(unit.lower() or " "), 2 * LARGEST_SIZE_BYTES))
+    if size > LARGEST_SIZE_BYTES:
         raise ConfigError(f"size {shown}: more than any memory or drive has; write it as 4GiB")
     if size < least_bytes:
         raise ConfigError(

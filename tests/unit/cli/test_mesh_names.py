@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edge_run.base.mesh import Document, Member, names_apart
+from edge_run.base.fields import Document
+from edge_run.base.mesh import Member, names_apart
 from edge_run.base.mesh_status import MeshLink, MeshMember, MeshStatus
 from edge_run.cli.mesh.status import describe
 from edge_run.devices.mesh.watch import present

@@ -10,7 +10,7 @@ import pytest
 from edge_run.base.errors import ConfigError
 from edge_run.base.units import MIB
 from edge_run.prefetch import next_use, resemblance
-from edge_run.prefetch.experts import ExpertCache, MoeShape, Outcome, Unit
+from edge_run.prefetch.experts import ExpertCache, LayerExpert, MoeShape, Outcome
 from edge_run.prefetch.next_use import Frequencies, NextUsePolicy
 from edge_run.prefetch.optimum import OptimalPolicy
 from edge_run.prefetch.policies import POLICIES, make_policy
@@ -228,18 +228,18 @@ def test_the_default_is_best_and_has_no_cliff(moe: MoeShape) -> None:
 def test_hits_are_those_of_the_plain_definition(name: str) -> None:
     trace = trace_of(SHAPES["few experts"], tokens=60, seed=5)
     capacity, hits, clock = 12, 0, 0
-    kept, counts, used = set[Unit](), Counter[Unit](), dict[Unit, int]()
+    kept, counts, used = set[LayerExpert](), Counter[LayerExpert](), dict[LayerExpert, int]()
     for layer, experts, is_prefill in trace.look_ups:
-        touched = {(layer, expert): None for expert in experts}
+        touched = {(layer, number): None for number in experts}
         hits += 0 if is_prefill else len(kept & touched.keys())
-        for unit in touched:
+        for expert in touched:
             clock += 1
-            counts[unit], used[unit] = counts[unit] + 1, clock
-        for unit in touched:
-            if unit not in kept and len(kept) == capacity and (others := kept - touched.keys()):
+            counts[expert], used[expert] = counts[expert] + 1, clock
+        for expert in touched:
+            if expert not in kept and len(kept) == capacity and (others := kept - touched.keys()):
                 kept.remove(min(others, key=lambda one: (counts[one] if name == "lfu" else 0, used[one])))
             if len(kept) < capacity:
-                kept.add(unit)
+                kept.add(expert)
     found = run_policy(trace, capacity * EXPERT_BYTES, name, make_policy(name, trace.moe))
     assert found.hits == hits
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from edge_run.base.errors import ModelFileError
 from edge_run.tiers import _libc
 from edge_run.tiers.content_sums import ContentSums
 from mapped import PAGE
@@ -31,6 +34,20 @@ def test_what_was_read_together_agrees_when_it_is_read_apart(memory: int) -> Non
     assert not sums.has_all([3, 4])
     assert all(sums.agree([i], memory + STARTS[i], [LENGTHS[i]]) for i in range(4))
     assert sums.agree([1, 2], memory + STARTS[1], LENGTHS[1:3])
+
+
+def test_what_was_read_again_is_compared_up_to_the_end_of_a_file_that_may_have_changed(memory: int) -> None:
+    sums, lengths = ContentSums(5), [*LENGTHS[:3], 2 * PAGE]
+    source = SimpleNamespace(path=Path("model"), size_bytes=PAGE + sum(LENGTHS), is_doubtful=False)
+    sums.compare(source, range(4), memory, PAGE, lengths)
+    _libc.view(memory + sum(LENGTHS), 1)[0] ^= 4  # behind the end
+    source.is_doubtful = True
+    sums.compare(source, range(4), memory, PAGE, lengths)
+    _libc.view(memory + sum(LENGTHS) - 1, 1)[0] ^= 4
+    with pytest.raises(ModelFileError, match="changed while it was in use"):
+        sums.compare(source, [3], memory + STARTS[3], PAGE + STARTS[3], lengths[3:])
+    source.is_doubtful = False
+    sums.compare(source, range(4), memory, PAGE, lengths)
 
 
 @pytest.mark.parametrize("place", [0, 3 * PAGE, 7 * PAGE - 1, 8 * PAGE + 122])

@@ -14,7 +14,7 @@ import click
 
 from edge_run.base.errors import Cancelled, ConfigError
 from edge_run.base.extras import CLUSTER, SERVE, need
-from edge_run.base.files import cache_folder
+from edge_run.base.files.folders import cache_folder
 from edge_run.base.interrupt import on_ctrl_c
 from edge_run.base.units import format_count
 from edge_run.cli.shared.answer import NOTICE, opened

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.files import cache_folder
+from edge_run.base.files.folders import cache_folder
 from edge_run.cli.reports.findings import EXIT_CODES, end_with_report
 from edge_run.cli.shared.config_file import config_path
 from edge_run.cli.shared.options import some_settings

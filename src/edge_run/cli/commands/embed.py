@@ -10,7 +10,7 @@ import click
 
 from edge_run.base.config import POOLING
 from edge_run.base.errors import ConfigError
-from edge_run.base.files import read_text_file
+from edge_run.base.files.texts import read_text_file
 from edge_run.base.units import format_count
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.answer import NOTICE, opened

@@ -14,7 +14,7 @@ import edge_run
 from edge_run.base.config import PACKED_OFF, POOLING
 from edge_run.base.errors import ConfigError, reason_of
 from edge_run.base.extras import SERVE, need
-from edge_run.base.files import read_text_file
+from edge_run.base.files.texts import read_text_file
 from edge_run.cli.shared.answer import open_file, opened
 from edge_run.cli.shared.generating import mesh_options
 from edge_run.cli.shared.options import SERVED_SETTINGS, SETTINGS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge_run.base.files import mesh_folder
+from edge_run.base.files.folders import mesh_folder
 from edge_run.base.mesh_status import ClusterMember, ClusterMembers, OpenInvitation
 from edge_run.cli.mesh.options import ROLES
 from edge_run.cli.shared.options import some_settings

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 import edge_run
-from edge_run.base.files import mesh_folder
+from edge_run.base.files.folders import mesh_folder
 from edge_run.cli.mesh.options import OTHER_BROKER
 from edge_run.cli.reports.findings import EXIT_CODES, end_with_report
 from edge_run.cli.shared.options import some_settings

@@ -13,7 +13,8 @@ import click
 from click.core import ParameterSource
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.files import file_to_write, mesh_folder, writing
+from edge_run.base.files.folders import mesh_folder
+from edge_run.base.files.whole import file_to_write, writing
 from edge_run.cli.mesh.invitation import show_invitation
 from edge_run.cli.mesh.options import (
     AUTHORITY,

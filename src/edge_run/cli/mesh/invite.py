@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from edge_run.base.files import mesh_folder
+from edge_run.base.files.folders import mesh_folder
 from edge_run.cli.mesh.invitation import show_invitation
 from edge_run.cli.mesh.options import INVITATION_OPTIONS
 from edge_run.cli.shared.options import some_settings

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge_run.base.errors import ConfigError, MeshError
-from edge_run.base.files import mesh_folder
+from edge_run.base.files.folders import mesh_folder
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Joined, Lost, MeshEvent
 from edge_run.cli.mesh.options import AUTHORITY, DEVICE_OPTIONS, REPLACE, broker_option, check_free, checked_authority

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from edge_run.base.fields import MOST_RATE, is_number
-from edge_run.base.files import mesh_folder
-from edge_run.base.mesh import Document, JsonValue, names_apart
+from edge_run.base.fields import MOST_RATE, Document, JsonValue, is_number
+from edge_run.base.files.folders import mesh_folder
+from edge_run.base.mesh import names_apart
 from edge_run.base.mesh_status import MeshMember, MeshStatus
 from edge_run.base.units import format_count, format_size
 from edge_run.cli.mesh.options import OTHER_BROKER

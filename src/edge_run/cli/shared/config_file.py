@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.errors import ConfigError, reason_of
-from edge_run.base.files import config_folder
+from edge_run.base.files.folders import config_folder
 from edge_run.cli.shared.setting import (
     BROKER_VARIABLE,
     ENVIRONMENT_PREFIX,

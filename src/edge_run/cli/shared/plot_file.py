@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edge_run.base.errors import ConfigError, NotSupported, TierReadError
-from edge_run.base.files import file_to_write, whole_file, writing
+from edge_run.base.files.whole import file_to_write, whole_file, writing
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.terminal import Terminal

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from edge_run.base.fields import plain
-from edge_run.base.files import remove_drafts
+from edge_run.base.files.drafts import remove_drafts
 from edge_run.cli.shared.printable import LogFormatter, PrintableStream
 
 try:

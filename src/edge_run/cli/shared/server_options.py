@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.files import key_lines, read_text_file
+from edge_run.base.files.texts import key_lines, read_text_file
 from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.setting import KEY_VARIABLE, PATH
 from edge_run.cli.shared.settings_command import origin

@@ -15,7 +15,8 @@ import click
 from edge_run.base import strict_json
 from edge_run.base.config import KV_AUTO, WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.errors import ConfigError
-from edge_run.base.files import cache_folder, read_text_file
+from edge_run.base.files.folders import cache_folder
+from edge_run.base.files.texts import read_text_file
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.base.units import MIB, format_size
 from edge_run.cli.shared.options import SETTINGS

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from edge_run.base.errors import ConfigError, TierReadError, reason_of
-from edge_run.base.files import read_text
+from edge_run.base.files.texts import read_text
 from edge_run.base.units import format_size
 from edge_run.cli.shared.printable import PrintableStream, answer_text, one_line, printable, printable_json
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_run.base import files
 from edge_run.base.errors import BudgetError
+from edge_run.base.process_ids import pid_namespace
 from edge_run.base.units import GIB, MIB
 from edge_run.devices.host import ledger as ledger_module
 from edge_run.devices.host import locks
@@ -51,7 +51,7 @@ def free(size_bytes: int) -> Callable[..., int]:
 def other_run(folder: Path, granted_bytes: int, pid: int = OTHER, **fields: object) -> LivingFile:
     """A grant of another live process."""
     entry = {
-        "pid": pid, "namespace": files.pid_namespace(), "model": "other.gguf", "base_bytes": 0,
+        "pid": pid, "namespace": pid_namespace(), "model": "other.gguf", "base_bytes": 0,
         "added_bytes": granted_bytes, **fields,
     }  # fmt: skip
     return LivingFile(folder, "run-", json.dumps(entry).encode())
@@ -66,8 +66,7 @@ def other_run(folder: Path, granted_bytes: int, pid: int = OTHER, **fields: obje
         b'{"pid": 1, "pid": 1}',
         *(
             json.dumps(
-                {"pid": OTHER, "namespace": files.pid_namespace(), "model": "x", "base_bytes": 0, "added_bytes": 1}
-                | one
+                {"pid": OTHER, "namespace": pid_namespace(), "model": "x", "base_bytes": 0, "added_bytes": 1} | one
             ).encode()
             for one in (
                 {"pid": "1"},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_run.base import files
+from edge_run.base import process_ids
 from edge_run.devices.host.locks import LivingFile, read_living
 
 
@@ -35,7 +35,7 @@ def test_a_process_is_looked_for_on_its_own_machine_only(
     """The first namespace of processes has the same number everywhere."""
     boot = tmp_path / "boot_id"
     boot.write_text("11111111-1111-1111-1111-111111111111\n")
-    monkeypatch.setattr(files, "_BOOT", boot, raising=False)
+    monkeypatch.setattr(process_ids, "_BOOT", boot, raising=False)
     folder = tmp_path / "shared"
     folder.mkdir()
     file = held_by(gone, folder, monkeypatch)

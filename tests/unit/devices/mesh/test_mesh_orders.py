@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 
-from edge_run.base.mesh import Document
+from edge_run.base.fields import Document
 from edge_run.devices.mesh.orders import MOST_WAITING, InboundOrder, OrderExecutor
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_run.base.files import FileIdentity
+from edge_run.base.files.identity import FileIdentity
 from edge_run.runtime.decoding.repacked_blocks import RepackedBlocks
 from edge_run.tiers import _libc
 from edge_run.tiers._libc import PAGE

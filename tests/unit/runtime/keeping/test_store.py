@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edge_run.base.errors import TierReadError
-from edge_run.base.files import process_scope
+from edge_run.base.process_ids import process_scope
 from edge_run.runtime.keeping import opening
 from edge_run.runtime.keeping.identity import KeptIdentity
 from edge_run.runtime.keeping.keeper import PromptKeeper

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edge_run.base.mesh import Document
+from edge_run.base.fields import Document
 from edge_run.base.units import MIB
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.mesh import fetch

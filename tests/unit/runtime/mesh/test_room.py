@@ -11,7 +11,7 @@ import pytest
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, EdgeRunError, TierReadError
-from edge_run.base.mesh import Document
+from edge_run.base.fields import Document
 from edge_run.base.units import GIB
 from edge_run.devices.host.ledger import Ledger
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 import pytest
 
 from edge_run.base.errors import Cancelled, MeshError
+from edge_run.base.fields import Document
 from edge_run.base.interrupt import Interrupt
-from edge_run.base.mesh import Document, HasLeft
+from edge_run.base.mesh import HasLeft
 from edge_run.runtime.mesh import orders as run_orders
 from edge_run.runtime.mesh.failover import Deposed, Refused
 from edge_run.runtime.mesh.orders import Failed, RunOrders

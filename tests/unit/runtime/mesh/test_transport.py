@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from edge_run.base.errors import Cancelled, DeviceLost, ProtocolError
-from edge_run.base.mesh import Document, Message
+from edge_run.base.fields import Document
+from edge_run.base.mesh import Message
 from edge_run.runtime.mesh.activation_coding import ActivationCoder
 from edge_run.runtime.mesh.transport import MOST_WAITING, LinkTransport, Overdue, PassFailed
 from edge_run.runtime.slices.slice import TAIL, Share

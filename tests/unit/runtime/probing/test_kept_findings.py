@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge_run.base.files import file_facts
+from edge_run.base.files.identity import file_facts
 from edge_run.runtime.probing.kept_findings import MOST_FINDINGS, KeptFindings
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from edge_run.runtime.streaming.prefetch import LEAST_PRECISION, Precision, PrefetchedUnits
+from edge_run.runtime.streaming.prefetch import LEAST_PRECISION, Precision, PrefetchedExperts
 
 KIND = (1, False, 0)
 
 
 def test_what_came_ahead_and_was_used() -> None:
-    prefetched = PrefetchedUnits()
+    prefetched = PrefetchedExperts()
     for expert in (3, 5, 7):
         prefetched.add((2, expert), 10)
     assert prefetched.is_new((2, 5))
@@ -21,7 +21,7 @@ def test_what_came_ahead_and_was_used() -> None:
 
 
 def test_what_came_in_vain() -> None:
-    prefetched = PrefetchedUnits()
+    prefetched = PrefetchedExperts()
     for expert in (3, 5, 7):
         prefetched.add((2, expert), 10)
     prefetched.judge(2, [])
@@ -36,7 +36,7 @@ def test_what_came_in_vain() -> None:
 
 
 def test_what_is_given_up_before_its_layer_has_chosen_is_not_wrong_any_more() -> None:
-    prefetched = PrefetchedUnits()
+    prefetched = PrefetchedExperts()
     prefetched.add((2, 3), 10)
     prefetched.note_gone((2, 3))
     assert prefetched.judge(2, [4]) == (0, [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_run.base.mesh import Document
+from edge_run.base.fields import Document
 from edge_run.runtime.worker.work_report import WorkReport
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError
-from edge_run.base.files import cache_folder, config_folder, mesh_folder
+from edge_run.base.files.folders import cache_folder, config_folder, mesh_folder
 from edge_run.cli.shared.config_file import config_path
 
 

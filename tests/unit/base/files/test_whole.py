@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from edge_run.base import files
 from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, TierReadError
-from edge_run.base.files import (
+from edge_run.base.files import whole
+from edge_run.base.files.drafts import remove_drafts
+from edge_run.base.files.whole import (
     file_to_write,
     folder_to_write,
     keep_file,
-    read_text_file,
-    remove_abandoned_drafts,
-    remove_drafts,
     reserved,
     whole_file,
     whole_folder,
@@ -33,13 +28,6 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(TierReadError, match=what) as found, writing("--out x", "choose another folder"):
         (tmp_path / "nowhere" / "x").write_text("")
     assert found.value.errno == errno.ENOENT
-
-
-def test_text_in_another_encoding_is_told_where_and_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "prompt").write_bytes("a café".encode("latin-1"))
-    what = r"^--file prompt: not UTF-8 text \(.* at byte 5\); save it as UTF-8, as iconv -t UTF-8 does$"
-    with pytest.raises(ConfigError, match=what):
-        read_text_file(tmp_path / "prompt", "--file prompt", 100)
 
 
 @pytest.mark.parametrize("error", [ModelFileError("model: is gone"), TierReadError("model: read failed", errno=5)])
@@ -79,64 +67,6 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pyte
     assert f"what was measured cannot be kept in {tmp_path / 'file'}" in caplog.text
 
 
-def test_what_a_signal_ends_is_removed(tmp_path: Path) -> None:
-    with whole_file(tmp_path / "model") as draft:
-        remove_drafts()
-        assert list(tmp_path.iterdir()) == []
-        draft.touch()
-    (tmp_path / "model").unlink()
-    remove_drafts()
-
-
-def test_a_fork_does_not_remove_what_its_parent_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with whole_file(tmp_path / "model") as draft:
-        monkeypatch.setattr(os, "getpid", os.getppid)
-        remove_drafts()
-        assert draft.exists()
-
-
-def test_drafts_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    here, elsewhere = files.process_scope(), "0123abcd"
-    left = [
-        f".model.{gone.pid}-{here}-01234567.part",
-        f".model.{os.getpid()}-{here}-01234567.part",
-        f".model.{os.getppid()}-{elsewhere}-76543210.part",  # of hours ago, so its machine is gone
-        f".model.{os.getppid()}-76543210.part",  # as the version before named them
-    ]
-    kept = [
-        f".model.{gone.pid}-{here}-00000000.part",  # written to a moment ago
-        f".model.{os.getppid()}-{here}-01234567.part",
-        f".model.{gone.pid}-{elsewhere}-01234567.part",  # of a process of another machine, which is long at it
-        f".other.{gone.pid}-{here}-01234567.part",
-        f".model.{gone.pid}-{here}.part",
-        ".model.part",
-        "model",
-    ]
-    now = time.time()
-    for name in (*left, *kept):
-        (tmp_path / name).touch()
-        age_s = 0 if name.endswith("00000000.part") else 7200 if name.endswith("76543210.part") else 1800
-        os.utime(tmp_path / name, (now - age_s, now - age_s))
-    remove_abandoned_drafts(tmp_path / "model")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
-    remove_abandoned_drafts(tmp_path / "nowhere" / "model")
-
-
-def test_a_folder_that_another_machine_fills_is_left_alone(tmp_path: Path) -> None:
-    draft = tmp_path / ".split.1-0123abcd-01234567.part"
-    draft.mkdir()
-    (draft / "weights").touch()
-    os.utime(draft, (0, 0))
-    remove_abandoned_drafts(tmp_path / "split")
-    assert draft.exists()
-    os.utime(draft / "weights", (0, 0))
-    os.utime(draft, (0, 0))
-    remove_abandoned_drafts(tmp_path / "split")
-    assert not draft.exists()
-
-
 def test_a_folder_is_there_with_all_its_files_or_not_at_all(tmp_path: Path) -> None:
     new, empty = tmp_path / "new", tmp_path / "empty"
     empty.mkdir()
@@ -153,16 +83,6 @@ def test_a_folder_is_there_with_all_its_files_or_not_at_all(tmp_path: Path) -> N
         assert not draft.exists()
         draft.mkdir()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "ended", "new"]
-
-
-def test_an_abandoned_draft_of_a_folder_is_removed(tmp_path: Path) -> None:
-    left = tmp_path / f".split.{os.getpid()}-{files.process_scope()}-01234567.part"
-    left.mkdir()
-    (left / "head.onnx").touch()
-    os.utime(left / "head.onnx", (0, 0))
-    os.utime(left, (0, 0))
-    remove_abandoned_drafts(tmp_path / "split")
-    assert not left.exists()
 
 
 def test_a_folder_takes_the_place_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +106,7 @@ def test_what_is_written_durably_is_on_the_drive_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[tuple[str, bool]] = []
-    monkeypatch.setattr(files, "sync", lambda path: synced.append((path.name, (tmp_path / "file").exists())))
+    monkeypatch.setattr(whole, "sync", lambda path: synced.append((path.name, (tmp_path / "file").exists())))
     with whole_file(tmp_path / "file") as draft:
         draft.write_text("a cache")
     assert not synced
@@ -224,8 +144,3 @@ def test_room_is_kept_until_it_is_needed(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(OSError, match="No space left"), reserved(tmp_path / "split", 1 << 20):
         pass
     assert not list(tmp_path.iterdir())
-
-
-def test_a_draft_that_its_writer_is_done_with_meanwhile_is_none(tmp_path: Path) -> None:
-    (tmp_path / f".model.1-{files.process_scope()}-01234567.part").symlink_to(tmp_path / "gone")
-    assert not files.abandoned_drafts(tmp_path)

@@ -1,0 +1,1 @@
+"""Files: what others wrote, what we write, which file is which, and where the user's folders are."""

@@ -1,0 +1,48 @@
+"""Texts of others: read within limits, and refused in words where they are no text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from edge_run.base.errors import ConfigError, reason_of
+from edge_run.base.units import format_size
+
+
+def read_text_file(path: str | Path, what: str, most_bytes: int) -> str:
+    """Return the text of the file at `path`, `~` replaced, of at most `most_bytes`, and no more of it is ever read.
+
+    what: the beginning of an error. Raises ConfigError where it cannot be read, is longer, or is not UTF-8.
+    """
+    try:
+        with open(os.path.expanduser(path), "rb") as file:
+            return read_text(file, what, most_bytes)
+    except OSError as error:
+        why = reason_of(error)
+        raise ConfigError(f"{what}: cannot be read ({why}); check the path and its permissions") from error
+    except ConfigError:
+        raise
+    except ValueError as error:  # a name with a zero character
+        raise ConfigError(f"{what}: cannot be read ({error}); check the path") from error
+
+
+def read_text(file: BinaryIO, what: str, most_bytes: int) -> str:
+    """Return all text of `file`; see `read_text_file`. Raises OSError where reading fails."""
+    pieces, rest = [], most_bytes + 1
+    while rest and (piece := file.read(min(rest, 1 << 20))):
+        pieces.append(piece)
+        rest -= len(piece)
+    if not rest:
+        raise ConfigError(f"{what}: longer than {format_size(most_bytes)}; shorten it", needed_bytes=most_bytes)
+    try:
+        return b"".join(pieces).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{what}: not UTF-8 text ({error.reason} at byte {error.start:,}); save it as UTF-8, as iconv -t UTF-8 does"
+        ) from error
+
+
+def key_lines(text: str) -> list[str]:
+    """Return the keys in the text of a key file: one a line, without blanks around it; a line with # first is none."""
+    return [key for line in text.splitlines() if (key := line.strip()) and not key.startswith("#")]
