@@ -107,7 +107,7 @@ def read_requests(path: Path) -> Iterator[NumberedLine]:
 
 def _read(number: int, line: bytes, seen: set[str]) -> NumberedLine:
     try:
-        asked = decode(line, BatchRequest)
+        asked = decode(line, BatchRequest, "the line")
     except Refusal as refusal:
         return NumberedLine(number, refusal)
     if asked.custom_id in seen:

@@ -46,7 +46,7 @@ class ResultsFile(Closing):
         self._places: dict[str | int, tuple[int, int]] = {}  # of what is held
         with contextlib.ExitStack() as undo:
             self._lines = _Lines(path)
-            undo.callback(self._lines.close)
+            undo.callback(self._lines.abandon)
             self.is_locked = self._lines.is_locked
             self.done = {key for key, _, _ in self._lines.read()}
             if self._held_path.exists():
@@ -87,15 +87,26 @@ class ResultsFile(Closing):
         if not self._places:
             self._held.clear()
 
+    def __exit__(self, *failure: object) -> None:
+        """Close the file; where the block failed before anything was written, remove it if it was made here."""
+        is_unused = any(failure) and not self._places  # what is held is read again beside its results only
+        self._close_held()
+        if is_unused:
+            self._lines.abandon()
+        self._lines.close()
+
     def close(self) -> None:
         """Close the file. Idempotent."""
+        self._close_held()
+        self._lines.close()
+
+    def _close_held(self) -> None:
         if self._held:
             if not self._places:
                 with contextlib.suppress(OSError):
                     self._held_path.unlink()  # while no other run can have opened it
             self._held.close()
             self._held = None
-        self._lines.close()
 
 
 class _Lines:
@@ -164,6 +175,14 @@ class _Lines:
         """Forget all lines, as far as the drive does."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, 0)
+
+    def abandon(self) -> None:
+        """Close the file, and remove it where it was made here and is empty. Idempotent."""
+        if self.is_new and self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # while no other run can have it
+                if os.fstat(self._descriptor).st_size == 0 and self._is_there():
+                    self._path.unlink()
+        self.close()
 
     def close(self) -> None:
         """Close the file. Idempotent."""

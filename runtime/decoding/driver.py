@@ -30,6 +30,7 @@ from edge_run.runtime.graph.observer import Observer
 from edge_run.runtime.graph.scheduler_splits import Split
 from edge_run.runtime.llama import _ggml as ggml
 
+MOST_PROGRAMS = 64  # a shape whose program is not known is guessed; one has a thousand nodes and more
 Step = Callable[[int], None]
 
 
@@ -157,7 +158,7 @@ class Driver:
     def __init__(self, interrupt: Interrupt | None = None, *, is_partial: bool = False) -> None:
         self.interrupt = interrupt or Interrupt()
         self.interrupt.tell(self._hear)
-        self.features: list[Feature] = []
+        self.features, self._pending = list[Feature](), list[Feature]()
         self.programs: dict[PassShape, Program] = {}
         self.is_partial = is_partial
         self.before_pass: Callable[[PassShape], None] = lambda shape: None
@@ -168,7 +169,6 @@ class Driver:
         self._program, self._quiet = _EMPTY, _EMPTY.quiet  # the latter is the program's while the pass goes as expected
         self._cursor = self._at = 0
         self._seen: list[Node] | None = None
-        self._pending: list[Feature] = []
         self._failure: BaseException | None = None
         self._is_mapping = self._must_restore = self.expects_shift = False
         self.compute_buffer = ComputeBuffer()
@@ -277,8 +277,7 @@ class Driver:
             failure, self._failure = self._failure, None
             self._abandon()
             if is_guessed:
-                # Node by node next time: a wrong guess may hold more than there is room for.
-                self.programs[shape] = _EMPTY
+                self.programs[shape] = _EMPTY  # node by node next time: a wrong guess may hold more than has room
             raise failure
         if self._copies:
             self._copies.end(is_whole=True)
@@ -288,6 +287,8 @@ class Driver:
             self._seen = list(self._program.graph[: self._cursor])
         if self._seen is not None:
             self._program = self._program_of(tuple(self._seen))
+        if not self.is_partial and self.programs.pop(shape, None) is None and len(self.programs) >= MOST_PROGRAMS:
+            del self.programs[next(iter(self.programs))]  # of the shape that was used the longest ago
         self.programs[shape], self._cursor, self.expects_shift = self._program, 0, False  # nothing of the next is done
 
     def _abandon(self) -> None:
@@ -354,8 +355,7 @@ class Driver:
     def _note(self, address: int, seen: list[Node]) -> Node:
         """Observe the node at `address`, and append it to `seen`."""
         node = self.observer.observe(address, seen)
-        # The first node again: llama.cpp has cut the batch.
-        self._at = self._at + 1 if seen and node.name != seen[0].name else 0
+        self._at = self._at + 1 if seen and node.name != seen[0].name else 0  # again: llama.cpp has cut the batch
         if self._cuts:
             self._cuts.splits()
             if self._cuts.is_border(self._at):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 import anyio
 
 from edge_run.base.config import ModelConfig, ModelOptions
-from edge_run.base.errors import ConfigError
+from edge_run.base.errors import Cancelled, ConfigError
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
@@ -188,13 +188,21 @@ class AsyncModel(AsyncOwner[Model]):
         normalize: bool = True,
         truncate: bool = False,
         on_text: Callable[[TextVectors], object] | None = None,
+        priority: int = 0,
+        key: str = "",
+        deadline_s: float | None = None,
     ) -> Embeddings:
-        """Return the vectors of texts, when it is the task's turn; arguments and errors as for `Model.embed`."""
-        model = self._opened
-        async with self._own_turn(Turn()):
-            return await self._thread.run(
-                partial(model.embed, texts, normalize=normalize, truncate=truncate, on_text=on_text), model.cancel
-            )
+        """Return the vectors of texts, when it is the task's turn; arguments and errors as for `Model.embed`.
+
+        priority, key: as of `Turn`. deadline_s: the seconds after which Cancelled is raised where they are not there.
+        """
+        model, turn = self._opened, Turn(priority, key, deadline_s)
+        work = partial(model.embed, texts, normalize=normalize, truncate=truncate, on_text=on_text)
+        with anyio.move_on_after(deadline_s):
+            async with self._own_turn(turn) as is_held:
+                if is_held:
+                    return await self._thread.run(work, model.cancel)
+        raise Cancelled(f"embed: the vectors were not there within {deadline_s:g} s")
 
     async def __aexit__(self, *_: object) -> None:
         # Not in turn: a generator that was left half way may hold it for ever. The thread is free between passes.

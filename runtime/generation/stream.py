@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import weakref
@@ -156,7 +157,8 @@ class Answer:
                     reason = "length" if continuation.wants_none else "stop"
             except Cancelled:
                 reason = "deadline" if self._is_late else "cancelled"
-        self._session.finish()
+        with contextlib.suppress(Cancelled):  # the answer is complete; of what was not kept nothing is lost but time
+            self._session.finish()
         rest = continuation.finish()
         if continuation.is_stopped:
             reason = "stop"

@@ -27,6 +27,8 @@ FORMAT = 1
 MOST_BYTES = 64 * MIB
 _NAME = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 _ENDING = ".json"
+_DRAFT = re.compile(r"\.\w[\w.-]{0,63}\.json\.[1-9]\d*-[0-9a-f-]+\.part", re.ASCII)
+_BEGINNING = re.compile(rb'\{"format": \d+, "model": "')  # as `save` writes it, whatever else is damaged
 _HELD, _LOCK = ".held-", ".lock"
 _MOST = 2**31
 
@@ -156,20 +158,34 @@ class Conversations:
     def erase(self) -> int:
         """Remove all conversations, and what was left where one was being saved; return how many there were.
 
-        The file of the lock stays: who waits for it would have the lock of a file that is not there any more.
+        What other programs have there stays. So does the file of the lock: who waits for it would have the lock of a
+        file that is not there any more.
 
         Raises TierReadError.
         """
-        for draft in self._folder.glob(".*.part"):
-            _remove(draft)
+        for draft in list(self._folder.glob(".*.part")):
+            if _DRAFT.fullmatch(draft.name):
+                _remove(draft)
         with locked(self._folder / _LOCK):
             list(read_living(self._folder, _HELD))  # which removes those of processes that are gone
-        return sum(_remove(path) for path in list(self._folder.glob(f"*{_ENDING}")))
+        return sum(_remove(path) for path in list(self._folder.glob(f"*{_ENDING}")) if _is_ours(path))
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"conversation {name[:80]!r}: give a name of up to 64 letters, digits, and _ - . in it")
         return self._folder / f"{name}{_ENDING}"
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether a file of the folder was written by `save`; other programs may have such names."""
+    if not _NAME.fullmatch(path.name.removesuffix(_ENDING)) or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(64)
+    except OSError as error:
+        raise TierReadError(f"{path}: cannot be read ({reason_of(error)})", errno=error.errno) from error
+    return _BEGINNING.match(beginning) is not None
 
 
 def _remove(path: Path) -> bool:

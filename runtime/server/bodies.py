@@ -92,12 +92,15 @@ class _Held:
     n_bytes: int = 0
 
 
-def decode(body: bytes | bytearray, kind: type[_Kind]) -> _Kind:
-    """Return JSON as a `kind`: fields that it does not have are left out. Raises Refusal that names what is wrong."""
+def decode(body: bytes | bytearray, kind: type[_Kind], what: str = "the body") -> _Kind:
+    """Return JSON, which is `what`, as a `kind`: fields that it does not have are left out.
+
+    Raises Refusal that names what is wrong.
+    """
     try:
         value = strict_json.parse(bytes(body))
     except ValueError as error:
-        raise Refusal(400, f"the body is not JSON as it should be: {_short(error)}", code="invalid_json") from None
+        raise Refusal(400, f"{what} is not JSON as it should be: {_short(error)}", code="invalid_json") from None
     return convert(value, kind)
 
 

@@ -116,7 +116,7 @@ def check_prompt_length(n_tokens: int, context_tokens: int) -> None:
     if n_tokens >= context_tokens:
         raise ContextFull(
             f"the prompt has {n_tokens:,} tokens, the context holds {context_tokens:,}; shorten it, or "
-            "start the server with more context (-c)",
+            "give more context (-c)",
             prompt_tokens=n_tokens,
             context_tokens=context_tokens,
         )

@@ -181,6 +181,6 @@ def refuse_set(fields: msgspec.Struct, *names: str) -> None:
             raise unsupported(name)
 
 
-def unsupported(param: str, why: str = "this server does not have it") -> Refusal:
+def unsupported(param: str, why: str = "is not supported here") -> Refusal:
     """Return the refusal of a parameter that is right but cannot be served."""
     return Refusal(400, f"{param}: {why}", param=param, code="unsupported_parameter")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -23,6 +24,7 @@ SMALL_PIXELS, PIXELS_OF_A_BYTE = 4 << 20, 256  # ten times what a JPEG of the lo
 MOST_FILE_BYTES = 512 << 20  # of an image: 64 million pixels of eight bytes, as they are
 KEPT_BYTES = 1 << 30  # of decoded images are kept at most, where there is room
 _PIECE_BYTES = 1 << 20
+_NOT_OPENED = (errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP)  # sockets, and devices that nothing drives
 MOST_SCANS = 500  # of a JPEG, whose encoders make ten: each goes through all blocks, and may take a few bytes
 _JPEG_START, _SCAN = b"\xff\xd8", b"\xff\xda"  # the latter by chance some 250 times in 16 MiB of other bytes
 
@@ -107,13 +109,13 @@ def read_image_bytes(path: Path) -> bytes:
 def read_bytes(path: Path, most_bytes: int, what: str) -> bytes:
     """Return what the file `path`, which is `what`, holds, of which no more than `most_bytes` are ever held.
 
-    Raises ModelFileError where it cannot be read, is a pipe or a device, or has more, and TierReadError by the drive.
+    Raises ModelFileError where it cannot be read, is no regular file, or has more, and TierReadError by the drive.
     """
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ModelFileError(f"{path}: is a pipe or a device, {what} is a file; copy it into one")
+                raise _no_regular_file(path, what)
             size_bytes = status.st_size
             pieces, rest = [], most_bytes + 1 if size_bytes <= most_bytes else 0
             while rest and (piece := file.read(min(rest, max(size_bytes, _PIECE_BYTES)))):  # some say no size
@@ -122,12 +124,18 @@ def read_bytes(path: Path, most_bytes: int, what: str) -> bytes:
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         raise ModelFileError(f"{path}: cannot be read ({reason_of(error)}); check its permissions") from error
     except OSError as error:
+        if error.errno in _NOT_OPENED:
+            raise _no_regular_file(path, what) from error
         why = f"{path}: cannot be read ({reason_of(error)}); check the drive"
         raise TierReadError(why, errno=error.errno) from error
     if not rest:
         found = f"{size_bytes:,}" if size_bytes > most_bytes else "more"
         raise ModelFileError(f"{path}: has {found} bytes; {what} has {most_bytes:,} at most: take it away")
     return b"".join(pieces)
+
+
+def _no_regular_file(path: Path, what: str) -> ModelFileError:
+    return ModelFileError(f"{path}: is no regular file, {what} is one; copy it into one")
 
 
 def _without_waiting(path: str, flags: int) -> int:

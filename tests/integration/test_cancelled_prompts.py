@@ -83,6 +83,24 @@ def test_nothing_stays_of_a_file_that_changed(folder: Path) -> None:
         assert model.generate(PROMPT, **GREEDY).result().cached_tokens == 0
 
 
+def test_an_answer_that_is_complete_stays_so_where_it_is_cancelled_as_it_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What guesses took out of the context is computed again then, where prompts are kept."""
+    with Model(make_model("llama", folder), **OPTIONS) as model:
+        wanted = fresh(model)
+
+        def finish() -> None:
+            model.cancel()
+            model._engine.interrupt.check()
+
+        monkeypatch.setattr(model._session, "finish", finish)
+        found = model.generate(PROMPT, **GREEDY).result()
+        assert (found.finish_reason, found.token_ids) == ("length", wanted.token_ids)
+        monkeypatch.undo()
+        assert model.generate(PROMPT, **GREEDY).result().token_ids == wanted.token_ids
+
+
 def test_a_decoder_that_is_used_directly_takes_all_back(folder: Path) -> None:
     from edge_run.base.protocols import BatchToken
 

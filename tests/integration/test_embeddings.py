@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 from gguf import GGUFReader
 
 from edge_run import AsyncModel, Model, plan, to_json
-from edge_run.base.errors import ConfigError, ContextFull, KernelError, NotSupported
+from edge_run.base.errors import Cancelled, ConfigError, ContextFull, KernelError, NotSupported
 from edge_run.cli.shared import figures
 from edge_run.runtime.embedding.embedding import normalized, shared
 from edge_run.runtime.embedding.results import EmbeddingShape
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.llama.model import LlamaModel
 from in_child import in_child
 from llama_tensors import silence_llama_logs
@@ -233,3 +235,34 @@ def test_tasks_take_turns(bert: Path) -> None:
 
     with Model(bert, **LONGEST) as model:
         assert np.array_equal(np.concatenate(anyio.run(run)), model.embed(TEXTS[:3]).vectors)
+
+
+def test_keys_that_wait_take_turns(bert: Path) -> None:
+    ended = list[str]()
+
+    async def one(model: AsyncModel, name: str, priority: int = 0) -> None:
+        await model.embed(TEXTS[0], key=name[0], priority=priority)
+        ended.append(name)
+
+    async def run() -> None:
+        async with AsyncModel(bert, **LONGEST) as model, anyio.create_task_group() as group, model._own_turn(Turn()):
+            for name in ("a1", "a2", "a3", "b1"):
+                group.start_soon(one, model, name, name=name)
+                await anyio.wait_all_tasks_blocked()
+            group.start_soon(one, model, "c1", 1, name="c1")
+            await anyio.wait_all_tasks_blocked()
+
+    anyio.run(run)
+    assert ended == ["c1", "a1", "b1", "a2", "a3"]
+
+
+@pytest.mark.parametrize("n_texts", [1, 100_000], ids=["waiting", "computing"])
+def test_vectors_that_are_not_there_in_time_are_not_waited_for(bert: Path, n_texts: int) -> None:
+    async def run() -> None:
+        async with AsyncModel(bert, **LONGEST) as model:
+            async with model._turns.held() if n_texts == 1 else nullcontext():
+                with pytest.raises(Cancelled, match=r"the vectors were not there within 0\.2 s"):
+                    await model.embed([TEXTS[0]] * n_texts, deadline_s=0.2)
+            assert len((await model.embed(TEXTS[0], deadline_s=1000)).tokens) == 1
+
+    anyio.run(run)

@@ -137,7 +137,7 @@ class EmbeddingResponse:
             vectors, together = list[Vectors](), served.model.most_parallel
             for first in range(0, len(texts), together):
                 group = [list(tokens) for tokens in texts[first : first + together]]
-                embedded = await served.answering.embed(group, normalize=normalize)
+                embedded = await served.answering.embed(group, normalize=normalize, key=key)
                 vectors += [embedded.of(number) for number in range(len(group))]
                 if not place.has_begun:
                     place.begin()

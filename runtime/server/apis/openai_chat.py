@@ -105,7 +105,7 @@ class ChatRequest(SamplingFields, kw_only=True):
         """Raise Refusal for what cannot be served."""
         refuse_set(self, "audio", "functions", "function_call", "web_search_options")
         if set(self.modalities or ()) - {"text"}:
-            raise unsupported("modalities", "this server writes text only")
+            raise unsupported("modalities", "only text is written here")
         if self.top_logprobs is not None and not self.logprobs:
             raise Refusal(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
 

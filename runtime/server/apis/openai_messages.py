@@ -88,7 +88,7 @@ def _no_text(parts: Sequence[ContentPart], where: str, number: int) -> Refusal:
     place, kind = f"{where}.content[{number}]", parts[number].type
     if kind in TEXT_PARTS:
         return Refusal(400, f"{place}.text: is missing", param=f"{place}.text")
-    return unsupported(f"{place}.type", f"{kind[:40]!r} is not taken: this server reads text only")
+    return unsupported(f"{place}.type", f"{kind[:40]!r} is not taken: only text is read here")
 
 
 def _call(call: MadeCall, where: str) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class ServedModel:
         if cache_salt and self.model.keeps_prompts:
             raise Refusal(
                 400,
-                "cache_salt: the prompt cache on disk is shared; start the server without --prompt-cache",
+                "cache_salt: the prompt cache on disk is shared; leave out --prompt-cache",
                 param="cache_salt",
                 code="unsupported_parameter",
             )

@@ -8,6 +8,7 @@ import { Machine } from "./machine.js";
 import { Gone, ask, forgetKey, hasKey, onKeyNeeded } from "./server.js";
 
 const POLL_MS = 1000, POLL_LIMIT_MS = 20000, SAVE_MS = 400;
+const FULL = "The browser's storage is full: delete a chat, or this one is lost.";
 
 const on = (id, kind, act) => at(id).addEventListener(kind, act);
 const chat = new Chat(at("log"), at("said"), () => answerAnew());
@@ -68,7 +69,8 @@ function forget({ id }) {
   if (running?.conversation.id === id) stop();
   kept.remove(id);
   open(id === conversation.id ? (kept.all()[0] ?? kept.begin(conversation)) : conversation);
-  at("new").focus();
+  if (isFull()) keep(conversation);
+  at(at("new").offsetParent ? "new" : SIDES[0][0]).focus();
 }
 
 // Answers
@@ -137,7 +139,8 @@ function answerAnew() {
 
 function keep(one) {
   const { id } = one;
-  if (!kept.save(one)) notify("The browser's storage is full: delete a chat, or this one is gone with the page.");
+  if (one.messages.length && !kept.save(one)) notify(FULL);
+  else if (isFull()) notify("");
   if (one.id === id) return;
   kept.setCurrent(conversation);
   drawList();
@@ -150,6 +153,7 @@ function keepAnswer() {
   if (one && (!one.changed || kept.load(one.id))) keep(one);
 }
 
+const isFull = () => at("notice").textContent === FULL;
 const stop = () => running?.abort.abort();
 
 function drawButtons() {
@@ -244,7 +248,7 @@ on("settings", "input", () => {
   conversation.system = at("system").value;
   const given = SETTINGS.map(([name]) => at(name)).filter((field) => field.value && field.checkValidity());
   conversation.settings = Object.fromEntries(given.map((field) => [field.id, field.valueAsNumber]));
-  if (conversation.messages.length) keep(conversation);
+  keep(conversation);
 });
 
 on("forget-key", "click", () => {
@@ -256,7 +260,7 @@ on("forget-key", "click", () => {
 onKeyNeeded((why) => new Promise((give) => {
   if (why) say(at("key-why"), why);
   at("key-text").value = "";
-  if (at("settings").open) at("settings").close();
+  at("settings").close();
   at("key").showModal();
   at("key").onclose = () => give(at("key-text").value.trim());
 }));
@@ -265,21 +269,15 @@ const SIDES = [["show-conversations", "conversations"], ["show-machine", "machin
 
 const isOpen = ([, side]) => at(side).classList.contains("open");
 
-function closeSides() {
-  for (const [button, side] of SIDES) {
-    at(side).classList.remove("open");
-    at(button).setAttribute("aria-expanded", false);
+function closeSides(but) {
+  for (const one of SIDES) {
+    const isShown = one === but && !isOpen(one);
+    at(one[1]).classList.toggle("open", isShown);
+    at(one[0]).setAttribute("aria-expanded", isShown);
   }
 }
 
-for (const [button, side] of SIDES) {
-  on(button, "click", () => {
-    const isShut = !isOpen([, side]);
-    closeSides();
-    at(side).classList.toggle("open", isShut);
-    at(button).setAttribute("aria-expanded", isShut);
-  });
-}
+for (const one of SIDES) on(one[0], "click", () => closeSides(one));
 
 function fit() {
   const field = at("text");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,57 @@ def test_the_doctor_runs_without_what_no_run_takes_of_a_configuration_and_says_s
         assert context.params["memory"] == (4 * GIB if "4GiB" in line else None)
     assert found.state == (PROBLEM if told else OK)
     assert found.finding.startswith(f"{file}: {told}" if told else str(file))
+
+
+@pytest.mark.parametrize(
+    ("key", "line", "words", "told"),
+    [
+        ("threads", "threads = 0", [], "threads 0: must be"),
+        ("ubatch-size", "ubatch-size = -1", [], "micro-batch -1: must be"),
+        ("kv-type", "kv-type = 'foo'", [], "KV type 'foo': must be"),
+        ("temp", "temp = -1", [], "temperature -1.0: must be"),
+        ("predict", "predict = -2", [], "tokens to predict -2: must be"),
+        ("stop", "stop = ['']", [], "stop string: must not be empty"),
+        ("flash-attn", "flash-attn = 'on'", ["--exact"], "exact: excludes flash attention"),
+    ],
+)
+def test_what_no_run_takes_of_a_configuration_is_told_with_its_place(
+    key: str,
+    line: str,
+    words: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "edge-run").mkdir()
+    file = tmp_path / "edge-run" / "config.toml"
+    file.write_text(f"top-k = 5\n{line}\nreaders = 2\n")
+    assert _run(["none.gguf", "-p", "x", *words], Terminal()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"edge-run: {told}")
+    assert said.endswith(f" (from {file}: {key})\n")
+
+
+def test_a_value_of_the_environment_is_told_with_its_variable_and_one_of_a_flag_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGE_RUN_THREADS", "0")
+    assert _run(["none.gguf", "-p", "x"], Terminal()) == 2
+    assert capsys.readouterr().err.endswith(" (from EDGE_RUN_THREADS)\n")
+    assert _run(["none.gguf", "-p", "x", "-t", "-1"], Terminal()) == 2
+    assert "from" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "-p"], ["run", "-sys"], ["run", "--stop"], ["run", "--grammar"], ["run", "-j"], ["embed", "-p"]]
+)
+def test_text_that_is_no_utf_8_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run([*words, os.fsdecode(b"na\xefve"), "none.gguf"], Terminal()) == 2
+    said = capsys.readouterr().err
+    assert "is not UTF-8 text (byte 0xef at letter 3); give it as UTF-8" in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("line", ["a = " + "[" * 5000, 'prompt-cache = "a\\u0000b"'], ids=["too deep", "no path"])

@@ -73,7 +73,7 @@ def _chat_with_server(
     name = values["model_file"] or values["model"]
     settings = resolve(context, {**values, "model_file": name or Path(), "model": None})
     report(context, terminal)
-    body = {**given_sampling(values), "reasoning_format": "none"}
+    body = {**given_sampling(context, values), "reasoning_format": "none"}
     if settings.max_tokens is not None:
         body["max_tokens"] = settings.max_tokens
     client = ServerClient(address)

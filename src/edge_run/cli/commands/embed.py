@@ -15,7 +15,7 @@ from edge_run.base.units import format_count
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.answer import NOTICE, opened
 from edge_run.cli.shared.options import MODEL, some_settings
-from edge_run.cli.shared.setting import PATH
+from edge_run.cli.shared.setting import PATH, TEXT
 from edge_run.cli.shared.settings import MOST_PROMPT_BYTES, model_config, report
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
@@ -37,7 +37,7 @@ _SETTINGS = (
     params=[
         MODEL,
         click.Argument(["files"], nargs=-1, metavar="[FILE]...", type=PATH),
-        click.Option(["-p", "--prompt"], multiple=True, metavar="TEXT", help="A text; may be repeated."),
+        click.Option(["-p", "--prompt"], multiple=True, type=TEXT, metavar="TEXT", help="A text; may be repeated."),
         click.Option(
             ["--pooling"],
             type=click.Choice(POOLING),

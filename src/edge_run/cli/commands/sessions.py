@@ -83,6 +83,8 @@ def remove(context: click.Context, /, name: str | None, is_all: bool, **given: A
         return
     removed, removed_bytes = format_count(conversations.erase(), "conversation"), erase(folder)
     terminal.write(f"removed: {removed}, {format_size(removed_bytes)} of prompts in {one_line(str(folder))}\n")
+    if left := [name for name, _ in conversations.names()]:
+        terminal.say(f"left: {', '.join(left)}: not written by edge-run, or damaged; sessions rm NAME removes one")
 
 
 def _folder(context: click.Context, given: dict[str, Any]) -> Path:

@@ -27,14 +27,14 @@ from edge_run.base.config import (
     ModelConfig,
 )
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.cli.shared.setting import PATH, Setting, size_option
+from edge_run.cli.shared.setting import PATH, TEXT, Setting, size_option
 
 MODEL = click.Argument(["model_file"], metavar="MODEL", type=PATH)
 _DEFAULTS = {field.name: field.default for kind in (ModelConfig, SamplingConfig) for field in dataclasses.fields(kind)}
 _FILE: dict[str, Any] = {"type": PATH, "metavar": "FILE"}
 _NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
 _FRACTION: dict[str, Any] = {"type": float, "metavar": "X"}
-_TEXT: dict[str, Any] = {"type": str, "metavar": "TEXT"}
+_TEXT: dict[str, Any] = {"type": TEXT, "metavar": "TEXT"}
 _KV_HELP = ", ".join(KV_TYPES)
 _IN_A_CHAT = "; on in a chat"
 
@@ -65,11 +65,10 @@ SETTINGS: tuple[Setting, ...] = (
         "a template; plain with -p, -f or a prompt from standard input]",
     ),
     _prompt("-sys", "--system-prompt", help="The system prompt: what a chat begins with.", **_TEXT),
-    _prompt("--chat-template", help="Jinja text, or a file of it, instead of the model's.", **_TEXT),
+    _prompt("--chat-template", help="Jinja text, or a file of it, instead of the model's.", metavar="TEXT"),
     _answer("-n", "--predict", "--n-predict", help="Tokens at most; -1: till the model ends. [default: -1]", **_NUMBER),
     _answer(
-        "-r", "--stop", "--reverse-prompt", multiple=True, metavar="TEXT",
-        help="End before this text; may be repeated.",
+        "-r", "--stop", "--reverse-prompt", multiple=True, help="End before this text; may be repeated.", **_TEXT
     ),
     _answer("--grammar", help="GBNF that the answer must follow.", **_TEXT),
     _answer("--grammar-file", help="The same, from a file.", **_FILE),

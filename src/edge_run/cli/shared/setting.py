@@ -81,6 +81,20 @@ class HomePath(click.Path):
         return Path(os.path.expanduser(value))
 
 
+class Text(click.types.StringParamType):
+    """Text in UTF-8. Bytes of a command line that are none come as surrogates, of which no model makes tokens."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text."""
+        text = str(super().convert(value, param, ctx))
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            byte = f"byte 0x{ord(text[error.start]) & 0xFF:02x} at letter {error.start + 1:,}"
+            self.fail(f"is not UTF-8 text ({byte}); give it as UTF-8, as iconv -t UTF-8 makes it", param, ctx)
+        return text
+
+
 class NumberRange(click.FloatRange):
     """Numbers from a least to a greatest one, without nan, which click lets pass: it is not less than either."""
 
@@ -93,6 +107,7 @@ class NumberRange(click.FloatRange):
 
 
 PATH = HomePath()
+TEXT = Text()
 
 
 def size_option(

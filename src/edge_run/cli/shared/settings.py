@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -34,6 +34,7 @@ _EXCLUDE_EACH_OTHER = (
 _SECRETS = ("line", "broker")  # of `mesh join`: who has the line is a member, and a URL may have a password
 _OF_A_MESH = ("mesh_any_numerics", "mesh_activations")
 _RANK = {click.core.ParameterSource.COMMANDLINE: 0, click.core.ParameterSource.ENVIRONMENT: 1}
+_Made = TypeVar("_Made")
 _PLACES = ("packed", "prompt_cache", "kv_spill")  # of ModelConfig: a file or a folder, or a word
 _MODEL_FIELDS = {s.name: s.field for s in SETTINGS if s.field in ModelConfig.__dataclass_fields__}
 _SAMPLING_FIELDS = {s.name: s.field for s in SETTINGS if s.field in SamplingConfig.__dataclass_fields__}
@@ -64,12 +65,12 @@ def resolve(context: click.Context, given: Mapping[str, Any]) -> RunSettings:
     return RunSettings(
         model=_model(values),
         config=model_config(context, values, embeddings=False),
-        sampling=_sampling(values),
+        sampling=_sampling(context, values),
         prompt=given_prompt(values),
         is_chat=values["conversation"],
         system_prompt=values["system_prompt"],
         chat_template=values["chat_template"],
-        max_tokens=_max_tokens(values),
+        max_tokens=_max_tokens(context, values),
         is_json=bool(values["json"]),
         shows_prompt=bool(values["display_prompt"]),
         is_mesh=bool(values["mesh"]),
@@ -85,7 +86,37 @@ def _check_mesh(context: click.Context, values: Mapping[str, Any]) -> None:
 
 
 def model_config(context: click.Context, values: Mapping[str, Any], **defaults: Any) -> ModelConfig:
-    """Return how to open a model; `defaults` stand in for what was not given."""
+    """Return how to open a model; `defaults` stand in for what was not given. Raises ConfigError."""
+    return _located(context, values, lambda given: _model_config(context, given, **defaults))
+
+
+def _located(context: click.Context, values: Mapping[str, Any], make: Callable[[Mapping[str, Any]], _Made]) -> _Made:
+    """Return what `make` makes of `values`.
+
+    Its ConfigError says where the value is from that it is about, where that is no flag: one without which `make` says
+    something else, or nothing.
+    """
+    try:
+        return make(values)
+    except ConfigError as error:
+        for name in (name for name, value in values.items() if value is not None and _place(context, name)):
+            try:
+                make({**values, name: None})
+            except ConfigError as other:
+                if str(other) == str(error):
+                    continue
+            raise dataclasses.replace(error, message=f"{error.message} (from {_place(context, name)})") from error
+        raise
+
+
+def _place(context: click.Context, name: str) -> str:
+    """Return which file or variable the value of a setting is from; empty for a flag, a default, and what is none."""
+    place = origin(context, name)
+    is_file = context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT_MAP
+    return f"{place}: {name.replace('_', '-')}" if is_file else "" if place in ("flag", "default") else place
+
+
+def _model_config(context: click.Context, values: Mapping[str, Any], **defaults: Any) -> ModelConfig:
     fields = {field: values.get(name) for name, field in _MODEL_FIELDS.items()}
     fields["kv_type"] = _kv_type(context, values)
     for name in _PLACES:
@@ -105,8 +136,8 @@ def check_settings(context: click.Context, given: Mapping[str, Any]) -> None:
     """Raise ConfigError for settings, by name and converted, with which no model could be run."""
     values = without_outranked(context, {**{str(setting.name): None for setting in SETTINGS}, **given})
     model_config(context, values | {"cache_dir": Path()})  # which may be unknown, and is no mistake in a file
-    _sampling(values)
-    _max_tokens(values)
+    _sampling(context, values)
+    _max_tokens(context, values)
 
 
 def report(context: click.Context, terminal: Terminal, *configs: ModelConfig | SamplingConfig) -> None:
@@ -161,8 +192,11 @@ def _model(values: Mapping[str, Any]) -> Path:
     return path
 
 
-def _max_tokens(values: Mapping[str, Any]) -> int | None:
-    n_predict: int | None = values["predict"]
+def _max_tokens(context: click.Context, values: Mapping[str, Any]) -> int | None:
+    return _located(context, {"predict": values["predict"]}, lambda given: _most_tokens(given["predict"]))
+
+
+def _most_tokens(n_predict: int | None) -> int | None:
     if n_predict is not None and n_predict < -1:
         raise ConfigError(f"tokens to predict {n_predict}: must be -1 (until the model ends) or more", found=n_predict)
     return None if n_predict == -1 else n_predict
@@ -181,20 +215,24 @@ def _kv_type(context: click.Context, values: Mapping[str, Any]) -> str:
     return KV_AUTO if is_chosen else f"{k}/{v}"
 
 
-def _sampling(values: Mapping[str, Any]) -> SamplingConfig:
-    fields = {field: values[name] for name, field in _SAMPLING_FIELDS.items() if values[name] is not None}
-    fields["seed"] = None if values["seed"] == -1 else values["seed"]
-    fields["stop"] = values["stop"] or ()
+def _sampling(context: click.Context, values: Mapping[str, Any]) -> SamplingConfig:
+    texts = dict[str, str | None]()
     for name in ("grammar", "json_schema"):
         file = values[f"{name}_file"]
         flag = f"--{name.replace('_', '-')}-file {file}"
-        fields[name] = values[name] if file is None else read_text_file(file, flag, MOST_GRAMMAR_BYTES)
-    return SamplingConfig(**fields)
+        texts[name] = values[name] if file is None else read_text_file(file, flag, MOST_GRAMMAR_BYTES)
+
+    def make(given: Mapping[str, Any]) -> SamplingConfig:
+        fields = {field: given[name] for name, field in _SAMPLING_FIELDS.items() if given[name] is not None}
+        fields["seed"] = None if given["seed"] == -1 else given["seed"]
+        return SamplingConfig(**fields, stop=given["stop"] or (), **{name: given[name] for name in texts})
+
+    return _located(context, {**values, **texts}, make)
 
 
-def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
+def given_sampling(context: click.Context, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was said of sampling, and nothing else, in the words of OpenAI's API and llama-server's."""
-    said = _sampling(values)
+    said = _sampling(context, values)
     found = {field: getattr(said, field) for name, field in _SAMPLING_FIELDS.items() if values[name] is not None}
     for name in ("stop", "seed", "grammar"):
         if (value := getattr(said, name)) not in (None, ()):

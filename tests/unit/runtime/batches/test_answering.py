@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -31,6 +32,9 @@ from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.batches import answering
 from edge_run.runtime.batches.answering import CHAT, COMPLETIONS, BatchResult, PlacesHere
 from edge_run.runtime.batches.input_file import BatchRequest
+from edge_run.runtime.server.catalogue.served_model import AnswerDefaults, Preparing, ServedModel
+from edge_run.runtime.server.counts import Counts
+from edge_run.runtime.server.generating import Job
 from edge_run.runtime.server.refusals import Refusal
 
 REQUEST = BatchRequest("a", "/v1/completions", {"prompt": "x"})
@@ -119,14 +123,36 @@ def test_a_model_is_called_as_the_server_calls_it(monkeypatch: pytest.MonkeyPatc
     [
         (CHAT, {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 1}),
         (COMPLETIONS, {"prompt": "x", "best_of": 2}),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "functions": [{}]}),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "modalities": ["audio"]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+        (COMPLETIONS, {"prompt": [1], "cache_salt": "x"}),
     ],
 )
 def test_what_a_server_refuses_at_once_is_refused(url: str, body: dict[str, Any]) -> None:
+    """And in words that do not speak of one."""
+
+    async def prepare(function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+    model = SimpleNamespace(keeps_prompts=True, vocabulary=10, context_tokens=64)
+    served = ServedModel("x", cast(Any, model), cast(Any, None), AnswerDefaults(), Preparing(), Counts())
+    served.prepare = prepare  # type: ignore[method-assign]
+
     async def main() -> None:
-        with pytest.raises(Refusal, match=r"top_logprobs|best_of"):
-            await answering._job(SimpleNamespace(), BatchRequest("a", url, body))  # type: ignore[arg-type]
+        with pytest.raises(Refusal) as refused:
+            await answering._job(served, BatchRequest("a", url, body))
+        assert refused.value.param
+        assert refused.value.message.startswith(refused.value.param)
+        assert "server" not in refused.value.message
 
     anyio.run(main)
+
+
+def test_a_prompt_that_is_too_long_is_refused_in_words_that_speak_of_no_server() -> None:
+    with pytest.raises(ContextFull, match=r"shorten it, or give more context .-c") as refused:
+        Job([1] * 9, SamplingConfig()).check(8)
+    assert "server" not in str(refused.value)
 
 
 def test_where_the_drive_is_full_a_request_waits_for_the_room_of_another(monkeypatch: pytest.MonkeyPatch) -> None:

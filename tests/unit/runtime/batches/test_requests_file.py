@@ -69,7 +69,7 @@ def test_how_long_requests_are_is_told_by_the_first_ones(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "not JSON"),
+        ("{", "the line is not JSON"),
         ("[]", "Expected `object`"),
         ({"url": "/v1/completions", "body": {}}, "custom_id: is missing"),
         ({**LINE, "custom_id": ""}, "custom_id"),

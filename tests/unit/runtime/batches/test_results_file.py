@@ -43,6 +43,33 @@ def test_results_are_found_again_and_a_line_that_was_cut_is_taken_back(tmp_path:
         assert [json.loads(line)["custom_id"] for line in path.read_bytes().splitlines()] == ["a", "c"]
 
 
+def test_a_run_that_fails_before_a_result_leaves_no_file(tmp_path: Path) -> None:
+    """As where the model cannot be opened. What was there stays, and so does what is written."""
+    path = tmp_path / "out"
+
+    def fail(results: ResultsFile) -> None:
+        with results:
+            raise TierReadError("no model")
+
+    with pytest.raises(TierReadError):
+        fail(ResultsFile(path))
+    assert not list(tmp_path.iterdir())
+    path.touch()
+    with pytest.raises(TierReadError):
+        fail(ResultsFile(path))
+    assert path.read_bytes() == b""
+    path.unlink()
+    results = ResultsFile(path)
+    results.add("a", 200, {})
+    with pytest.raises(TierReadError):
+        fail(results)
+    assert path.read_bytes()
+    path.unlink()
+    with ResultsFile(path):
+        pass
+    assert path.read_bytes() == b"", "there was nothing to be answered"
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_run.base.errors import BudgetError, Cancelled, TierReadError
-from edge_run.runtime.decoding.driver import Driver, PassShape, Steps, compile_program
+from edge_run.runtime.decoding.driver import MOST_PROGRAMS, Driver, PassShape, Steps, compile_program
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.llama import _ggml as ggml
 from graph_runs import Feature, Graph, compute, driver_for
@@ -49,6 +49,20 @@ def test_another_shape_with_the_same_graph_needs_no_second_look(feature: Feature
     run(driver, feature, graph, ONE)
     assert run(driver, feature, graph, MANY) == BY_PROGRAM
     assert driver.programs[ONE] is driver.programs[MANY]
+
+
+def test_programs_are_known_of_the_shapes_that_were_used_last(feature: Feature) -> None:
+    """Those of a server that is busy for months are thousands; what is forgotten is guessed."""
+    graph = Graph(SMALL)
+    driver = driver_for(feature, graph)
+    run(driver, feature, graph, ONE)
+    for tokens in range(2, 3 * MOST_PROGRAMS):
+        run(driver, feature, graph, PassShape(tokens, tokens))
+        assert run(driver, feature, graph, ONE) == BY_PROGRAM
+        assert len(driver.programs) <= MOST_PROGRAMS
+    assert PassShape(2, 2) not in driver.programs
+    assert PassShape(3 * MOST_PROGRAMS - 1, 3 * MOST_PROGRAMS - 1) in driver.programs
+    assert run(driver, feature, graph, PassShape(2, 2)) == BY_PROGRAM
 
 
 def test_from_the_first_node_that_is_not_the_expected_one_it_goes_on_node_by_node(feature: Feature) -> None:

@@ -119,11 +119,26 @@ def test_what_was_left_of_one_that_was_being_saved_is_erased_too(tmp_path: Path)
     for name in "ab":
         kept.save(Conversation(name, "model.gguf", (("user", "a secret"),)))
     (tmp_path / "conversations" / ".a.json.1-0123abcd-01234567.part").write_text("a secret")
-    (tmp_path / "conversations" / "no name!.json").write_text("a secret")
-    assert kept.erase() == 3
+    assert kept.erase() == 2
     assert [path.name for path in (tmp_path / "conversations").iterdir()] == [".lock"]
     assert kept.erase() == 0
     assert Conversations(tmp_path / "none").erase() == 0
+
+
+def test_what_other_programs_have_in_the_folder_is_not_erased(tmp_path: Path) -> None:
+    """As where --prompt-cache names the folder of a project, which has conversations of its own."""
+    kept, folder = Conversations(tmp_path), tmp_path / "conversations"
+    for name in ("ours", "damaged"):
+        kept.save(Conversation(name, "model.gguf", (("user", "a secret"),)))
+    damaged = folder / "damaged.json"
+    damaged.write_bytes(damaged.read_bytes()[:40])
+    theirs = {"theirs.json": '{"messages": []}', "no name!.json": "{}", "empty.json": "", ".notes.part": "half a note"}
+    for name, text in theirs.items():
+        (folder / name).write_text(text)
+    (folder / "folder.json").mkdir()
+    assert kept.erase() == 2
+    assert {path.name: path.read_text() for path in folder.iterdir() if path.is_file()} == {**theirs, ".lock": ""}
+    assert (folder / "folder.json").is_dir()
 
 
 def test_a_conversation_is_held_by_one_chat_at_a_time(tmp_path: Path) -> None:

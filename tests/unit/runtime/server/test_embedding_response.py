@@ -48,7 +48,7 @@ class FakeModel:
     def text_tokens(self, texts: list[list[int]], truncate: bool) -> TextTokens:
         return TextTokens(texts, ())
 
-    async def embed(self, texts: list[list[int]], normalize: bool) -> Any:
+    async def embed(self, texts: list[list[int]], normalize: bool, key: str) -> Any:
         async with self._turn:
             self.turns.append(texts)
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import stat
 from pathlib import Path
 from typing import NoReturn
 
@@ -57,10 +58,13 @@ def test_what_is_no_file_is_refused_and_nobody_is_waited_for(tmp_path: Path) -> 
     """A bundle of a stranger may have a pipe for a file, or a link to a device."""
     os.mkfifo(tmp_path / "head.onnx")
     (tmp_path / "code.json").symlink_to("/dev/zero")
-    with pytest.raises(ModelFileError, match=r"code\.json: is a pipe or a device, one of ours is a file; copy it"):
+    with pytest.raises(ModelFileError, match=r"code\.json: is no regular file, one of ours is one; copy it"):
         read_bundle(tmp_path)
-    with pytest.raises(ModelFileError, match=r"head\.onnx: is a pipe or a device, an image is a file; copy it"):
+    with pytest.raises(ModelFileError, match=r"head\.onnx: is no regular file, an image is one; copy it"):
         read_image(tmp_path / "head.onnx", ImageSize(3, 8, 8))
+    os.mknod(tmp_path / "socket", stat.S_IFSOCK | 0o600)
+    with pytest.raises(ModelFileError, match="socket: is no regular file, a text is one; copy it"):
+        read_bytes(tmp_path / "socket", 10, "a text")
     (tmp_path / "empty").touch()
     assert read_bytes(tmp_path / "empty", 10, "a text") == b""
 
