@@ -71,7 +71,7 @@ def test_it_is_the_same_streamed_or_not_and_llama_cpps_where_all_is_looked_at(na
 @pytest.mark.parametrize("name", ["llama", "deepseek2"])
 @in_child
 def test_plans_count_the_bounds_of_keys_and_a_cut_text_gives_theirs_back(name: str, tmp_path: Path) -> None:
-    path, length = make_model(name, tmp_path), 8192
+    path, length = make_model(name, tmp_path), 5120
     options = {**OPTIONS, "context_tokens": length, "kv_keep": 96, "chunk_bytes": 64 * KIB}
     engine = Engine.open(path, ModelConfig(**options, memory="1GiB"))
     planned = Planner(prepare(engine.gguf, replace(engine.config, check_file=True))).plan()

@@ -44,7 +44,12 @@ def with_numbers(value: float, every: int = 1) -> Alter:
     return alter
 
 
-BOMB = encode_activations(np.zeros((4096, 4096), np.float32))  # 64 MiB in a few kilobytes
+@functools.cache
+def bomb() -> bytes:
+    """Return 64 MiB in a few kilobytes."""
+    return encode_activations(np.zeros((4096, 4096), np.float32))
+
+
 LIES: dict[str, Alter] = {
     "a huge number": says(spent={"b": HUGE, "c": HUGE, "a": HUGE}),
     "no number": says(spent={"b": float("nan"), "c": float("nan")}),
@@ -58,7 +63,7 @@ LIES: dict[str, Alter] = {
     "a part too many": lambda header, parts: ({**header, "codes": None}, [*parts, b"1234"]),
     "no part": lambda header, parts: ({**header, "codes": []}, []),
     "half a part": lambda header, parts: ({**header, "codes": None}, [parts[0][:-4], *parts[1:]]),
-    "a bomb": lambda header, parts: ({**header, "codes": ["compact"]}, [BOMB]),
+    "a bomb": lambda header, parts: ({**header, "codes": ["compact"]}, [bomb()]),
     "a packed bomb": lambda header, parts: ({**header, "codes": ["packed"]}, [struct.pack("<II", 1 << 24, 8)]),
     "NaN": with_numbers(float("nan")),
     "one NaN": with_numbers(float("nan"), every=10**6),

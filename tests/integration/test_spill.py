@@ -213,14 +213,14 @@ def test_a_full_drive_leaves_what_was_said(folder: Path) -> None:
         last = spill._space.spans[-1]
         most_bytes = last.start - last.base + 2 * spill._space.chunk_bytes
         resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
-        answer, said = model.generate(TEXT[:100], temperature=0, max_tokens=600), []
+        answer, said = model.generate(TEXT[:160], temperature=0, max_tokens=600), []
         with pytest.raises(TierReadError, match="File too large") as refusal:
             said += iter(answer)
         assert refusal.value.exit_code == 5
         assert "\n" not in str(refusal.value)
         assert len(said) > 20
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        again = model.generate(TEXT[:100], temperature=0, max_tokens=len(said)).result()
+        again = model.generate(TEXT[:160], temperature=0, max_tokens=len(said)).result()
         assert again.token_ids == tuple(piece.token_ids[0] for piece in said)
 
 
