@@ -44,7 +44,7 @@ from edge_run.runtime.planning.usual_context import STEP_TOKENS, longest_that_fi
 from edge_run.tiers._libc import why_unavailable
 from edge_run.tiers.gguf import GgufModel
 
-MOST_SHORTENED = 16  # at a time, where not even the buffers fit
+MOST_SHORTENED = 4  # at a time, where not even the buffers fit
 
 logger = logging.getLogger(__name__)
 
