@@ -3,8 +3,8 @@
 When the pass confirms that path, the guesses for the next one are there already; otherwise they are dropped (PEARL, Liu
 et al., 2025, its post-verify; here with trees, and only where it pays). A device has few cores, which the pass needs
 when it does not wait for weights. So whether this is done is measured, by alternating, and not even tried where
-guessing takes next to nothing, or where passes hardly wait: there they would take twice as long. It changes nothing but
-the speed: what is verified is verified.
+guessing takes next to nothing, or where passes hardly wait: on two cores these took up to twice as long. It changes
+nothing but the speed: what is verified is verified.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Overlap:
         self._controller = Controller([Tunable("overlap", (OFF, ON))])
         self._asked = WantedGuesses(0, 0, Acceptance())
         self._ahead: tuple[list[int], Guesses] | None = None
-        # Running means: of guesses that were not made beside a pass, of passes, and of those that had none beside them.
+        # Running means: of guesses made before passes, of passes, and of the share that those without guesses wait.
         self._guessing_s, self._pass_s, self._wait_share = 0.0, 0.0, 0.0
         self._was_ahead = self._was_beside = False
 

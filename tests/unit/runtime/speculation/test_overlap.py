@@ -174,23 +174,15 @@ def test_a_pass_goes_on_where_nothing_can_be_guessed_beside_it(what: str, monkey
     assert drafter.aside == []
 
 
-def test_it_is_not_tried_where_guessing_takes_next_to_nothing() -> None:
+@pytest.mark.parametrize(("guessing_s", "wait_s"), [(0.01, 0.8), (0.3, 0.3)])
+def test_it_is_not_tried_where_guessing_takes_next_to_nothing_or_passes_hardly_wait(
+    guessing_s: float, wait_s: float
+) -> None:
+    """Where they do not wait, their cores have no time for guesses."""
     drafter = Drafter()
     overlap = Overlap(drafter)
     for _ in range(400):
-        overlap.note(0.01, 1.0, 0.8, 4)
-        with overlap.going_on([7]):
-            pass
-    assert drafter.aside == []
-    assert overlap.decisions == ()
-
-
-def test_it_is_not_tried_where_passes_hardly_wait_for_weights() -> None:
-    """Their cores have no time for guesses: such a pass takes twice as long."""
-    drafter = Drafter()
-    overlap = Overlap(drafter)
-    for _ in range(400):
-        overlap.note(0.3, 1.0, 0.3, 4)
+        overlap.note(guessing_s, 1.0, wait_s, 4)
         with overlap.going_on([7]):
             pass
     assert drafter.aside == []
