@@ -37,11 +37,13 @@ class Streaming:
     def speed(self, kernel: KernelSpeed) -> KernelSpeed:
         """Return the speed of `kernel` in passes that read its weights beside computing with them.
 
-        Readers that repack what they have read take the time of cores that compute, as where no core is idle.
+        Repacking takes the time of cores that compute, as where no core is idle, and the time of readers, which read
+        nothing meanwhile.
         """
         repack_byte_s = 1 / kernel.repacked_bytes_per_s if isinstance(kernel, RepackedSpeed) else 0.0
+        reading_byte_s = self.drive_byte_s + repack_byte_s if self.drive_byte_s else 0.0
         busy_byte_s = 1 / kernel.bytes_per_s + self.share * repack_byte_s
-        return replace(kernel, bytes_per_s=1 / overlapped_s(self.share * self.drive_byte_s, busy_byte_s))
+        return replace(kernel, bytes_per_s=1 / overlapped_s(self.share * reading_byte_s, busy_byte_s))
 
 
 def is_repacking_worth_it(

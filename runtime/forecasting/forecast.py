@@ -213,7 +213,7 @@ class PassTimes:
     def _read(self, new_bytes: float, used_bytes: float) -> _Reading:
         """Return the reading of `new_bytes` into new memory, and of `used_bytes` into memory that was used before.
 
-        It ends no sooner than all cores together could have repacked what was read.
+        Readers that repack while no core is idle read nothing meanwhile; else all cores repack beside reading.
         """
         if self._disk is None:
             return _Reading()
@@ -222,7 +222,8 @@ class PassTimes:
         new_byte_s = self._learned.first_use_byte_s or 1 / self._disk.first_use_bytes_per_s
         wall_s = new_bytes * new_byte_s + used_bytes / self._disk.bytes_per_s
         cpu_s = new_bytes * new_cpu + used_bytes * used_cpu * WITH_MOVES + repack_s
-        return _Reading(new_bytes + used_bytes, max(wall_s, repack_s / self._cores), cpu_s)
+        wall_s = wall_s + repack_s if self._shares_cores else max(wall_s, repack_s / self._cores)
+        return _Reading(new_bytes + used_bytes, wall_s, cpu_s)
 
     def compute_s(self, tokens: int, position: int, n_outputs: int = 1) -> float:
         """Return the seconds of computing alone."""

@@ -87,12 +87,12 @@ def repacked(by_tokens: Mapping[int, float], repacked_bytes_per_s: float) -> lis
     [
         (1.0, None, 5e9, False),  # a token takes 0.3 s instead of 0.1 s
         (0.25, None, 50e9, True),
-        (1.0, 3e9, 20e9, True),  # the drive takes 0.33 s anyway
-        (1.0, 3e9, 2e9, False),
-        (1.0, 0.3e9, 2e9, True),
+        (1.0, 3e9, 20e9, False),  # a token takes 0.38 s instead of 0.33 s
+        (1.0, 1e9, 20e9, True),  # 1.05 s instead of 1.0 s, and prompts half
+        (1.0, 1e9, 2e9, False),
     ],
 )
-def test_repacking_what_streams_is_free_as_far_as_passes_wait_for_the_drive(
+def test_repacking_what_streams_takes_time_of_cores_and_readers(
     share: float, drive_bytes_per_s: float | None, repacked_bytes_per_s: float, wanted: bool
 ) -> None:
     streaming = Streaming(share, 1 / drive_bytes_per_s if drive_bytes_per_s else 0.0)

@@ -155,23 +155,26 @@ def test_what_a_gpu_has_is_counted_there_and_nothing_twice() -> None:
     assert shared_work(gguf, graph, 5, narrow, has_op_offload=False)[1].n_borders == 4
 
 
-def test_readers_that_repack_take_time_from_computing_and_from_reading_where_that_is_slower() -> None:
-    """Half of what streams is repacked; the device has eight cores."""
+@pytest.mark.parametrize("idle_cores", [0, 1])
+def test_readers_that_repack_take_time_from_computing_and_from_reading(idle_cores: int) -> None:
+    """Half of what streams is repacked; the device has eight cores. With an idle one they repack beside reading."""
     work = PassWork((MatmulWork("Q4_0", 512, int(1e8)), MatmulWork("F16", 512, int(1e8))), 0, 0, 0.0)
     plan, read_s = replace(PLAN, repacked=("Q4_0/512",)), PLAN.streamed_bytes_per_pass / 1e9
 
     def times(repacked_bytes_per_s: float) -> PassTimes:
         speed = RepackedSpeed("Q4_0", 512, 1, 1, False, 1e9, repacked_bytes_per_s)
-        return PassTimes(plan, work, replace(PROFILE, repacked_kernels=(speed,)), DISK, PROFILE.logical_cores)
+        profile = replace(PROFILE, repacked_kernels=(speed,))
+        return PassTimes(plan, work, profile, DISK, PROFILE.logical_cores - idle_cores)
 
     beside_s = times(math.inf)._reading(1, 1, is_first=False).cpu_s
     for repacked_bytes_per_s in (5e9, 1e7):
         reading = times(repacked_bytes_per_s)._reading(1, 1, is_first=False)
         repack_s = read_s * 1e9 / 2 / repacked_bytes_per_s
         assert reading.cpu_s == pytest.approx(beside_s + repack_s)
-        assert reading.wall_s == pytest.approx(max(read_s, repack_s / PROFILE.logical_cores))
+        wall_s = max(read_s, repack_s / PROFILE.logical_cores) if idle_cores else read_s + repack_s
+        assert reading.wall_s == pytest.approx(wall_s)
         pass_s, compute_s = (times(repacked_bytes_per_s).pass_s(1, 0, 1, is_first=False), 0.2)
-        busy_s = compute_s + min(reading.cpu_s, reading.wall_s)
+        busy_s = compute_s + (0.0 if idle_cores else min(reading.cpu_s, reading.wall_s))
         assert pass_s == pytest.approx(overlapped_s(reading.wall_s, busy_s), rel=0.01)
 
 
