@@ -17,7 +17,7 @@ from pathlib import Path
 from _box import MODELS, SHARED, need, skip, write_results
 
 from edge_run.base.split import SplitBench
-from edge_run.cli.shared.plot_file import write_figure
+from edge_run.cli.shared.plot_file import PlotFile, write_figure
 from edge_run.cli.split.bench import draw
 from edge_run.runtime.split.bench import bench_split
 
@@ -83,7 +83,8 @@ def main() -> None:
         for one in bench.points
     ]  # fmt: skip
     written = write_results("split", rows, "\n".join(lines))
-    write_figure(written.with_name(f"{written.name}.png"), lambda figure: draw(result, figure))
+    picture = PlotFile(written.with_name(f"{written.name}.png"), is_replacing=True)
+    write_figure(picture, lambda figure: draw(result, figure))
 
 
 if __name__ == "__main__":

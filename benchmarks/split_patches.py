@@ -78,7 +78,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for network, (path, pixels) in NETWORKS.items():
-            report = patch_network(path, folder / "bytes.onnx", pixels=pixels)
+            report = patch_network(path, folder / "bytes.onnx", pixels=pixels, is_overwritten=True)
             measured = []
             for number, (source, ends) in enumerate(((path, report.last), (folder / "bytes.onnx", report.last))):
                 model = read_onnx(source)

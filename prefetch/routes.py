@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from edge_run.base.errors import ModelFileError, TierReadError, reason_of
+from edge_run.base.errors import ModelFileError, ModelFileMissing, TierReadError, reason_of
 
 FORMAT = "# route_trace v1"
 PREFILL, DECODE = 0, 1
@@ -79,7 +79,7 @@ class RouteReader:
         try:
             self._file = path.open(encoding="utf-8", errors="replace", newline="\n")
         except FileNotFoundError as error:
-            raise ModelFileError(f"{path}: there is no such trace; record one, or correct the path") from error
+            raise ModelFileMissing(f"{path}: there is no such trace; record one, or correct the path") from error
         except OSError as error:
             raise TierReadError(f"{path}: cannot be read ({reason_of(error)})") from error
         try:

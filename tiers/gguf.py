@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_run.base.errors import ModelFileError
+from edge_run.base.errors import ModelFileError, ModelFileMissing
 from edge_run.base.files.identity import check_path
 from edge_run.tiers.gguf_header import ArrayValue, Header, MetadataEntry, MetadataValue, Shard, TensorInfo, read_header
 
@@ -132,7 +132,7 @@ def _shard_paths(first: Header) -> list[Path]:
 
 def _read_later_shard(path: Path, first: Path, shard: int, count: int) -> Header:
     if not path.exists():
-        raise ModelFileError(
+        raise ModelFileMissing(
             f"{path}: missing: shard {shard + 1} of {count} that {first.name} needs; put all shards in one folder",
             found=shard,
             needed=count,

@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edge_run.base.errors import ModelFileError, reason_of
+from edge_run.base.errors import ModelFileError, not_opened, reason_of
 from edge_run.base.files.identity import FileIdentity
 from edge_run.base.units import format_size, round_up
 from edge_run.tiers.gguf_format import (
@@ -149,7 +149,7 @@ def read_header(path: Path, shard: int = 0) -> Header:
         file = path.open("rb", buffering=0)
     except (OSError, ValueError) as error:
         reason = reason_of(error)
-        raise ModelFileError(f"{path}: cannot open: {reason}; check the path and its permissions") from error
+        raise not_opened(error, f"{path}: cannot open: {reason}; check the path and its permissions") from error
     with file:
         identity = FileIdentity.of(os.fstat(file.fileno()))
         return _read_header(HeaderCursor(file, path, identity.size_bytes), shard, identity)

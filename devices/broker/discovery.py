@@ -10,15 +10,19 @@ import contextlib
 import errno
 import hashlib
 import ipaddress
+import logging
 import selectors
 import socket
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from edge_run.base.errors import MeshError
 from edge_run.base.extras import MESH, need
 from edge_run.devices.members.cluster import Broker, Cluster
+
+logger = logging.getLogger(__name__)
 
 SERVICE = "_edge-run._tcp.local."
 SEARCH_S, ANSWER_S = 3.0, 2.0
@@ -51,9 +55,13 @@ class Advertisement:
             undo.pop_all()
 
     def close(self) -> None:
-        """Say that it is no longer there."""
-        self._zeroconf.unregister_service(self._info)
-        self._zeroconf.close()
+        """Say that it is no longer there, if that can be said; who asks for it then is not answered in any case."""
+        refusals = (need("zeroconf", MESH).Error, OSError, RuntimeError)
+        for step in (partial(self._zeroconf.unregister_service, self._info), self._zeroconf.close):
+            try:
+                step()
+            except refusals as error:  # no network is up, or too little time is left for it
+                logger.info("the end of the broker was not announced: %r", error)
 
 
 def find_broker(cluster: Cluster, search_s: float = SEARCH_S, interfaces: list[str] | None = None) -> Broker:

@@ -83,11 +83,14 @@ class TargetFile:
 
 
 @contextlib.contextmanager
-def written(target: Path, size_bytes: int, size: str, source: Path) -> Iterator[TargetFile]:
+def written(
+    target: Path, size_bytes: int, size: str, source: Path, *, is_replacing: bool = True
+) -> Iterator[TargetFile]:
     """Give what takes the place of `target` at the end of the block, for good; an exception leaves no file behind.
 
-    size: in words. source: it is made of this file, and who may not read that may not read it. Raises TierReadError
-    where the disk fails, and what the block raises.
+    size: in words. source: it is made of this file, and who may not read that may not read it. is_replacing: else a
+    target that is there by then stays, which is a ConfigError. Raises TierReadError where the disk fails, and what the
+    block raises.
     """
 
     def failure(error: OSError) -> TierReadError:
@@ -98,7 +101,11 @@ def written(target: Path, size_bytes: int, size: str, source: Path) -> Iterator[
 
     of_the_block: OSError | None = None
     try:
-        with whole_file(target, common_mode(source, target), is_durable=True) as draft, draft.open("wb") as file:
+        mode = common_mode(source, target)
+        with (
+            whole_file(target, mode, is_durable=True, is_replacing=is_replacing) as draft,
+            draft.open("wb") as file,
+        ):
             try:
                 yield TargetFile(file, failure)
             except OSError as error:  # of the model's files, or told by the target already

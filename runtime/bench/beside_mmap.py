@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge_run.base.bench import BACKEND_NAMES, MMAP, OURS, Measurement
 from edge_run.base.closing import Closing
-from edge_run.base.config import ModelConfig
+from edge_run.base.config import Backend, ModelConfig
 from edge_run.runtime.bench.bench import arbitrary_tokens
 from edge_run.runtime.bench.cold_run import ColdRuns, OutOfMemory
 from edge_run.runtime.planning.plan import planner
@@ -76,7 +76,7 @@ class BesideMmap(Closing):
         """End what runs, and leave nothing. Idempotent."""
         self._runs.close()
 
-    def _measure(self, backend: str, predict_tokens: int, most_s: float = math.inf) -> Measurement:
+    def _measure(self, backend: Backend, predict_tokens: int, most_s: float = math.inf) -> Measurement:
         def tick(elapsed_s: float) -> None:
             if elapsed_s > most_s:
                 raise _TooLong

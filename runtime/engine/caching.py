@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 
-from edge_run.base.config import PAGE_CACHE_OFF
 from edge_run.base.results import Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import MARGIN_BYTES, available_bytes
@@ -24,7 +23,7 @@ def use_page_cache(loaded: Loaded, backing: WeightBacking, plan: Plan, ledger: L
 
     plan: the run's, whose memory is not in `ledger` yet.
     """
-    if loaded.prepared.config.page_cache == PAGE_CACHE_OFF:
+    if loaded.prepared.config.page_cache == "off":
         return
     taken_bytes = sum(item.size_bytes for item in plan.items) + MARGIN_BYTES
     room_bytes = available_bytes(promised_bytes=ledger.promised_bytes) - taken_bytes

@@ -25,7 +25,7 @@ from edge_run.runtime.processes.cell import Cell, Overrun
 TEMPLATE_KEY = "tokenizer.chat_template"
 MOST_TEMPLATE_BYTES = 1 << 20  # the longest in use have some 30,000
 _JOBS = "edge_run.runtime.generation.template_jobs"
-_SYSTEM = ("system", "developer")
+_ROLES = {"developer": "system"}  # what OpenAI's clients call it to what templates do
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # to their texts
 LEAST_ANSWER_SHARE = 8  # of the context: an eighth is kept free for an answer of which nobody said how long it may be
 KEPT_SHARE = 2  # half of the context is kept, so that what is kept need not be read anew with each message
@@ -128,8 +128,16 @@ class ChatTemplate:
 
 
 def plain_messages(messages: Sequence[object]) -> list[dict[str, Any]]:
-    """Return copies of the messages as templates know them, each content a text. Raises ConfigError that says which."""
+    """Return copies of the messages as templates know them: each content a text, what a `developer` says the system's.
+
+    Raises ConfigError that says which message cannot be.
+    """
     return [_checked(index, message) for index, message in enumerate(messages)]
+
+
+def template_role(role: str) -> str:
+    """Return what templates call a role of a message: a `developer` is the system."""
+    return _ROLES.get(role, role)
 
 
 def text_of_parts(parts: Sequence[object], refusal: Callable[[int], Exception]) -> str:
@@ -169,7 +177,7 @@ def _checked(index: int, message: object) -> dict[str, Any]:
             raise ConfigError(f"chat message {index}: {key} must be text, found {found}")
     if not message["role"]:
         raise ConfigError(f"chat message {index}: role must not be empty")
-    return dict(message)
+    return {**message, "role": template_role(message["role"])}
 
 
 def _no_text(index: int, part: int) -> ConfigError:
@@ -213,7 +221,7 @@ def without_oldest(
     first, *others = begins
 
     def beginning_at(begin: int) -> Sequence[Message]:
-        system = (message for message in messages[first:begin] if message.get("role") in _SYSTEM)
+        system = (one for one in messages[first:begin] if template_role(str(one.get("role"))) == "system")
         return [*messages[:first], *system, *messages[begin:]]
 
     most = context_tokens // KEPT_SHARE

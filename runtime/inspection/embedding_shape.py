@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from edge_run.base.config import KV_SPILL_OFF, POOLING, PROMPT_CACHE_OFF, ModelConfig
+from edge_run.base.config import KV_SPILL_OFF, POOLING, PROMPT_CACHE_OFF, ModelConfig, Pooling
 from edge_run.base.errors import NotSupported
 from edge_run.runtime.inspection.draft_file import trained_context_tokens
 from edge_run.runtime.inspection.learned_positions import check_positions
@@ -39,7 +39,7 @@ def embedding_config(config: ModelConfig, gguf: GgufModel, budget_bytes: Callabl
         return replace(config, embeddings=False)
     if config.gpu_memory != 0:
         raise NotSupported("embeddings: run on the processor alone; give --gpu-memory 0")
-    chosen = config.pooling if config.pooling != "auto" else named or ("mean" if is_encoder(gguf) else "last")
+    chosen: Pooling = config.pooling if config.pooling != "auto" else named or ("mean" if is_encoder(gguf) else "last")
     if chosen == "rank" and not any(tensor.name in _SCORING for tensor in gguf.tensors):
         raise NotSupported(
             "pooling rank: this model has nothing that gives scores; give a reranker, or another --pooling"
@@ -66,13 +66,13 @@ def embedding_config(config: ModelConfig, gguf: GgufModel, budget_bytes: Callabl
 
 def makes_embeddings(gguf: GgufModel) -> bool:
     """Return whether the file of a model is made for embeddings."""
-    return is_encoder(gguf) or _named_pooling(gguf) not in ("", "none")
+    return is_encoder(gguf) or _named_pooling(gguf) not in (None, "none")
 
 
-def _named_pooling(gguf: GgufModel) -> str:
-    """Return the pooling that the file names; empty for none."""
+def _named_pooling(gguf: GgufModel) -> Pooling | None:
+    """Return the pooling that the file names; None where it names none that is known."""
     pooling = gguf.value("pooling_type")
-    return POOLING[1:][pooling] if isinstance(pooling, int) and 0 <= pooling < len(POOLING) - 1 else ""
+    return POOLING[1:][pooling] if isinstance(pooling, int) and 0 <= pooling < len(POOLING) - 1 else None
 
 
 def can_be_cut(gguf: GgufModel, pooling: str) -> bool:

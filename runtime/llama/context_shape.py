@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edge_run.base.config import WIDEST_MICRO_BATCH, ModelConfig
+from edge_run.base.config import WIDEST_MICRO_BATCH, FlashAttention, ModelConfig
 from edge_run.base.units import round_up
 
 # `Numerics.batching` where sequences share passes, and cells if there are any, or have cells of their own.
@@ -34,7 +34,7 @@ class ContextShape:
     outputs_per_pass: int
     kv_type_k: str
     kv_type_v: str
-    flash_attention: str
+    flash_attention: FlashAttention
     is_exact: bool = False
     has_streams: bool = False
     pooling: str = ""

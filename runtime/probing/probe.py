@@ -67,6 +67,7 @@ def probe(
     folders: Sequence[str | Path] = (),
     model: str | Path | None = None,
     config: ModelConfig | None = None,
+    *,
     is_fresh: bool = False,
     on_step: Step = lambda text: None,
     store: ProfileStore | None = None,

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_run.base.errors import ModelFileError
+from edge_run.base.errors import ModelFileError, ModelFileMissing
 from edge_run.base.strict_json import decode, parse
 from edge_run.base.units import format_count
 from edge_run.partition.latent_codec import LatentCodec, Rate
@@ -165,7 +165,7 @@ def read_bundle(path: Path) -> Bundle:
     """
     folder = path if path.is_dir() else path.parent
     if not path.exists():
-        raise ModelFileError(f"{path}: there is no such file; `edge-run split train` makes one")
+        raise ModelFileMissing(f"{path}: there is no such file; `edge-run split train` makes one")
     source = folder / CODE
     try:
         value = parse(read_bytes(source, MOST_CODE_JSON_BYTES, "one of ours"))

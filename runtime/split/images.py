@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, ProtocolError, TierReadError, reason_of
+from edge_run.base.errors import (
+    ConfigError,
+    ModelFileError,
+    NotSupported,
+    ProtocolError,
+    TierReadError,
+    not_opened,
+    reason_of,
+)
 from edge_run.base.extras import SPLIT, need
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -122,7 +130,7 @@ def read_bytes(path: Path, most_bytes: int, what: str) -> bytes:
                 pieces.append(piece)
                 rest -= len(piece)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        raise ModelFileError(f"{path}: cannot be read ({reason_of(error)}); check its permissions") from error
+        raise not_opened(error, f"{path}: cannot be read ({reason_of(error)}); check its permissions") from error
     except OSError as error:
         if error.errno in _NOT_OPENED:
             raise _no_regular_file(path, what) from error

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, reason_of
+from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, not_opened, reason_of
 from edge_run.base.extras import TRAIN, need
 from edge_run.partition.cuts import Network, Operation, find_cuts, multiply_adds, operations_between, peak_bytes
 from edge_run.runtime.split.onnx_session import arbitrary, first_line, traced
@@ -88,7 +88,7 @@ def read_onnx(path: Path) -> OnnxModel:
         onnx.checker.check_model(proto)
     except OSError as error:
         why = reason_of(error)
-        raise ModelFileError(f"{path}: cannot be read ({why}); check the path and its permissions") from error
+        raise not_opened(error, f"{path}: cannot be read ({why}); check the path and its permissions") from error
     except (NotSupported, ModelFileError):
         raise
     except Exception as error:  # protobuf and the checker have no common ancestor

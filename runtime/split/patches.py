@@ -49,16 +49,19 @@ def patch_network(
     out: Path,
     tiles: int | None = None,
     pixels: tuple[Sequence[float], Sequence[float]] | None = None,
+    *,
+    is_overwritten: bool = False,
 ) -> PatchReport:
     """Write the ONNX network `path` with its first layers in patches to `out`, and return what that gives.
 
     tiles: along height and along width; None finds them. How many layers are in patches is found in any case. pixels:
-    mean and deviation: the new network takes bytes, and normalises patch by patch.
+    mean and deviation: the new network takes bytes, and normalises patch by patch. is_overwritten: an `out` that exists
+    is replaced.
 
     Raises ConfigError, ModelFileError, NotSupported, TierReadError.
     """
     model = read_network(path)
-    out = check_target(out, [path], "the network itself")
+    out = check_target(out, [path], "the network itself", is_overwritten)
     if pixels is not None:
         whole = chain(model, preprocessing(model, *pixels), extract(model, None, None).graph)
         model = describe(whole, path)
@@ -79,7 +82,7 @@ def patch_network(
             )
     report = _report(model, describe(proto, out), (last, chosen, difference), str(out))
     data = proto.SerializeToString()
-    with written(out, len(data), format_size(len(data)), path) as file:
+    with written(out, len(data), format_size(len(data)), path, is_replacing=is_overwritten) as file:
         file.write(data)
     return report
 

@@ -77,7 +77,8 @@ def inflate(
     growth = plan_growth(model, parse_size(size_bytes), layers)
     target = check_target(target, [source], "the model to grow itself", is_overwritten)
     check_room(target, growth.size_bytes, "a smaller size or another folder")
-    with written(target, growth.size_bytes, format_size(growth.size_bytes), source) as file:
+    size = format_size(growth.size_bytes)
+    with written(target, growth.size_bytes, size, source, is_replacing=is_overwritten) as file:
         _write(growth, model, file, seed, progress)
     return target
 

@@ -90,7 +90,7 @@ def pack(
     target = check_target(wanted, [shard.path for shard in gguf.shards], "the model itself", is_overwritten)
     tensors = _expert_tensors(gguf)
     if not tensors:
-        return _pack_repacked(gguf, target, cache_folder, progress)
+        return _pack_repacked(gguf, target, cache_folder, progress, is_overwritten=is_overwritten)
     compress = _compressor()
     block_bytes = _block_bytes(tensors)
     shares = {tensor: _sampled_share(gguf, tensor, block_bytes, compress) for tensor in tensors}
@@ -104,18 +104,25 @@ def pack(
         )
     needed_bytes = int(sum(shares[tensor] * tensor.size_bytes for tensor in chosen) * _SPARE_SHARE)
     check_room(target, needed_bytes, "another folder with -o")
-    with written(target, needed_bytes, f"some {format_size(needed_bytes)}", gguf.shards[0].path) as file:
+    size = f"some {format_size(needed_bytes)}"
+    with written(target, needed_bytes, size, gguf.shards[0].path, is_replacing=is_overwritten) as file:
         raw_bytes, packed_bytes = _write(file, gguf, chosen, block_bytes, compress, progress)
     return Packed(target, target.stat().st_size, raw_bytes, packed_bytes, len(chosen), left_out)
 
 
 def _pack_repacked(
-    gguf: GgufModel, target: Path, cache_folder: str | Path | None, progress: Callable[[int, int], None] | None
+    gguf: GgufModel,
+    target: Path,
+    cache_folder: str | Path | None,
+    progress: Callable[[int, int], None] | None,
+    *,
+    is_overwritten: bool,
 ) -> Packed:
     tensors = worth_repacking(gguf, cache_folder)
     needed_bytes = sum(tensor.size_bytes + 2 * LARGEST_BLOCK_BYTES for tensor in tensors)
     check_room(target, needed_bytes, "another folder with -o")
-    with written(target, needed_bytes, f"some {format_size(needed_bytes)}", gguf.shards[0].path) as file:
+    size = f"some {format_size(needed_bytes)}"
+    with written(target, needed_bytes, size, gguf.shards[0].path, is_replacing=is_overwritten) as file:
         raw_bytes = write_repacked(file, gguf, tensors, blocks_of(tensors, LARGEST_BLOCK_BYTES), progress)
     kinds = sorted({kind_of(tensor, by_expert=False) for tensor in tensors})
     return Packed(target, target.stat().st_size, raw_bytes, raw_bytes, len(tensors), {}, tuple(kinds))

@@ -56,7 +56,11 @@ def trace(
     if not header.expert_bytes:
         raise NotSupported(f"{path}: no mixture of experts, so nothing is routed; give another GGUF file")
     settings = replace(config, gpu_memory=0)  # its routers are not seen
-    with writing(str(output)), whole_file(output) as draft, draft.open("w", encoding="utf-8") as file:
+    with (
+        writing(str(output)),
+        whole_file(output, is_replacing=is_overwritten) as draft,
+        draft.open("w", encoding="utf-8") as file,
+    ):
         recorder = RouteRecorder(header, RouteWriter(file, header))
         with opening or nullcontext():
             engine = Engine.open(Path(path), settings, recorder=recorder, gguf=gguf)

@@ -16,7 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
+from edge_run.base.errors import ConfigError, ModelFileError, ModelFileMissing, NotSupported, TierReadError
 from edge_run.base.files.drafts import remove_drafts
 from edge_run.base.process_ids import process_scope
 from edge_run.partition.cuts import find_cuts
@@ -117,7 +117,7 @@ def test_weights_listed_as_inputs_are_none(tmp_path: Path) -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"missing\.onnx: cannot be read"):
+    with pytest.raises(ModelFileMissing, match=r"missing\.onnx: cannot be read"):
         read_onnx(tmp_path / "missing.onnx")
     path = residual_network(tmp_path)
     data = path.read_bytes()

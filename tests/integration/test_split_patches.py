@@ -114,7 +114,7 @@ def test_the_best_patches_are_found(tmp_path: Path) -> None:
 def test_a_network_of_bytes_takes_less(tmp_path: Path) -> None:
     path, out = chain_network(tmp_path), tmp_path / "out.onnx"
     plain = patch_network(path, out, tiles=4)
-    pixels = patch_network(path, out, tiles=4, pixels=((0.4,), (0.2, 0.3, 0.2)))
+    pixels = patch_network(path, out, tiles=4, pixels=((0.4,), (0.2, 0.3, 0.2)), is_overwritten=True)
     assert pixels.patched_peak_bytes < plain.patched_peak_bytes
     image = np.random.default_rng(0).integers(0, 256, (1, 3, 64, 64)).astype(np.uint8)
     deviation = np.array([0.2, 0.3, 0.2]).reshape(1, 3, 1, 1)
@@ -243,6 +243,10 @@ def test_command(tmp_path: Path) -> None:
     done = run_program(*command, tmp_path / "o.onnx")
     assert done.returncode == 0, done.stderr
     assert "times less" in done.stdout
+    again = run_program(*command, tmp_path / "o.onnx")
+    assert again.returncode == 2
+    assert "o.onnx: exists; choose another name, or replace it with --force" in again.stderr
+    assert run_program(*command, tmp_path / "o.onnx", "--force").returncode == 0
     for arguments, code in (([str(path)], 2), ([str(tmp_path / "none" / "o.onnx")], 2), (["o.onnx", "--std", "1"], 2)):
         done = run_program(*command, *arguments)
         assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr

@@ -10,12 +10,12 @@ import msgspec
 from msgspec import Meta
 
 from edge_run.base import strict_json
-from edge_run.runtime.generation.chat import TEXT_PARTS, text_of_parts
+from edge_run.runtime.generation.chat import TEXT_PARTS, template_role, text_of_parts
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import Name, unsupported
 
 MOST_MESSAGES = 10_000
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class ContentPart(msgspec.Struct):
@@ -65,15 +65,14 @@ def template_messages(messages: Sequence[ChatMessage], param: str = "messages") 
 
 def template_message(message: ChatMessage, where: str) -> dict[str, Any]:
     """Return one whose calls' arguments were checked. Raises Refusal."""
-    role = _ROLES.get(message.role)
-    if role is None:
+    if message.role not in _ROLES:
         raise Refusal(400, f"{where}.role: must be one of {', '.join(_ROLES)}", param=f"{where}.role")
     content = message.content
     if isinstance(content, list):
         content = text_of_parts([*map(msgspec.structs.asdict, content)], partial(_no_text, content, where))
     if content is None and not message.tool_calls:
         raise Refusal(400, f"{where}.content: is missing", param=f"{where}.content")
-    made: dict[str, Any] = {"role": role, "content": content or ""}
+    made: dict[str, Any] = {"role": template_role(message.role), "content": content or ""}
     if message.tool_calls:
         made["tool_calls"] = [
             _call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edge_run.base.config import Backend
 from edge_run.base.results import ExpertUse, Numerics, Plan
 
-OURS, MMAP = "edge-run", "llama.cpp"
-BACKEND_NAMES = {OURS: "edge-run", MMAP: "llama.cpp's mmap"}
+OURS: Backend = "edge-run"
+MMAP: Backend = "llama.cpp"
+BACKEND_NAMES: dict[str, str] = {OURS: "edge-run", MMAP: "llama.cpp's mmap"}
 
 
 @dataclass(frozen=True, slots=True)

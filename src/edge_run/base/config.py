@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Literal, TypeAlias, TypedDict, get_args
 
 from edge_run.base.files.folders import cache_folder
 from edge_run.base.options import check_types, require
@@ -15,41 +15,39 @@ KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1
 _UNQUANTISED = ("f32", "f16", "bf16")
 _TURNED = ("f32", "f16")  # keys that llama.cpp can turn to another position without rounding them to blocks
 KV_AUTO, _DEFAULT_KV_TYPE = "auto", "f16"
-BACKENDS = ("auto", "edge-run", "llama.cpp")
 WIDEST_MICRO_BATCH = 512  # where the width of passes is left open
 MOST_THREADS = 512
 MOST_CONTEXT_TOKENS = 2**31 - 1  # llama.cpp counts positions in 32 bits
-FLASH_ATTENTION = ("auto", "on", "off")
-EXPERT_POLICIES = ("default", "lru", "lfu", "layer-lru", "layer-lfu")
-EXPERT_PREFETCH = ("auto", "off", "1", "1+", "2")
 PACKED_OFF = "off"
-REPACK = ("auto", "on", "off")
-MESH_ACTIVATIONS = ("exact", "compact")
 PROMPT_CACHE_ON, PROMPT_CACHE_OFF = "on", "off"
-KV_KEEP_BLOCKS, KV_KEEP_WINDOW = "blocks", "window"
-KV_KEEP_BY = ("pages", KV_KEEP_BLOCKS, KV_KEEP_WINDOW)
 LEAST_KV_KEEP = 64
-PAGE_CACHE_AUTO, PAGE_CACHE_OFF = "auto", "off"
 KV_SPILL_ON, KV_SPILL_OFF = "on", "off"
 _SWITCH_WORDS = frozenset(("0", "1", "true", "false", "t", "f", "yes", "no", "y", "n", "on", "off"))
 REQUEST_TOKENS = 512
 PROMPT_CACHE_BYTES, PROMPT_CACHE_DAILY_BYTES = 4 * GIB, 32 * GIB
-SPECULATE = ("auto", "off", "ngram", "draft")
-POOLING = ("auto", "none", "mean", "cls", "last", "rank")  # after `auto` in the order of llama.cpp's numbers
-_CHOICES = {
-    "backend": BACKENDS,
-    "flash_attention": FLASH_ATTENTION,
-    "expert_policy": EXPERT_POLICIES,
-    "expert_prefetch": EXPERT_PREFETCH,
-    "kv_keep_by": KV_KEEP_BY,
-    "mesh_activations": MESH_ACTIVATIONS,
-    "page_cache": (PAGE_CACHE_AUTO, PAGE_CACHE_OFF),
-    "pooling": POOLING,
-    "repack": REPACK,
-    "speculate": SPECULATE,
-}
 MOST_DRAFT_TOKENS = 127
 LEAST_CHUNK_BYTES, CHUNK_BYTES = mmap.PAGESIZE, 2 * MIB
+
+Backend: TypeAlias = Literal["auto", "edge-run", "llama.cpp"]
+ExpertPolicy: TypeAlias = Literal["default", "lru", "lfu", "layer-lru", "layer-lfu"]
+ExpertPrefetch: TypeAlias = Literal["auto", "off", "1", "1+", "2"]
+FlashAttention: TypeAlias = Literal["auto", "on", "off"]
+KvKeepBy: TypeAlias = Literal["pages", "blocks", "window"]
+MeshActivations: TypeAlias = Literal["exact", "compact"]
+PageCache: TypeAlias = Literal["auto", "off"]
+Pooling: TypeAlias = Literal["auto", "none", "mean", "cls", "last", "rank"]  # after `auto` as llama.cpp numbers them
+Repack: TypeAlias = Literal["auto", "on", "off"]
+Speculate: TypeAlias = Literal["auto", "off", "ngram", "draft"]
+BACKENDS = get_args(Backend)
+EXPERT_POLICIES = get_args(ExpertPolicy)
+EXPERT_PREFETCH = get_args(ExpertPrefetch)
+FLASH_ATTENTION = get_args(FlashAttention)
+MESH_ACTIVATIONS = get_args(MeshActivations)
+PAGE_CACHE = get_args(PageCache)
+POOLING = get_args(Pooling)
+REPACK = get_args(Repack)
+SPECULATE = get_args(Speculate)
+_, KV_KEEP_BLOCKS, KV_KEEP_WINDOW = KV_KEEP_BY = get_args(KvKeepBy)
 
 
 def kv_types(kv_type: str) -> tuple[str, str]:
@@ -156,13 +154,13 @@ class ModelConfig:
     rollback_tokens: int = 0
     outputs_per_pass: int = 1
     kv_type: str = _DEFAULT_KV_TYPE
-    flash_attention: str = "auto"
-    backend: str = "auto"
+    flash_attention: FlashAttention = "auto"
+    backend: Backend = "auto"
     readers: int = 4
     also: Path | str | None = None
-    page_cache: str = PAGE_CACHE_AUTO
-    expert_policy: str = "default"
-    expert_prefetch: str = "auto"
+    page_cache: PageCache = "auto"
+    expert_policy: ExpertPolicy = "default"
+    expert_prefetch: ExpertPrefetch = "auto"
     packed: Path | str | None = None
     cache_folder: Path | str | None = None
     prompt_cache: Path | str = PROMPT_CACHE_OFF
@@ -170,19 +168,19 @@ class ModelConfig:
     prompt_cache_daily: int | str = PROMPT_CACHE_DAILY_BYTES
     kv_spill: Path | str = KV_SPILL_OFF
     kv_keep: int = 0
-    kv_keep_by: str = KV_KEEP_BY[0]
+    kv_keep_by: KvKeepBy = "pages"
     context_shift: bool = False
     context_keep_tokens: int = 4
     check_file: bool = True
     draft: Path | str | None = None
-    speculate: str = "auto"
+    speculate: Speculate = "auto"
     draft_tokens: int = 47
     exact: bool = False
-    mesh_activations: str = "exact"
-    repack: str = "auto"
+    mesh_activations: MeshActivations = "exact"
+    repack: Repack = "auto"
     chunk_bytes: int = CHUNK_BYTES
     embeddings: bool | None = None
-    pooling: str = "auto"
+    pooling: Pooling = "auto"
 
     def __post_init__(self) -> None:
         if self.memory is not None:
@@ -205,9 +203,6 @@ class ModelConfig:
         require(self.request_tokens >= 1, f"request tokens {self.request_tokens}: must be at least 1")
         require(self.outputs_per_pass >= 1, f"outputs per pass {self.outputs_per_pass}: must be at least 1")
         require(1 <= self.readers <= 64, f"readers {self.readers}: must be 1 to 64 threads")
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            require(value in choices, f"{name.replace('_', ' ')} {value!r}: must be one of {', '.join(choices)}")
         for kind in self.kv_types:
             require(kind in KV_TYPES, f"KV type {kind!r}: must be auto or one of {', '.join(KV_TYPES)}, or two as K/V")
         require(
@@ -364,13 +359,13 @@ class ModelOptions(TypedDict, total=False):
     rollback_tokens: int
     outputs_per_pass: int
     kv_type: str
-    flash_attention: str
-    backend: str
+    flash_attention: FlashAttention
+    backend: Backend
     readers: int
     also: Path | str | None
-    page_cache: str
-    expert_policy: str
-    expert_prefetch: str
+    page_cache: PageCache
+    expert_policy: ExpertPolicy
+    expert_prefetch: ExpertPrefetch
     packed: Path | str | None
     cache_folder: Path | str | None
     prompt_cache: Path | str
@@ -378,16 +373,16 @@ class ModelOptions(TypedDict, total=False):
     prompt_cache_daily: int | str
     kv_spill: Path | str
     kv_keep: int
-    kv_keep_by: str
+    kv_keep_by: KvKeepBy
     context_shift: bool
     context_keep_tokens: int
     check_file: bool
     draft: Path | str | None
-    speculate: str
+    speculate: Speculate
     draft_tokens: int
     exact: bool
-    mesh_activations: str
-    repack: str
+    mesh_activations: MeshActivations
+    repack: Repack
     chunk_bytes: int
     embeddings: bool | None
-    pooling: str
+    pooling: Pooling

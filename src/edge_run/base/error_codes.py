@@ -14,7 +14,9 @@ from edge_run.base.errors import EdgeRunError
 from edge_run.base.fields import Fields, JsonValue
 
 KINDS: dict[int, type[EdgeRunError]] = {
-    kind.exit_code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, EdgeRunError)
+    kind.exit_code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, EdgeRunError) and "exit_code" in vars(kind)
 }
 
 

@@ -3,6 +3,7 @@
     EdgeRunError                 1   anything of ours that has no kind of its own
     ├── ConfigError(ValueError)  2   a flag or argument that cannot be
     ├── ModelFileError           3   the model file: missing, truncated, foreign, changed
+    │   └── ModelFileMissing(FileNotFoundError) 3   it is not there
     ├── BudgetError(MemoryError) 4   a memory budget that cannot work
     ├── TierReadError(OSError)   5   a read or a write that the storage refused
     ├── KernelError              6   llama.cpp refused, failed, or is not the one we know
@@ -26,6 +27,8 @@ import contextlib
 import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+_MISSING = errno.ENOENT
 
 
 @dataclass(eq=False, repr=False)
@@ -76,6 +79,12 @@ class ModelFileError(_OfCounts, _OfSizes, EdgeRunError):
     position_bytes: int = 0
     line: int = 0
     exit_code = 3
+
+
+class ModelFileMissing(ModelFileError, FileNotFoundError):
+    """The model file, the trace or the image is not there, or a shard of the model; the exit code is the same."""
+
+    errno = _MISSING
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -207,6 +216,11 @@ _LESS_MEMORY = "a smaller --memory or a shorter context (-c) takes less"
 def reason_of(error: BaseException) -> str:
     """Return why something failed: in the system's words where it was the system that refused."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def not_opened(error: Exception, message: str) -> ModelFileError:
+    """Return the error for a model file that `error` kept from being opened."""
+    return (ModelFileMissing if isinstance(error, FileNotFoundError) else ModelFileError)(message)
 
 
 def from_system(error: OSError | MemoryError, what: str) -> EdgeRunError:

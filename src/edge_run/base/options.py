@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from edge_run.base.errors import ConfigError
 
@@ -70,7 +70,7 @@ def config_of(
 
 
 def check_types(config: Any) -> None:
-    """Raise ConfigError where a field of a dataclass is none of what it is declared as.
+    """Raise ConfigError where a field of a dataclass is none of what it is declared as, or none of the words.
 
     Whole numbers are numbers, truths are neither, and a text is a path too. Whole numbers of other kinds, as NumPy's,
     become Python's: those overflow, and JSON has none.
@@ -83,14 +83,27 @@ def check_types(config: Any) -> None:
             raise ConfigError(f"{name.replace('_', ' ')} {value!r:.60}: must be {words}")
         if int in kinds and isinstance(value, Integral) and not isinstance(value, int):
             object.__setattr__(config, name, operator.index(value))  # also where the dataclass is frozen
+    for name, hint in _hints(config.__class__).items():
+        if typing.get_origin(hint) is Literal and (value := getattr(config, name)) not in typing.get_args(hint):
+            choices = ", ".join(typing.get_args(hint))
+            raise ConfigError(f"{name.replace('_', ' ')} {value!r:.60}: must be one of {choices}")
+
+
+_hints = functools.cache(typing.get_type_hints)
 
 
 @functools.cache
 def _declared(kind: type) -> Mapping[str, tuple[type, ...]]:
     """Return the types of each field; of a sequence or a mapping, that it is one."""
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     unions = {name: typing.get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in hints.items()}
-    return {name: tuple(typing.get_origin(one) or one for one in kinds) for name, kinds in unions.items()}
+    return {name: tuple(_class_of(one) for one in kinds) for name, kinds in unions.items()}
+
+
+def _class_of(hint: Any) -> type:
+    """Return what a value of a hint is an instance of: text where the hint is some words."""
+    origin: type = typing.get_origin(hint) or hint
+    return str if typing.get_origin(hint) is Literal else origin
 
 
 def whole_numbers(what: str, given: Any) -> list[int]:

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import pickle
+import re
+import typing
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_run.base.config import KV_TYPES, ModelConfig
+from edge_run.base.config import KV_TYPES, REPACK, ModelConfig
 from edge_run.base.errors import ConfigError
 from edge_run.base.options import config_of, make_config
 from edge_run.base.sampling_config import SamplingConfig
@@ -50,6 +52,23 @@ from edge_run.runtime.generation.request import Turn
 def test_a_model_option_that_cannot_be(option: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_config(ModelConfig, {option: value})
+
+
+def test_each_option_of_a_few_words_is_typed_as_these_and_takes_all_of_them() -> None:
+    """So that editors name them; a type of keys and values may be one of hundreds of pairs."""
+    hints = typing.get_type_hints(ModelConfig)
+    words = {name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is typing.Literal}
+    assert words["repack"] == REPACK == ("auto", "on", "off")
+    assert [name for name, hint in hints.items() if hint is str] == ["kv_type"]
+    for name, choices in words.items():
+        for choice in choices:
+            assert getattr(make_config(ModelConfig, {name: choice, "draft": "small.gguf"}), name) == choice
+        with pytest.raises(
+            ConfigError, match=f"{name.replace('_', ' ')} 'no': must be one of {re.escape(choices[0])}, "
+        ):
+            make_config(ModelConfig, {name: "no"})
+        with pytest.raises(ConfigError, match=f"{name.replace('_', ' ')} 3: must be text"):
+            make_config(ModelConfig, {name: 3})
 
 
 def test_a_folder_may_have_the_name_of_a_switch() -> None:

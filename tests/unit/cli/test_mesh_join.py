@@ -108,6 +108,12 @@ def test_ctrl_c_is_heard_between_two_looks_and_not_wherever_the_interpreter_is()
     assert node.did == ["goes on"]
 
 
+def test_a_flag_that_would_do_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs bring their number of threads."""
+    assert _run(["mesh", "join", "--threads", "2"], Terminal()) == 2
+    assert "--threads" in capsys.readouterr().err
+
+
 def test_a_line_from_no_standard_input_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

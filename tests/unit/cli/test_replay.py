@@ -65,6 +65,11 @@ def test_picture(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (tmp_path / "hits.png").read_bytes().startswith(b"\x89PNG")
     assert f"Drawn: {tmp_path / 'hits.png'}" in capsys.readouterr().err
     assert not list(tmp_path.glob(".*.part"))
+    assert run(trace, "--plot", tmp_path / "hits.png") == 2
+    refused = capsys.readouterr()
+    assert "hits.png: exists; choose another name, or replace it with --force" in refused.err
+    assert not refused.out
+    assert run(trace, "--plot", tmp_path / "hits.png", "--force") == 0
 
 
 @pytest.mark.parametrize(
@@ -74,6 +79,7 @@ def test_picture(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--budget", "much"], 2, "not a size"),
         (["--policy", "arc"], 2, "policy 'arc': not known; choose one of optimum, lru"),
         (["--plot", "hits.svg"], 2, "must be a PNG file"),
+        (["--force"], 2, "--force: replaces a picture; name it with --plot"),
         (["--what"], 2, "No such option"),
     ],
 )

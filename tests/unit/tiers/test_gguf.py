@@ -165,6 +165,8 @@ def test_later_shard_names_the_first(shard_paths: list[Path]) -> None:
 def test_missing_shard_is_named(shard_paths: list[Path]) -> None:
     shard_paths[2].unlink()
     refused(shard_paths[0], r"split-00003-of-00003\.gguf: missing: shard 3 of 3")
+    with pytest.raises(FileNotFoundError, match="missing: shard 3 of 3"):
+        read_gguf(shard_paths[0])
 
 
 def test_renamed_first_shard_is_refused(shard_paths: list[Path]) -> None:

@@ -28,25 +28,44 @@ def file_to_write(path: Path, what: str, is_replacing: bool = True) -> Path:
     if place.exists() and not place.is_file():
         raise ConfigError(f"{what}: is there, and is no file; choose another name")
     if place.exists() and not is_replacing:
-        raise ConfigError(f"{what}: exists; choose another name, or replace it with --force")
+        raise _exists(what)
     return place
 
 
+def _exists(what: str | Path) -> ConfigError:
+    return ConfigError(f"{what}: exists; choose another name, or replace it with --force")
+
+
 @contextlib.contextmanager
-def whole_file(path: Path, mode: int = 0o666, *, is_durable: bool = False) -> Iterator[Path]:
+def whole_file(path: Path, mode: int = 0o666, *, is_durable: bool = False, is_replacing: bool = True) -> Iterator[Path]:
     """Yield the path of an empty draft beside `path`, which takes its place unless the block fails; else it is removed.
 
     mode: who may read and write it, less the umask. is_durable: after a power cut too it is there as a whole, or what
-    was there before. Raises OSError.
+    was there before. is_replacing: else a file that is there by then stays. Raises OSError, and ConfigError for that.
     """
     with draft_of(path) as draft:
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         yield draft
         if is_durable:
             sync(draft)
-        draft.replace(path)
+        if is_replacing:
+            draft.replace(path)
+        else:
+            _place_new(draft, path)
         if is_durable:
             sync(path.parent)
+
+
+def _place_new(draft: Path, path: Path) -> None:
+    """Give a draft the name `path`. Raises ConfigError where something has it, OSError."""
+    try:
+        os.link(draft, path)  # the draft's own name goes where it is removed
+    except FileExistsError:
+        raise _exists(path) from None
+    except OSError:  # the file system has one name for a file only: the last look is just before
+        if os.path.lexists(path):
+            raise _exists(path) from None
+        draft.replace(path)
 
 
 def common_mode(*paths: Path) -> int:

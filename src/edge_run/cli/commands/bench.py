@@ -10,7 +10,7 @@ import click
 from edge_run.base.errors import ConfigError, KernelError, ProtocolError
 from edge_run.cli.reports import bench_plot, bench_table, load_table
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.plot_file import PLOT, draw_plot
+from edge_run.cli.shared.plot_file import PLOT, PlotFile, draw_plot
 from edge_run.cli.shared.process import cleaned_up
 from edge_run.cli.shared.server_options import SERVER_OPTIONS, asked_server
 from edge_run.cli.shared.setting import PATH, NumberRange
@@ -48,7 +48,7 @@ def _count(name: str, *short: str, least: int, default: int, help: str, most: in
         _count("--predict", "-n", least=2, default=PREDICT_TOKENS, help="Tokens after it."),
         _count("--rounds", least=1, default=ROUNDS, help="How often each is measured."),
         click.Option(["--mmap/--no-mmap", "has_mmap"], default=True, help="Measure llama.cpp's mmap too."),
-        PLOT,
+        *PLOT,
         *SERVER_OPTIONS,
         _count("--clients", least=1, most=MOST_CLIENTS, default=CLIENTS, help="With --server: clients at a time."),
         click.Option(
@@ -64,7 +64,7 @@ def _count(name: str, *short: str, least: int, default: int, help: str, most: in
     epilog=_EPILOG,
 )
 @click.pass_context
-def bench(context: click.Context, /, model_file: Path | None, plot: Path | None, **given: Any) -> None:
+def bench(context: click.Context, /, model_file: Path | None, plot: PlotFile | None, **given: Any) -> None:
     """Predict how fast the GGUF file MODEL runs here, then measure it, and llama.cpp's mmap beside it.
 
     Each measurement is a process of its own that finds the file cold; edge-run and llama.cpp take turns. Both must give

@@ -46,7 +46,11 @@ def probe(context: click.Context, /, folders: tuple[Path, ...], model: Path | No
     from edge_run.runtime.probing.probe import probe as measure
 
     store = ProfileStore(config.cache)
-    profile = measure(folders, model, config, fresh, lambda text: terminal.show(f"{text} (Ctrl-C stops)"), store)
+
+    def show(text: str) -> None:
+        terminal.show(f"{text} (Ctrl-C stops)")
+
+    profile = measure(folders, model, config, is_fresh=fresh, on_step=show, store=store)
     terminal.write_result(profile, given["json"], _as_tables if terminal.shows_answer else _as_lines)
     if store.problem:
         terminal.say(f"Note: {store.problem}")

@@ -12,7 +12,7 @@ from edge_run.base.replay import PolicyReplay, Replay
 from edge_run.base.units import format_count, format_size
 from edge_run.cli.reports import replay_plot
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.plot_file import PLOT, draw_plot
+from edge_run.cli.shared.plot_file import PLOT, PlotFile, draw_plot
 from edge_run.cli.shared.setting import PATH, sizes_option
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
@@ -35,14 +35,14 @@ _TRACE = click.Argument(["trace"], type=PATH)
             ["--policy"], default=ALL, metavar="NAME",
             help="One policy (lru, lfu, layer-lru, layer-lfu, default, or the optimum), or all.  [default: all]",
         ),
-        PLOT,
+        *PLOT,
         *some_settings("json"),
     ],
     short_help="Say how often each cache policy would have had an expert in memory.",
 )  # fmt: skip
 @click.pass_obj
 def replay(
-    terminal: Terminal, /, trace: Path, budgets: tuple[int, ...], policy: str, plot: Path | None, **given: Any
+    terminal: Terminal, /, trace: Path, budgets: tuple[int, ...], policy: str, plot: PlotFile | None, **given: Any
 ) -> None:
     """Replay TRACE, a record of which experts a model's routers chose, through each policy of the expert cache.
 

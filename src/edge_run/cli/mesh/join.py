@@ -49,7 +49,7 @@ MOST_LETTERS = 1 << 16
         AUTHORITY,
         click.Option(["--home-assistant"], is_flag=True, help="Show it to Home Assistant, by the same broker."),
         REPLACE,
-        *some_settings("memory", "threads", "cache_dir", "kv_spill", "verbose"),
+        *some_settings("memory", "cache_dir", "kv_spill", "verbose"),
     ],
     short_help="Take part, until Ctrl-C; LINE is what `mesh init` or `mesh invite` printed.",
 )  # fmt: skip

@@ -20,8 +20,7 @@ from edge_run.base.config import (
     KV_KEEP_BY,
     KV_TYPES,
     MESH_ACTIVATIONS,
-    PAGE_CACHE_AUTO,
-    PAGE_CACHE_OFF,
+    PAGE_CACHE,
     REPACK,
     SPECULATE,
     ModelConfig,
@@ -129,7 +128,7 @@ SETTINGS: tuple[Setting, ...] = (
         help="A copy of the model on a second drive: both drives are read at once, and one may fail.",
     ),
     _memory(
-        "--page-cache", field="page_cache", type=click.Choice((PAGE_CACHE_AUTO, PAGE_CACHE_OFF)),
+        "--page-cache", field="page_cache", type=click.Choice(PAGE_CACHE),
         help="A model that fits is read from the kernel's page cache, and stays there for the next start where memory "
         "is free." + _default("page_cache"),
     ),

@@ -8,6 +8,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,15 @@ SUFFIX = ".png"
 INCHES, DOTS_PER_INCH = (9.0, 4.8), 150
 
 
-def check_plot(path: Path) -> Path:
+@dataclass(frozen=True, slots=True)
+class PlotFile:
+    """Where a picture will be. is_replacing: one that is there goes."""
+
+    path: Path
+    is_replacing: bool
+
+
+def check_plot(path: Path, *, is_replacing: bool = False) -> PlotFile:
     """Return where the picture will be; refuse what cannot be drawn or written before anything is measured.
 
     Raises ConfigError, TierReadError, or NotSupported without matplotlib.
@@ -35,33 +44,40 @@ def check_plot(path: Path) -> Path:
         raise ConfigError(f"--plot {path}: must be a PNG file; name it {path.name or 'picture'}{SUFFIX}")
     if importlib.util.find_spec("matplotlib") is None:
         raise NotSupported("--plot: needs matplotlib, which is not installed; pip install 'edge-run[plot]'")
-    target = file_to_write(path, f"--plot {path}")
+    target = file_to_write(path, f"--plot {path}", is_replacing)
     if target.exists() and not os.access(target, os.W_OK):
         raise TierReadError(f"--plot {path}: cannot be written (Permission denied); choose another name")
     with writing(f"--plot {path}"):
         tempfile.TemporaryFile(dir=target.parent).close()
-    return target
+    return PlotFile(target, is_replacing)
 
 
-PLOT = click.Option(  # its value was checked
-    ["--plot"],
-    type=PATH,
-    callback=lambda context, parameter, path: None if path is None else check_plot(path),
-    metavar="FILE.png",
-    help="Draw a picture.",
+def _checked(context: click.Context, parameter: click.Parameter, path: Path | None) -> PlotFile | None:
+    is_replacing: bool = context.params["force"]
+    if path is not None:
+        return check_plot(path, is_replacing=is_replacing)
+    if is_replacing:
+        raise ConfigError("--force: replaces a picture; name it with --plot")
+    return None
+
+
+PLOT = (
+    click.Option(["--plot"], type=PATH, callback=_checked, metavar="FILE.png", help="Draw a picture."),
+    click.Option(["--force"], is_flag=True, is_eager=True, help="Replace FILE.png where it exists."),  # known first
 )
 
 
-def draw_plot(path: Path | None, draw: Callable[[Figure], None], terminal: Terminal) -> None:
-    """Write the picture that `draw` makes and say where it is, where a `path` was given."""
-    if path is not None:
-        write_figure(path, draw)
-        terminal.say(f"Drawn: {path}", NOTICE)
+def draw_plot(plot: PlotFile | None, draw: Callable[[Figure], None], terminal: Terminal) -> None:
+    """Write the picture that `draw` makes and say where it is, where one was asked for."""
+    if plot is not None:
+        write_figure(plot, draw)
+        terminal.say(f"Drawn: {plot.path}", NOTICE)
 
 
-def write_figure(path: Path, draw: Callable[[Figure], None]) -> None:
-    """Write what `draw` makes of an empty figure to `path`, which `check_plot` returned; all of it or nothing."""
-    with writing(f"--plot {path}"), whole_file(path) as draft, warnings.catch_warnings():
+def write_figure(plot: PlotFile, draw: Callable[[Figure], None]) -> None:
+    """Write what `draw` makes of an empty figure to where `check_plot` said; all of it or nothing."""
+    place = whole_file(plot.path, is_replacing=plot.is_replacing)
+    with writing(f"--plot {plot.path}"), place as draft, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a name with characters that the font lacks
         logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would speak of its font cache
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -9,7 +9,7 @@ import click
 
 from edge_run.base.split import SplitBench, WayTime
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.plot_file import PLOT, draw_plot
+from edge_run.cli.shared.plot_file import PLOT, PlotFile, draw_plot
 from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
@@ -38,13 +38,13 @@ DRAWN_MEGABITS = tuple(0.05 * 1.25**step for step in range(38))
         click.Option(
             ["--most-bytes"], type=click.IntRange(1), metavar="N", help="Take a lower rate for codes with more."
         ),
-        PLOT,
+        *PLOT,
         *some_settings("threads", "json"),
     ],
     short_help="Measure bytes against accuracy, and the time of a frame.",
 )
 @click.pass_obj
-def bench(terminal: Terminal, /, head: Path, data: Path, plot: Path | None, **given: Any) -> None:
+def bench(terminal: Terminal, /, head: Path, data: Path, plot: PlotFile | None, **given: Any) -> None:
     """Measure bytes and accuracy of each rate of the split that HEAD, a head.onnx, belongs to.
 
     Beside them are JPEG and WebP at many qualities, decoded and given to the uncut network, and what a frame takes: all

@@ -25,6 +25,7 @@ from edge_run.cli.split.numbers import numbers
             ["--out"], type=PATH, required=True, metavar="FILE",
             help="The network that is written.",
         ),
+        click.Option(["--force"], is_flag=True, help="Replace FILE where it exists."),
         click.Option(
             ["--tiles"], type=click.IntRange(2, 64), metavar="N",
             help="N x N patches.  [default: what takes the least memory, computing at most 25 % again]",
@@ -49,7 +50,7 @@ def patch(terminal: Terminal, /, model_file: Path, out: Path, tiles: int | None,
     pixels = None
     if given["mean"] is not None:
         pixels = (numbers("--mean", given["mean"]), numbers("--std", given["std"] or "1"))
-    result = patch_network(model_file, out, tiles, pixels)
+    result = patch_network(model_file, out, tiles, pixels, is_overwritten=given["force"])
     terminal.write_result(result, given["json"], describe)
 
 

@@ -51,6 +51,35 @@ def test_a_file_is_written_where_links_lead_and_in_place_of_nothing_else(tmp_pat
             file_to_write(other, "--out")
 
 
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_file_that_appears_while_another_is_written_stays(
+    has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory cards often have a file system whose files have one name each."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", refuse)
+    file, link = tmp_path / "file", tmp_path / "link"
+    with whole_file(file, 0o600, is_durable=True, is_replacing=False) as draft:
+        draft.write_text("first")
+    assert (file.read_text(), file.stat().st_mode & 0o777, file.stat().st_nlink) == ("first", 0o600, 1)
+
+    def write_beside_another_one(place: Path) -> None:
+        with whole_file(place, is_replacing=False) as draft:
+            draft.write_text("second")
+            if place is link:
+                link.symlink_to(tmp_path / "nowhere")
+
+    for place in (file, link):
+        with pytest.raises(ConfigError, match=rf"{place}: exists; choose another name, or replace it with --force$"):
+            write_beside_another_one(place)
+    assert sorted(tmp_path.iterdir()) == [file, link], "no draft is left"
+    assert file.read_text() == "first"
+
+
 def test_a_cache_file_is_kept_for_its_owner_in_place_of_an_older_one(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "file"
     for content in (b"old", b"new"):

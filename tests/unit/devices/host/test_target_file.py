@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.errors import ConfigError, ModelFileError, TierReadError
 from edge_run.devices.host.target_file import opened, written
 
 
@@ -30,6 +31,18 @@ def test_nobody_reads_what_was_made_of_a_private_file(tmp_path: Path) -> None:
             target.chmod(before)
         write(target, source)
         assert target.stat().st_mode & 0o777 == wanted
+
+
+def test_a_target_that_appears_meanwhile_stays_unless_it_may_be_replaced(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.touch()
+    for is_replacing, wanted in ((False, b"mine"), (True, b"one")):
+        error = nullcontext() if is_replacing else pytest.raises(ConfigError, match="target: exists; choose another")
+        with error, written(target, 3, "3 B", source, is_replacing=is_replacing) as file:
+            file.write(b"one")
+            target.write_bytes(b"mine")
+        assert target.read_bytes() == wanted
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_model_that_cannot_be_read_is_no_disk_that_cannot_be_written(tmp_path: Path) -> None:

@@ -158,10 +158,11 @@ def test_table_says_what_was_not_fair() -> None:
 
 @pytest.mark.parametrize("name", ["model.gguf", "a$b$_^{.gguf", "語" * 100])
 def test_picture_is_a_png_and_nothing_else_is_left(tmp_path: Path, name: str) -> None:
-    path = plot_file.check_plot(tmp_path / "picture.png")
+    plot = plot_file.check_plot(tmp_path / "picture.png")
+    path = plot.path
     assert not list(tmp_path.iterdir())
     drawn = samples.bench(*BOTH, samples.measurement(decode_tokens_per_s=1.0), model=name)
-    plot_file.write_figure(path, lambda figure: bench_plot.draw(drawn, figure))
+    plot_file.write_figure(plot, lambda figure: bench_plot.draw(drawn, figure))
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = (int.from_bytes(data[start : start + 4], "big") for start in (16, 20))
@@ -171,11 +172,16 @@ def test_picture_is_a_png_and_nothing_else_is_left(tmp_path: Path, name: str) ->
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_picture_of_edge_run_alone_replaces_a_file(tmp_path: Path) -> None:
+def test_picture_of_edge_run_alone_replaces_a_file_where_it_may(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_text("old")
     alone = samples.bench(samples.measurement())
-    plot_file.write_figure(plot_file.check_plot(path), lambda figure: bench_plot.draw(alone, figure))
+    with pytest.raises(
+        ConfigError, match=r"--plot .*picture\.png: exists; choose another name, or replace it with --force"
+    ):
+        plot_file.check_plot(path)
+    plot = plot_file.check_plot(path, is_replacing=True)
+    plot_file.write_figure(plot, lambda figure: bench_plot.draw(alone, figure))
     assert path.stat().st_size > 10_000
 
 
@@ -187,7 +193,7 @@ def test_picture_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(TierReadError, match="No space left"):
-        plot_file.write_figure(path, full)
+        plot_file.write_figure(plot_file.PlotFile(path, is_replacing=True), full)
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("picture.png", "old")]
 
 

@@ -213,6 +213,14 @@ def test_parts_that_are_no_text_are_refused(part: object) -> None:
         template(CHATML).render([USER, message])
 
 
+def test_a_developer_is_the_system() -> None:
+    """As at the server; few templates know the word, and some leave such a message out."""
+    chat = template("{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}")
+    said = {"role": "developer", "content": "Be brief."}
+    assert chat.render([said, {"role": "user", "content": "Hello"}]) == "system: Be brief.;user: Hello;"
+    assert said["role"] == "developer", "what was given stays as it is"
+
+
 def test_no_messages_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one"):
         template(CHATML).render([])
