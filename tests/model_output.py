@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from edge_run.runtime.server.generating import Delta
+from edge_run.runtime.formats.output import Delta
 
 
 class Parser(Protocol):

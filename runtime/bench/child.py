@@ -24,7 +24,7 @@ def main() -> None:
     if request["group"]:  # first of all: what is allocated from here on counts
         (Path(request["group"]) / "cgroup.procs").write_text(str(os.getpid()))
     from edge_run.base.config import ModelConfig
-    from edge_run.base.results import to_json
+    from edge_run.base.strict_json import to_json
 
     fields = request["config"]
     fields["cache_folder"] = fields["cache_folder"] and Path(fields["cache_folder"])

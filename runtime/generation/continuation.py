@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 from edge_run.base.closing import Closing
 from edge_run.base.protocols import Logits
-from edge_run.base.results import Piece, TokenLogprobs
+from edge_run.base.results import Piece, TokenLogprobs, ToolCall
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.formats.output import MakeParser, meaning
 from edge_run.runtime.generation.sampling import CandidateTable, Sampler
 from edge_run.runtime.generation.text import TextStream
 from edge_run.runtime.grammars.room import GrammarRoom, RoomedGrammar
@@ -28,6 +29,7 @@ class Continuation(Closing):
     dropped_messages: of the conversation that it answers, those that were left out.
     marks: control tokens whose text is a part of the answer's.
     on_read: as of `Request`.
+    parser: makes what tells apart what the answer says and calls; None where no tools were given.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Continuation(Closing):
         self.logprobs: list[TokenLogprobs] = []
         self.marks: frozenset[int] = frozenset()
         self.on_read: Callable[[int], object] | None = None
+        self.parser: MakeParser | None = None
         self._n_read = -1  # tokens of the prompt; before any was looked for
         self._written: list[str] = []
 
@@ -77,6 +80,11 @@ class Continuation(Closing):
     def text(self) -> str:
         """The text so far."""
         return "".join(self._written)
+
+    @property
+    def meaning(self) -> tuple[str | None, tuple[ToolCall, ...]]:
+        """What the text says, without what it thinks and calls, and the calls; None and none without a parser."""
+        return meaning(self.parser(), self.text) if self.parser else (None, ())
 
     @property
     def wants_none(self) -> bool:

@@ -19,7 +19,7 @@ from edge_run.base.results import Forecast, Generation, Numerics, Plan, Progress
 from edge_run.base.sampling_config import SamplingConfig, SamplingOptions, TimedAnswerOptions, TimedChatOptions
 from edge_run.runtime.embedding.embedding import embed, embedding_shape
 from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape, TextVectors
-from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens
+from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.batch import Batch
 from edge_run.runtime.generation.batched_answers import BatchedAnswers
@@ -236,7 +236,8 @@ class Model(ModelTexts):
 
         options: those of `generate`, and `drops_oldest`: leave out the oldest turns, never the system prompt, of a
             conversation that has no room in the context, or none for its answer; `Generation.dropped_messages` says how
-            many messages those were. The rest is read anew.
+            many messages those were. The rest is read anew. `tools`, `tool_choice`: what the answer may call, or must,
+            as of `Request`; `Generation.tool_calls` are the calls, and messages may have earlier ones, and results.
 
         Raises NotSupported when the model has no chat template.
         """
@@ -304,10 +305,6 @@ class Model(ModelTexts):
 
         return self._workplace.do(work)
 
-    def text_tokens(self, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:
-        """Return the tokens that `embed` computes of texts; it raises what that raises of them."""
-        return text_tokens(self._opened, texts, truncate=truncate)
-
     @property
     def embedding(self) -> EmbeddingShape | None:
         """What its vectors are like; None where the model was opened to generate text."""
@@ -374,18 +371,18 @@ class Model(ModelTexts):
         if self.embedding:
             check_generates(self._opened.gguf)
             raise NotSupported(f"{self.path}: was opened for embeddings, not for text; leave out embeddings")
-        tokens, n_dropped = self._tokens_of(request)
-        check_room(len(tokens), self.context_tokens)
+        read = self._read(request)
+        check_room(len(read.tokens), self.context_tokens)
         engine = self._opened
         room_tokens = engine.front.capabilities.context_tokens
         has_end = request.max_tokens is not None or not engine.config.context_shift
         most_tokens = request.max_tokens if has_end else MOST_CONTEXT_TOKENS
-        marks = frozenset(token for mark in request.marks for token in self._control_token(mark))
+        sampling = self.sampling_of(request)
         answer = Continuation(  # last, as nobody would close it, nor its grammar, where anything else raises
-            engine.model, tokens, most_tokens, request.sampling, room_tokens, self._grammars, self._table, grammar
+            engine.model, read.tokens, most_tokens, sampling, room_tokens, self._grammars, self._table, grammar
         )
-        answer.dropped_messages, answer.on_read = n_dropped, request.on_read
-        answer.marks = marks
+        answer.dropped_messages, answer.on_read = read.dropped_messages, request.on_read
+        answer.marks, answer.parser = read.marks, read.parser
         return answer
 
     def _end_running(self) -> None:

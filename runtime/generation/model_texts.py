@@ -4,17 +4,37 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, ContextFull, NotSupported
+from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.formats.output import MakeParser
+from edge_run.runtime.formats.tool_use import ToolUse, with_arguments
 from edge_run.runtime.generation.chat import ChatTemplate, leave_out_oldest, plain_messages, without_oldest
 from edge_run.runtime.generation.request import Message, Request
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.prompt_text import CLEARLY_IN_A_CHAT, refuse_what_is_too_long, tokenize_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """A request as the model has it.
+
+    tokens: of its prompt. marks: control tokens that are a part of the answer's text. parser: makes what tells apart
+    what the answer says and calls; None where no tools were given. dropped_messages: those that were left out.
+    """
+
+    tokens: Sequence[int]
+    marks: frozenset[int]
+    parser: MakeParser | None
+    dropped_messages: int
 
 
 class ModelTexts(Closing):
@@ -67,6 +87,10 @@ class ModelTexts(Closing):
         self._check_tokens("token", (token,))
         return ggml.token_bytes(self._vocab, token, has_control)
 
+    def text_tokens(self, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:
+        """Return the tokens that `embed` computes of texts; it raises what that raises of them."""
+        return text_tokens(self._opened, texts, truncate=truncate)
+
     def prompt_tokens(self, text: str) -> list[int]:
         """Return the tokens of a prompt as `generate` makes them: with BOS, and control tokens in it as such.
 
@@ -75,10 +99,10 @@ class ModelTexts(Closing):
         return tokenize_prompt(self._opened.model, text, self.context_tokens)
 
     def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
-        """Return the text that `stream_chat` continues, without the BOS that `prompt_tokens` adds.
+        """Return the text that the template makes of messages, as they are, without the BOS that `prompt_tokens` adds.
 
-        variables: what else the template is told, such as `tools`. Raises NotSupported when there is no template, and
-        what `ChatTemplate.render` raises.
+        It is what `stream_chat` continues where no tools are called. variables: what else the template is told, such as
+        `tools`. Raises NotSupported when there is no template, and what `ChatTemplate.render` raises.
         """
         if self._template is None:
             raise NotSupported(
@@ -99,25 +123,47 @@ class ModelTexts(Closing):
 
         What the system says stays, and so does the last turn. Raises what `chat_prompt` raises, but for ContextFull.
         """
-        return without_oldest(messages, self.context_tokens, self._count_tokens)
+        return without_oldest(messages, self.context_tokens, partial(self._count_tokens, ToolUse(self.chat_template)))
 
-    def _tokens_of(self, request: Request) -> tuple[Sequence[int], int]:
-        """Return the tokens of a prompt, and how many messages were left out. Raises what is wrong with it."""
-        prompt, n_dropped = request.prompt, 0
+    def sampling_of(self, request: Request) -> SamplingConfig:
+        """Return how the tokens of an answer are chosen: as the request says, and so that it calls what it must.
+
+        Raises ConfigError where the answer cannot have both forms, that of a call and the one that was asked for.
+        """
+        return self._tool_use(request).sampling(request.sampling) if request.tools else request.sampling
+
+    def _tool_use(self, request: Request) -> ToolUse:
+        return ToolUse(self.chat_template, request.toolbox)
+
+    def _read(self, request: Request) -> ReadRequest:
+        """Return a request as the model has it. Raises what is wrong with it."""
+        prompt, marks, parser, n_dropped = request.prompt, request.marks, None, 0
         if messages := request.messages:
+            use = self._tool_use(request)
             if request.drops_oldest:
-                kept = leave_out_oldest(messages, self.context_tokens, self._count_tokens, request.max_tokens)
+                count_tokens = partial(self._count_tokens, use)
+                kept = leave_out_oldest(messages, self.context_tokens, count_tokens, request.max_tokens)
                 messages, n_dropped = kept, len(messages) - len(kept)
-            prompt = self.chat_prompt(messages)
+            prompt = self._told(use, messages)
+            if request.tools:
+                prompt, begins = use.opened(prompt, request.sampling)
+                marks, parser = (*marks, *use.form.marks), use.parser(prompt, begins)
         tokens = self.prompt_tokens(prompt) if isinstance(prompt, str) else cast("Sequence[int]", prompt)
         if not tokens:
             raise ConfigError("prompt: is empty; give at least one token")
         self._check_tokens("prompt", tokens)
-        return tokens, n_dropped
+        found = frozenset(token for mark in marks for token in self._control_token(mark))
+        return ReadRequest(tokens, found, parser, n_dropped)
 
-    def _count_tokens(self, messages: Sequence[Message]) -> int:
+    def _told(self, use: ToolUse, messages: Sequence[Message]) -> str:
+        """Return the text of a conversation, in which calls of tools and their results are as the template has them."""
+        plain = [with_arguments(index, message) for index, message in enumerate(plain_messages(messages))]
+        told, variables = use.told(plain)
+        return self.chat_prompt(told, variables)
+
+    def _count_tokens(self, use: ToolUse, messages: Sequence[Message]) -> int:
         try:
-            return len(self.prompt_tokens(self.chat_prompt(messages)))
+            return len(self.prompt_tokens(self._told(use, messages)))
         except ContextFull:
             return self.context_tokens + 1
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.options import check_types, is_list, make_config, texts_of, whole_numbers
-from edge_run.base.sampling_config import SamplingConfig, SamplingOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.formats.tools import AUTO, NONE, Toolbox
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 _FORM = '[{"role": "user", "content": "..."}]'
-_BESIDE = ("max_tokens", "sampling", "deadline_s", "drops_oldest", "marks", "on_read")  # not of `SamplingConfig`
+_BESIDE = ("max_tokens", "sampling", "deadline_s", "drops_oldest", "marks", "on_read", "tools", "tool_choice")
 _OVER_S = sys.float_info.min  # the deadline of a request whose time is over: added to a clock it is nothing
 
 
@@ -57,6 +55,10 @@ class Request:
     on_read: is told how many tokens of the prompt are read: first those that were there already, then those after each
         pass that read some. It is called by the thread that computes, whose time it takes; where it raises, that is
         logged, and it is told no more.
+    tools: the functions that the answer of a conversation may call, as OpenAI's clients write them:
+        `{"type": "function", "function": {"name", "description", "parameters"}}`, the last a JSON schema.
+    tool_choice: `auto`, `none`, `required` (a call must be made), or the function that must be called:
+        `{"type": "function", "function": {"name"}}`.
     """
 
     prompt: Prompt
@@ -66,6 +68,8 @@ class Request:
     drops_oldest: bool = False
     marks: Sequence[str] = ()
     on_read: Callable[[int], object] | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str | Mapping[str, Any] = AUTO
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -76,6 +80,15 @@ class Request:
         object.__setattr__(self, "marks", texts_of("mark", self.marks))
         if not isinstance(self.prompt, str):
             object.__setattr__(self, "prompt", _checked(self.prompt))
+        object.__setattr__(self, "tools", tuple(self.tools))
+        _ = self.toolbox
+        if self.tools and not self.messages:
+            raise ConfigError("tools: are for the answer of a conversation; give one to chat or stream_chat")
+
+    @property
+    def toolbox(self) -> Toolbox:
+        """What the answer may call. Raises ConfigError for tools and a choice that cannot be."""
+        return Toolbox.of(self.tools, self.tool_choice)
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -90,7 +103,8 @@ class Request:
         if (left_s := self.turn.deadline_s - waited_s) > 0:
             return replace(self, turn=replace(self.turn, deadline_s=left_s))
         sampling = replace(self.sampling, grammar=None, json_schema=None)
-        return replace(self, sampling=sampling, turn=replace(self.turn, deadline_s=_OVER_S))
+        choice = NONE if self.tool_choice == NONE else AUTO  # a call that must be made would need a grammar
+        return replace(self, sampling=sampling, tool_choice=choice, turn=replace(self.turn, deadline_s=_OVER_S))
 
 
 def _checked(prompt: object) -> Sequence[int] | Sequence[Message]:
@@ -130,21 +144,17 @@ def chat_request(messages: Sequence[Message], **options: Any) -> Request:
 def make_request(
     prompt: Prompt,
     *,
-    max_tokens: int | None = None,
     sampling: SamplingConfig | None = None,
     turn: Turn | None = None,
     deadline_s: float | None = None,
-    drops_oldest: bool = False,
-    marks: Sequence[str] = (),
-    on_read: Callable[[int], object] | None = None,
-    **options: Unpack[SamplingOptions],
+    **options: Any,
 ) -> Request:
-    """Return a request; `options` are the fields of `SamplingConfig`. Raises ConfigError.
+    """Return a request; `options` are the fields of `SamplingConfig`, and the others of `Request`. Raises ConfigError.
 
     deadline_s: of its turn, where none is given.
     """
+    given = {name: options.pop(name) for name in _BESIDE if name in options}
     if sampling is not None and options:
         raise ConfigError("sampling and single options: give one of the two")
     sampling = sampling or make_config(SamplingConfig, options, _BESIDE)
-    turn = turn or Turn(deadline_s=deadline_s)
-    return Request(prompt, max_tokens, sampling, turn, drops_oldest, marks, on_read)
+    return Request(prompt, sampling=sampling, turn=turn or Turn(deadline_s=deadline_s), **given)

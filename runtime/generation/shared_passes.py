@@ -73,7 +73,10 @@ class SharedPasses:
 
     def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Answer a request; iterate over the pieces. Closing it, or cancelling the task, ends the answer."""
-        return self._roomed(request) if grammar_text(request.sampling)[0] else self._stream(request)
+        return self._roomed(request) if self._has_grammar(request) else self._stream(request)
+
+    def _has_grammar(self, request: Request) -> bool:
+        return bool(grammar_text(self._model.sampling_of(request))[0])
 
     async def _roomed(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Answer a request with a grammar, once one more may be open: those of all that wait would fill the memory."""
@@ -114,7 +117,7 @@ class SharedPasses:
         grammars, is_gone, asked_s = list[RoomedGrammar](), threading.Event(), time.monotonic()
 
         def open_grammar() -> None:
-            if grammar := self._model.open_grammar(request.sampling):
+            if grammar := self._model.open_grammar(self._model.sampling_of(request)):
                 grammars.append(grammar)
                 if is_gone.is_set():  # asyncio cancels a task without waiting for the thread
                     grammar.close()
@@ -129,7 +132,7 @@ class SharedPasses:
             inbox.batch, self._inboxes[inbox.number] = batch, inbox
 
         try:
-            if grammar_text(request.sampling)[0]:
+            if self._has_grammar(request):
                 await self._open(open_grammar, request.turn.deadline_s)
             await self._thread.run(submit)
         except BaseException:

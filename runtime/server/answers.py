@@ -19,12 +19,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edge_run.base.errors import EdgeRunError
+from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.server.access import whose
 from edge_run.runtime.server.admission import Place
 from edge_run.runtime.server.bodies import BODY
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
-from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, generate
+from edge_run.runtime.server.generating import FinishedAnswer, Job, generate
 from edge_run.runtime.server.refusals import Refusal, refusal_of, shutting_down
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.usage import PromptReading

@@ -8,65 +8,16 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from edge_run.base.errors import Cancelled, ContextFull
-from edge_run.base.results import Generation, TokenLogprobs
+from edge_run.base.results import Generation, TokenLogprobs, ToolCall
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.formats.output import Delta, MakeParser, PlainOutput
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.server.tasks import task_group
 
 _SEEDS = 2**32 - 1
 MOST_PROBABILITIES = 1 << 18  # of a request: each takes 100 bytes, and four times that as it is written
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool. arguments: JSON, as the model wrote it."""
-
-    identity: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What an answer goes on by.
-
-    call: a tool that is called, complete.
-    logprobs: how likely the tokens were that have come since the one before, where that was asked for.
-    tokens: these tokens.
-    """
-
-    content: str = ""
-    reasoning: str = ""
-    call: ToolCall | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    tokens: tuple[int, ...] = ()
-
-
-class OutputParser(Protocol):
-    """Tells apart what the text of an answer means, as it comes. One answer each."""
-
-    def push(self, text: str) -> list[Delta]:
-        """Take the text that comes next; return what is certain."""
-        ...
-
-    def finish(self) -> list[Delta]:
-        """Return what was held back; no push may follow."""
-        ...
-
-
-class PlainOutput:
-    """All of the text is content."""
-
-    def push(self, text: str) -> list[Delta]:
-        """Return the text."""
-        return [Delta(content=text)] if text else []
-
-    def finish(self) -> list[Delta]:
-        """Return nothing: nothing was held back."""
-        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +33,7 @@ class Job:
     sampling: SamplingConfig
     max_tokens: int | None = None
     choices: int = 1
-    parser: Callable[[], OutputParser] = PlainOutput
+    parser: MakeParser = PlainOutput
     key: str = ""
     marks: Sequence[str] = ()
     salt: str = ""

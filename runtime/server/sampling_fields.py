@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -13,12 +12,13 @@ from msgspec import Meta
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.formats.bounded_json import MOST_SCHEMA_LETTERS, bounded_json
+from edge_run.runtime.formats.tools import TOOL_NAME
 from edge_run.runtime.server.refusals import Refusal
 
 MOST_TOKENS = 2**31 - 1
 MOST_CHOICES = 16
 MOST_STOPS, MOST_STOP_LETTERS = 64, 1024
-MOST_SCHEMA_LETTERS = 1 << 16
 _SEEDS = 2**32 - 1
 _LEAST_TOP_P = 1e-6  # of which only the best token is left
 
@@ -39,6 +39,7 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Stop = Annotated[str, Meta(max_length=MOST_STOP_LETTERS)]
 Stops = Stop | Annotated[list[Stop], Meta(max_length=MOST_STOPS)]
 Name = Annotated[str, Meta(max_length=256)]
+ToolName = Annotated[str, Meta(pattern=TOOL_NAME)]
 
 
 class JsonSchema(msgspec.Struct):
@@ -155,23 +156,12 @@ def sampling_of(
         raise Refusal(400, str(error)) from None
 
 
-def schema_text(schema: dict[str, Any], param: str, most_letters: int = MOST_SCHEMA_LETTERS) -> str:
+def schema_text(schema: dict[str, Any], param: str) -> str:
     """Return a JSON schema as text. Raises Refusal for a long one."""
-    text = "" if _is_longer(schema, most_letters) else json.dumps(schema)
-    if not 0 < len(text) <= most_letters:
-        raise Refusal(400, f"{param}: a schema of more than {most_letters:,} letters", param=param)
-    return text
-
-
-def _is_longer(value: Any, most_letters: int) -> bool:
-    """Return whether a value has more letters as JSON than that for certain: writing it all could take a second."""
-    rest, n_letters = [value], 0
-    while rest and n_letters <= most_letters:
-        one = rest.pop()
-        n_letters += len(one) if isinstance(one, str | list | dict) else 1
-        if isinstance(one, list | dict):
-            rest += one if isinstance(one, list) else [*one, *one.values()]
-    return n_letters > most_letters
+    try:
+        return bounded_json(schema, param)
+    except ConfigError as error:
+        raise Refusal(400, str(error), param=param) from None
 
 
 def refuse_set(fields: msgspec.Struct, *names: str) -> None:

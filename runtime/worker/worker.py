@@ -20,7 +20,7 @@ from edge_run.base.errors import Cancelled, MeshError, ModelFileError, ProtocolE
 from edge_run.base.fields import MOST_RATE, Document, Fields, shown
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh
-from edge_run.base.results import to_json
+from edge_run.base.strict_json import to_json
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import default_budget_bytes
 from edge_run.runtime.mesh.activation_coding import ActivationCoder

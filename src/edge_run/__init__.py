@@ -42,9 +42,10 @@ if TYPE_CHECKING:
         Progress,
         Speculation,
         Stats,
-        to_json,
+        ToolCall,
     )
     from edge_run.base.sampling_config import AnswerOptions, ChatOptions, SamplingConfig
+    from edge_run.base.strict_json import to_json
     from edge_run.devices.mesh.opening import MeshConfig, open_mesh
     from edge_run.prefetch.replay import replay
     from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape, TextVectors
@@ -107,13 +108,14 @@ _NAMES = {
         "Progress",
         "Speculation",
         "Stats",
-        "to_json",
+        "ToolCall",
     ),
     "edge_run.base.sampling_config": (
         "AnswerOptions",
         "ChatOptions",
         "SamplingConfig",
     ),
+    "edge_run.base.strict_json": ("to_json",),
     "edge_run.devices.mesh.opening": (
         "MeshConfig",
         "open_mesh",
@@ -209,6 +211,7 @@ __all__ = [
     "TextTokens",
     "TextVectors",
     "TierReadError",
+    "ToolCall",
     "Turn",
     "__version__",
     "inflate",

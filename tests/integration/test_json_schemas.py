@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_run.base.errors import ConfigError
+from edge_run.runtime.formats.tool_format import FORMATS, HERMES, PYTHON_TAG, ToolFormat
+from edge_run.runtime.formats.tools import FunctionTool, Toolbox
 from edge_run.runtime.grammars.schema_grammar import ALTERNATIVES, schema_grammar
-from edge_run.runtime.server.formats.tool_format import FORMATS, HERMES, PYTHON_TAG, ToolFormat
-from edge_run.runtime.server.tools import FunctionTool, Toolbox
 from json_grammars import Takes, written
 
 MISTRAL = FORMATS[3]

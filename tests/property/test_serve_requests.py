@@ -12,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edge_run.base.errors import ConfigError
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.formats.tool_format import HERMES
 from edge_run.runtime.server.apis.anthropic_messages import MessagesRequest
 from edge_run.runtime.server.apis.llama_server import NativeCompletionRequest
 from edge_run.runtime.server.apis.ollama import OllamaChatRequest, OllamaGenerateRequest
@@ -20,7 +22,6 @@ from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.apis.openai_completions import CompletionRequest
 from edge_run.runtime.server.apis.responses import ResponsesRequest
 from edge_run.runtime.server.bodies import decode
-from edge_run.runtime.server.formats.tool_format import HERMES
 from edge_run.runtime.server.refusals import Refusal
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -209,4 +210,6 @@ def refused(action: Callable[[], None]) -> Refusal | None:
         action()
     except Refusal as refusal:
         return refusal
+    except ConfigError as error:  # of tools, which `ChatTask.job` refuses
+        return Refusal(400, str(error))
     return None

@@ -13,12 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.formats.output import Delta
+from edge_run.runtime.formats.tools import AUTO, REQUIRED, FunctionTool, Toolbox
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, joined
 from edge_run.runtime.server.bodies import convert
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask, count
-from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
+from edge_run.runtime.server.generating import FinishedAnswer, Job
 from edge_run.runtime.server.refusals import REQUEST_ID, Refusal, anthropic_error
 from edge_run.runtime.server.sampling_fields import (
     MOST_STOPS,
@@ -27,12 +29,12 @@ from edge_run.runtime.server.sampling_fields import (
     Share,
     Stop,
     Temperature,
+    ToolName,
     sampling_of,
     schema_text,
     unsupported,
 )
 from edge_run.runtime.server.service import Service
-from edge_run.runtime.server.tools import AUTO, REQUIRED, FunctionTool, Toolbox, ToolName
 
 _LEFT_OUT = ("redacted_thinking",)
 
@@ -258,7 +260,7 @@ class MessageForm:
     def piece(self, number: int, delta: Delta) -> bytes:
         """Return what a block goes on by."""
         if delta.call:
-            start = {"type": "tool_use", "id": delta.call.identity, "name": delta.call.name, "input": {}}
+            start = {"type": "tool_use", "id": delta.call.id, "name": delta.call.name, "input": {}}
             change = {"type": "input_json_delta", "partial_json": delta.call.arguments}
             return self._close() + self._open("tool_use", start) + self._change(change) + self._close()
         if delta.reasoning:
@@ -292,7 +294,7 @@ class MessageForm:
         if outcome.content or not outcome.calls:
             content.append({"type": "text", "text": outcome.content})
         content += [
-            {"type": "tool_use", "id": call.identity, "name": call.name, "input": json.loads(call.arguments)}
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
             for call in outcome.calls
         ]
         ending = {"stop_reason": _stop_reason(outcome), "stop_sequence": outcome.generation.stop_text or None}

@@ -16,7 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from edge_run.base.results import ToolCall
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.formats.output import Delta
+from edge_run.runtime.formats.tool_format import can_think
+from edge_run.runtime.formats.tools import Toolbox
 from edge_run.runtime.server.answers import JSON_LINES, AnswerResponse, json_response
 from edge_run.runtime.server.apis.keep_alive import KeepAlive, rest_s
 from edge_run.runtime.server.apis.openai_chat import ToolEntry
@@ -24,8 +28,7 @@ from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask
-from edge_run.runtime.server.formats.tool_format import can_think
-from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, ToolCall
+from edge_run.runtime.server.generating import FinishedAnswer, Job
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import (
     Name,
@@ -35,7 +38,6 @@ from edge_run.runtime.server.sampling_fields import (
     unsupported,
 )
 from edge_run.runtime.server.service import Service
-from edge_run.runtime.server.tools import Toolbox
 
 API_VERSION = "0.12.0"  # of Ollama, whose API this is: clients ask for a least one
 _NANOSECONDS = 1e9

@@ -14,11 +14,13 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge_run.runtime.formats.output import Delta
+from edge_run.runtime.formats.tools import AUTO, FunctionTool, Toolbox
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_messages import Messages, template_messages
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask, count
-from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
+from edge_run.runtime.server.generating import FinishedAnswer, Job
 from edge_run.runtime.server.logprobs import Spell, chat_logprobs
 from edge_run.runtime.server.refusals import Refusal, openai_error
 from edge_run.runtime.server.sampling_fields import (
@@ -27,13 +29,13 @@ from edge_run.runtime.server.sampling_fields import (
     Name,
     ResponseFormat,
     SamplingFields,
+    ToolName,
     TopLogprobs,
     refuse_set,
     schema_text,
     unsupported,
 )
 from edge_run.runtime.server.service import Service
-from edge_run.runtime.server.tools import AUTO, FunctionTool, Toolbox, ToolName
 from edge_run.runtime.server.usage import openai_usage, timings
 
 DONE = b"data: [DONE]\n\n"
@@ -190,10 +192,8 @@ class ChatForm:
         """Return a chunk."""
         logprobs = chat_logprobs(delta.logprobs, self._spell)
         if delta.call:
-            function = {"name": delta.call.name, "arguments": delta.call.arguments}
-            index = self._calls[number]
+            call = {"index": self._calls[number], **delta.call.document()}
             self._calls[number] += 1
-            call = {"index": index, "id": delta.call.identity, "type": "function", "function": function}
             return self._chunk([_choice(number, {"tool_calls": [call]}, logprobs=logprobs)])
         key, text = ("reasoning_content", delta.reasoning) if delta.reasoning else ("content", delta.content)
         return self._chunk([_choice(number, {key: text}, logprobs=logprobs)]) if text or logprobs else b""
@@ -248,8 +248,5 @@ def _message(outcome: FinishedAnswer) -> dict[str, Any]:
         made["reasoning_content"] = outcome.reasoning
     if outcome.calls:
         made["content"] = outcome.content or None
-        made["tool_calls"] = [
-            {"id": call.identity, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in outcome.calls
-        ]
+        made["tool_calls"] = [call.document() for call in outcome.calls]
     return made

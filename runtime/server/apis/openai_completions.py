@@ -13,10 +13,11 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
+from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event
 from edge_run.runtime.server.apis.openai_chat import DONE, Choices, StreamOptions
 from edge_run.runtime.server.catalogue.served_model import ServedModel
-from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
+from edge_run.runtime.server.generating import FinishedAnswer, Job
 from edge_run.runtime.server.logprobs import Letters, Spell, text_logprobs
 from edge_run.runtime.server.refusals import Refusal, openai_error
 from edge_run.runtime.server.sampling_fields import (

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.formats.tools import AUTO, FunctionTool, Toolbox
 from edge_run.runtime.server.answers import AnswerResponse, json_response
 from edge_run.runtime.server.apis.openai_messages import (
     MOST_MESSAGES,
@@ -29,12 +30,12 @@ from edge_run.runtime.server.sampling_fields import (
     ResponseFormat,
     Share,
     Temperature,
+    ToolName,
     refuse_set,
     sampling_of,
     unsupported,
 )
 from edge_run.runtime.server.service import Service
-from edge_run.runtime.server.tools import AUTO, FunctionTool, Toolbox, ToolName
 
 MOST_DESCRIPTION_LETTERS = 1024  # of a format that are given back
 _LEFT_OUT = ("reasoning",)

@@ -9,9 +9,11 @@ from typing import Any
 
 import msgspec
 
+from edge_run.base.results import ToolCall
+from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.server.answers import EVENT_STREAM, event
 from edge_run.runtime.server.catalogue.served_model import ServedModel
-from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, ToolCall
+from edge_run.runtime.server.generating import FinishedAnswer, Job
 from edge_run.runtime.server.refusals import CONTEXT_LENGTH_EXCEEDED, Refusal
 from edge_run.runtime.server.usage import openai_usage
 
@@ -173,7 +175,7 @@ def _call_item(call: ToolCall) -> dict[str, Any]:
     return {
         "type": "function_call",
         "id": f"fc_{uuid.uuid4().hex}",
-        "call_id": call.identity,
+        "call_id": call.id,
         "name": call.name,
         "arguments": call.arguments,
         "status": "completed",

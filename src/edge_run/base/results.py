@@ -5,12 +5,10 @@ Keys are stable: a field may be added, none is renamed or removed within a major
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from edge_run.base.mesh_status import MeshUse
-from edge_run.base.strict_json import write
 
 # The log-probability of the token that was chosen, then those of the likeliest ones, the best first; each with its id.
 TokenLogprobs: TypeAlias = "tuple[tuple[int, float], ...]"
@@ -99,8 +97,7 @@ class GpuPlan:
     budget_bytes: the budget of its memory.
     weights_bytes: the weights there. kv_bytes: the keys and values there. buffer_bytes: the buffers there.
     layers: how many layers lie there, counted from the end of the model; the output counts as one.
-    narrow_layers: how many of these, the first ones, leave their widest weights in DRAM (experts, or the feed-forward
-        network).
+    narrow_layers: how many of these, the first ones, leave their widest weights in DRAM (experts, or feed-forward).
     draft_bytes: the draft model there.
     op_offload: whether passes of many tokens run there whole, with copies of the weights in DRAM.
     """
@@ -213,8 +210,7 @@ class IoUse:
 
     bytes_per_token: decode only. bandwidth_bytes_per_s: bytes over the time in which a read was in flight.
     efficiency: the longer of compute time and read time, over the wall time of decode; 1.0 is the physical limit.
-    copy_bytes: what came from a second drive. repeated_reads: done again, as one of two drives failed. cached_bytes:
-    what came from the page cache.
+    copy_bytes: from a second drive. repeated_reads: as one of two drives failed. cached_bytes: from the page cache.
     """
 
     bytes_read: int
@@ -274,10 +270,7 @@ class KvSpill:
 
 @dataclass(frozen=True, slots=True)
 class KvKeep:
-    """Attention on a part of the context, which is lossy.
-
-    kind: which part. tokens: at most so many. share: what was looked at so far, of what was there.
-    """
+    """Attention on a part of the context, which is lossy: `kind`, of `tokens` at most; share: of what was there."""
 
     kind: str
     tokens: int
@@ -319,16 +312,29 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool. id: that no other call has. arguments: the JSON of an object."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def document(self) -> dict[str, Any]:
+        """Return the call as messages have it, in OpenAI's words."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A finished answer and its figures; `repr` leaves out those that are objects of their own.
 
-    finish_reason: `stop` (the model or a stop string ended it), `length` (max_tokens), `context` (full), `cancelled`,
-        or `deadline` (its time was over).
+    finish_reason: `stop` (the model or a stop string ended it), `tool_calls` (likewise, and it calls tools), `length`
+        (max_tokens), `context` (full), `cancelled`, or `deadline` (its time was over).
     cached_tokens: how much of the prompt was in the KV cache already. ttft_s: from the request to the first token.
     dropped_messages: the oldest messages of the conversation, which were left out because it had no room.
-    shifted_tokens: those that a context shift took out of the context; what came after is not what the model gives for
-        the text that was left.
+    shifted_tokens: those that a context shift took out; what came after is not what the model gives for what was left.
     stop_text: the stop string that ended it; empty where none did.
+    tool_calls: the calls of tools. content: `text` without them and without thoughts; None where no tools were given.
     """
 
     text: str
@@ -356,6 +362,14 @@ class Generation:
     dropped_messages: int = 0
     shifted_tokens: int = 0
     stop_text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    content: str | None = None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message that the conversation goes on with, in OpenAI's words."""
+        made = {"role": "assistant", "content": self.text if self.content is None else self.content}
+        return {**made, "tool_calls": [call.document() for call in self.tool_calls]} if self.tool_calls else made
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,14 +398,3 @@ class Piece:
     token_ids: tuple[int, ...] = field(default=())
     generation: Generation | None = None
     logprobs: TokenLogprobs | None = None
-
-
-def to_json(result: object) -> str:
-    """Return a result dataclass as one line of JSON, with its field names as keys.
-
-    Arrays become lists, paths text; infinite numbers and those that are none become null. Raises TypeError for anything
-    else.
-    """
-    if not dataclasses.is_dataclass(result) or isinstance(result, type):
-        raise TypeError(f"{type(result).__name__} is not a result dataclass")
-    return write(dataclasses.asdict(result))

@@ -59,6 +59,17 @@ def write(value: object) -> str:
         return json.dumps(_finite_only(value), ensure_ascii=False, allow_nan=False, default=_plain)
 
 
+def to_json(result: object) -> str:
+    """Return a result dataclass as one line of JSON, with its field names as keys.
+
+    Arrays become lists, paths text; infinite numbers and those that are none become null. Raises TypeError for anything
+    else.
+    """
+    if not dataclasses.is_dataclass(result) or isinstance(result, type):
+        raise TypeError(f"{type(result).__name__} is not a result dataclass")
+    return write(dataclasses.asdict(result))
+
+
 def _plain(value: Any) -> Any:
     """Return a NumPy array as lists and a path as text; `json` knows neither. Raises TypeError for anything else."""
     if isinstance(value, PurePath):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 
-from edge_run.base.results import Backend, Generation, IoUse, MemoryUse, Numerics, Plan, PlanItem, to_json
+from edge_run.base.results import Backend, Generation, IoUse, MemoryUse, Numerics, Plan, PlanItem
+from edge_run.base.strict_json import to_json
 
 GENERATION = Generation(
     text="a fox.",

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_run.base.results import to_json
 from edge_run.base.split import FrameReport
-from edge_run.base.strict_json import MOST_CONTAINERS, MOST_DEPTH, decode, parse, write
+from edge_run.base.strict_json import MOST_CONTAINERS, MOST_DEPTH, decode, parse, to_json, write
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import click
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.interrupt import Interrupt
-from edge_run.base.results import to_json
+from edge_run.base.strict_json import to_json
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.options import MODEL, some_settings
 from edge_run.cli.shared.setting import PATH

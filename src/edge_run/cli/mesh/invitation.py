@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.mesh_status import MeshJoin
-from edge_run.base.results import to_json
+from edge_run.base.strict_json import to_json
 from edge_run.cli.shared.terminal import Terminal
 
 

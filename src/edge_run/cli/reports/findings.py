@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from edge_run.base.results import to_json
+from edge_run.base.strict_json import to_json
 from edge_run.base.units import format_count
 from edge_run.cli.shared.printable import one_line
 from edge_run.cli.shared.terminal import Terminal

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from edge_run.base.config import PROMPT_CACHE_ON
 from edge_run.base.errors import Cancelled, ConfigError, NotSupported
-from edge_run.base.results import to_json
+from edge_run.base.strict_json import to_json
 from edge_run.cli.shared.answer import NOTICE, WrittenAnswer, follow, opened, say_figures, say_notices, show
 from edge_run.cli.shared.chat import Chat
 from edge_run.cli.shared.conversation_book import ConversationBook

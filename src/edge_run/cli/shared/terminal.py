@@ -97,7 +97,7 @@ class Terminal:
     def write_result(self, result: _Result, is_json: bool, describe: Callable[[_Result], str]) -> None:
         """Write `result` to standard output as a line of JSON, or as `describe` puts it. Raises like `write_answer`."""
         if is_json:
-            from edge_run.base.results import to_json  # many classes, which take long to make
+            from edge_run.base.strict_json import to_json
 
             self.write_json(to_json(result))
         else:

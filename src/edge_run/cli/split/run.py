@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.results import to_json
 from edge_run.base.split import FrameReport
+from edge_run.base.strict_json import to_json
 from edge_run.base.units import format_count
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.setting import PATH

@@ -18,7 +18,7 @@ import bench_samples as samples
 from edge_run.base.bench import MMAP
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, TierReadError
-from edge_run.base.results import to_json
+from edge_run.base.strict_json import to_json
 from edge_run.base.units import MIB
 from edge_run.cli.reports import bench_plot, bench_table
 from edge_run.cli.shared import plot_file

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_run.base.results import to_json
+from edge_run.base.strict_json import to_json
 from edge_run.devices.host import checkup
 from edge_run.devices.host.findings import NOTE, OK, PROBLEM, Finding, Report
 from edge_run.devices.host.ledger import Ledger

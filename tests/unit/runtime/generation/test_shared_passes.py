@@ -44,6 +44,9 @@ class Passes:
     def open_batch(self) -> Any:
         return self
 
+    def sampling_of(self, request: Request) -> SamplingConfig:
+        return request.sampling
+
     def begin(self, request: Request) -> Any:
         return request.max_tokens
 

@@ -12,19 +12,17 @@ import pytest
 
 from edge_run.base.results import Piece, Speculation
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.formats.marked_output import MarkedOutput
+from edge_run.runtime.formats.output import Delta, OutputParser, PlainOutput
 from edge_run.runtime.server.answers import AnswerForm
 from edge_run.runtime.server.apis.ollama import OllamaForm
 from edge_run.runtime.server.apis.openai_chat import ChatForm, ChatRequest
 from edge_run.runtime.server.apis.openai_completions import CompletionForm, CompletionRequest
 from edge_run.runtime.server.apis.responses_form import ResponseForm
-from edge_run.runtime.server.formats.marked_output import MarkedOutput
 from edge_run.runtime.server.generating import (
     MOST_PROBABILITIES,
-    Delta,
     FinishedAnswer,
     Job,
-    OutputParser,
-    PlainOutput,
     generate,
 )
 from edge_run.runtime.server.refusals import Refusal

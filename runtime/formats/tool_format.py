@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from edge_run.runtime.formats import harmony
+from edge_run.runtime.formats.call_texts import ARGS, CALL_ID, CALLS
+from edge_run.runtime.formats.harmony import HarmonyOutput
+from edge_run.runtime.formats.marked_output import CALL, THINK, MarkedOutput
+from edge_run.runtime.formats.output import OutputParser
 from edge_run.runtime.grammars.schema_grammar import ALTERNATIVES
-from edge_run.runtime.server.formats import harmony
-from edge_run.runtime.server.formats.call_texts import ARGS, CALL_ID, CALLS
-from edge_run.runtime.server.formats.harmony import HarmonyOutput
-from edge_run.runtime.server.formats.marked_output import CALL, THINK, MarkedOutput
-from edge_run.runtime.server.generating import OutputParser
 
 PYTHON_TAG = "<|python_tag|>"
 _MISTRAL_ID_LETTERS = 9
-MakeParser = Callable[..., OutputParser]
 Tool = tuple[str, Mapping[str, Any]]  # a name, and the JSON schema of the arguments
 
 
@@ -36,7 +35,7 @@ class ToolFormat:
     marks: tuple[str, ...]
     begins: str
     schema: Callable[[Sequence[Tool]], dict[str, Any]]
-    parser: MakeParser
+    parser: Callable[..., OutputParser]
     is_always: bool = False
     answer_begins: str = ""
 

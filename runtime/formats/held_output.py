@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from edge_run.runtime.server.generating import Delta
+from edge_run.runtime.formats.output import Delta
 
 
 class HeldOutput(ABC):

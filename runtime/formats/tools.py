@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
-from msgspec import Meta
-
-from edge_run.runtime.server.formats.call_texts import dumped
-from edge_run.runtime.server.formats.marked_output import CALL, CALLED
-from edge_run.runtime.server.formats.tool_format import ToolFormat
-from edge_run.runtime.server.refusals import Refusal
-from edge_run.runtime.server.sampling_fields import schema_text
+from edge_run.base.errors import ConfigError
+from edge_run.runtime.formats.bounded_json import bounded_json
+from edge_run.runtime.formats.call_texts import dumped
+from edge_run.runtime.formats.marked_output import CALL, CALLED
+from edge_run.runtime.formats.tool_format import ToolFormat
 
 MOST_TOOLS = 128
 MOST_TOOLS_LETTERS = 1 << 19  # some editors bring 60,000
 NONE, AUTO, REQUIRED = "none", "auto", "required"
-ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
+_FORM = '{"type": "function", "function": {"name": "...", "description": "...", "parameters": {...}}}'
+_CHOSEN = '{"type": "function", "function": {"name": "..."}}'
 
 _HOW = (
     "You may call functions. They are listed below, each a JSON object with its name, description and parameters (a "
@@ -29,12 +29,20 @@ _HOW = (
 )
 
 
-class FunctionTool(msgspec.Struct):
-    """A function that may be called. parameters: a JSON schema of its arguments, an object."""
+@dataclass(frozen=True, slots=True)
+class FunctionTool:
+    """A function that may be called. parameters: a JSON schema of its arguments, an object.
 
-    name: ToolName
+    Raises ConfigError for a name that is not letters, digits, `_`, `.` and `-`, 128 at most.
+    """
+
+    name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(TOOL_NAME, self.name):
+            raise ConfigError(f"the name of a tool, {self.name!r:.60}: must be 1 to 128 letters, digits, _, . and -")
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -55,15 +63,30 @@ class Toolbox:
     choice: str = AUTO
     is_parallel: bool = True
 
-    def check(self, param: str = "tools") -> None:
-        """Raise Refusal for tools that are too many, too large or of one name, and a choice that is none of them."""
+    @classmethod
+    def of(cls, tools: Sequence[object], choice: object = AUTO) -> Toolbox:
+        """Return the toolbox of tools and a choice as OpenAI's clients write them. Raises ConfigError, as `check`."""
+        if isinstance(choice, Mapping):
+            function = choice.get("function")
+            choice = function.get("name") if isinstance(function, Mapping) else None
+            if not isinstance(choice, str):
+                raise ConfigError(f"tool_choice: must be none, auto, required, or {_CHOSEN}")
+        made = cls([_function_tool(number, tool) for number, tool in enumerate(tools)], str(choice))
+        made.check()
+        return made
+
+    def check(self) -> None:
+        """Raise ConfigError for tools that are too many, too large or of one name, and a choice that is none of them.
+
+        It begins with what is wrong, `tools` or `tool_choice`, and a colon.
+        """
         if len(self.tools) > MOST_TOOLS:
-            raise Refusal(400, f"{param}: {len(self.tools)} tools, {MOST_TOOLS} are the most", param=param)
+            raise ConfigError(f"tools: {len(self.tools)} tools, {MOST_TOOLS} are the most")
         if len(self.names) < len(self.tools):
-            raise Refusal(400, f"{param}: two tools of one name", param=param)
-        schema_text({"tools": [tool.document() for tool in self.tools]}, param, MOST_TOOLS_LETTERS)
+            raise ConfigError("tools: two tools of one name")
+        bounded_json({"tools": [tool.document() for tool in self.tools]}, "tools", MOST_TOOLS_LETTERS)
         if self.choice not in (NONE, AUTO, REQUIRED, *self.names) or (self.choice == REQUIRED and not self.tools):
-            raise Refusal(400, "tool_choice: names none of the tools", param="tool_choice")
+            raise ConfigError("tool_choice: names none of the tools")
 
     @property
     def names(self) -> frozenset[str]:
@@ -88,8 +111,8 @@ class Toolbox:
         return {tool.name: tool.schema for tool in self.callable}
 
     def forced_schema(self, form: ToolFormat) -> str:
-        """Return the JSON schema, as text, of a call of one of the tools in a format. Raises Refusal for a long one."""
-        return schema_text(form.schema([*self.schemas.items()]), "tools")
+        """Return the JSON schema, as text, of a call of one of the tools. Raises ConfigError for a long one."""
+        return bounded_json(form.schema([*self.schemas.items()]), "tools")
 
     def call_or_schema(self, form: ToolFormat, schema: str) -> str:
         """Return what, as text, lets an answer be a call or follow a schema.
@@ -109,6 +132,16 @@ class Toolbox:
         if told and told[0]["role"] == "system":
             return [{**told[0], "content": f"{told[0]['content']}\n\n{how}"}, *told[1:]]
         return [{"role": "system", "content": how}, *told]
+
+
+def _function_tool(number: int, tool: object) -> FunctionTool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ConfigError(f"tools: number {number} must be as {_FORM}")
+    description, parameters = function.get("description"), function.get("parameters")
+    if not isinstance(description, str | None) or not isinstance(parameters, Mapping | None):
+        raise ConfigError(f"tools: of {function['name'][:60]}, description must be text, parameters a JSON schema")
+    return FunctionTool(function["name"], description, None if parameters is None else dict(parameters))
 
 
 def _as_text(message: dict[str, Any]) -> dict[str, Any]:

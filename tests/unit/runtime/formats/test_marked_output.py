@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import model_output
-from edge_run.runtime.server.formats.marked_output import MarkedOutput
+from edge_run.runtime.formats.marked_output import MarkedOutput
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "</tool_call"}}\n</tool_call>'
 TOOLS = {

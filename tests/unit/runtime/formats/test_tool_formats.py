@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.formats.tool_format import FORMATS, HERMES, ToolFormat, format_of
+from edge_run.runtime.formats.tools import FunctionTool, Toolbox
 from edge_run.runtime.grammars.schema_grammar import ALTERNATIVES, schema_grammar
 from edge_run.runtime.server.chat_task import ChatTask
-from edge_run.runtime.server.formats.tool_format import FORMATS, HERMES, ToolFormat, format_of
 from edge_run.runtime.server.generating import Job
 from edge_run.runtime.server.refusals import Refusal
-from edge_run.runtime.server.tools import FunctionTool, Toolbox
 from model_output import parsed
 
 HARMONY, _, MISTRAL_ARGS, MISTRAL, LLAMA = FORMATS

@@ -19,9 +19,10 @@ from types import MappingProxyType
 from typing import Any
 
 from edge_run.base import strict_json
-from edge_run.runtime.server.formats.call_texts import called, new_call_identity, read_calls, tagged_call
-from edge_run.runtime.server.formats.held_output import HeldOutput
-from edge_run.runtime.server.generating import Delta, ToolCall
+from edge_run.base.results import ToolCall
+from edge_run.runtime.formats.call_texts import called, new_call_identity, read_calls, tagged_call
+from edge_run.runtime.formats.held_output import HeldOutput
+from edge_run.runtime.formats.output import Delta
 
 THINK, THOUGHT = "<think>", "</think>"
 CALL, CALLED = "<tool_call>", "</tool_call>"

@@ -12,9 +12,10 @@ import re
 from collections.abc import Callable, Collection
 
 from edge_run.base import strict_json
-from edge_run.runtime.server.formats.call_texts import dumped, new_call_identity
-from edge_run.runtime.server.formats.held_output import HeldOutput
-from edge_run.runtime.server.generating import Delta, ToolCall
+from edge_run.base.results import ToolCall
+from edge_run.runtime.formats.call_texts import dumped, new_call_identity
+from edge_run.runtime.formats.held_output import HeldOutput
+from edge_run.runtime.formats.output import Delta
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"

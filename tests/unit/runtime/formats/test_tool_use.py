@@ -1,0 +1,136 @@
+"""Tools as programs give them, calls in a conversation, and what a whole answer means."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.results import ToolCall
+from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.formats.marked_output import MarkedOutput
+from edge_run.runtime.formats.output import PlainOutput, meaning
+from edge_run.runtime.formats.tool_format import FORMATS, HERMES, ToolFormat
+from edge_run.runtime.formats.tool_use import ToolUse, with_arguments
+from edge_run.runtime.formats.tools import FunctionTool, Toolbox
+from edge_run.runtime.generation.request import Request, Turn, chat_request, text_request
+
+ADD: dict[str, Any] = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {"a": {}}}}
+TOOLS: list[Any] = [{"type": "function", "function": ADD}, {"type": "function", "function": {"name": "now"}}]
+CHOSEN = {"type": "function", "function": {"name": "now"}}
+MESSAGES = [{"role": "user", "content": "What is 1 + 1?"}]
+
+
+def test_tools_as_clients_of_openai_write_them() -> None:
+    made = Toolbox.of(TOOLS)
+    assert made.tools == [FunctionTool("add", "Adds.", ADD["parameters"]), FunctionTool("now")]
+    assert not made.is_forced
+    assert Toolbox.of(TOOLS, "required").is_forced
+    assert Toolbox.of(TOOLS, CHOSEN).callable == [FunctionTool("now")]
+    assert Toolbox.of(TOOLS, "none").callable == ()
+    assert Toolbox.of(()) == Toolbox([])
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "message"),
+    [
+        ([ADD], "auto", "tools: number 0 must be as"),
+        (["add"], "auto", "tools: number 0 must be as"),
+        ([{"function": {"name": 5}}], "auto", "tools: number 0 must be as"),
+        ([{"function": {"name": "a b"}}], "auto", "the name of a tool, 'a b'"),
+        ([{"function": {"name": "add", "parameters": []}}], "auto", "of add, description must be text"),
+        ([{"function": {"name": "add", "parameters": {"a": {1, 2}}}}], "auto", "tools: must be what JSON can say"),
+        ([*TOOLS, TOOLS[0]], "auto", "two tools of one name"),
+        (TOOLS, "any", "tool_choice: names none of the tools"),
+        (TOOLS, {"name": "add"}, "tool_choice: must be none, auto, required, or"),
+        ((), "required", "tool_choice: names none of the tools"),
+    ],
+)
+def test_tools_that_cannot_be_are_refused_at_once(tools: Any, choice: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        chat_request(MESSAGES, tools=tools, tool_choice=choice)
+    assert message in str(caught.value)
+
+
+def test_a_text_calls_nothing() -> None:
+    with pytest.raises(ConfigError, match="tools: are for the answer of a conversation"):
+        text_request("Once", tools=TOOLS)
+    with pytest.raises(ConfigError, match="tools: are for the answer of a conversation"):
+        Request([1, 2], tools=TOOLS)
+    with pytest.raises(ConfigError, match="tools 5: must be a list"):
+        chat_request(MESSAGES, tools=5)
+
+
+def test_a_call_that_must_be_made_has_no_other_form() -> None:
+    use = ToolUse(HERMES.sign, Toolbox.of(TOOLS, "required"))
+    assert json.loads(use.sampling(SamplingConfig()).json_schema_text)["anyOf"]
+    for asked in (SamplingConfig(grammar='root ::= "a"'), SamplingConfig(json_schema={"type": "object"})):
+        with pytest.raises(ConfigError, match=r"^tool_choice: a call that must be made has a form already"):
+            use.sampling(asked)
+    with pytest.raises(ConfigError, match=r"^grammar: the answer could call no tool"):
+        ToolUse(HERMES.sign, Toolbox.of(TOOLS)).sampling(SamplingConfig(grammar='root ::= "a"'))
+
+
+@pytest.mark.parametrize("waited_s", [5, math.inf])
+def test_a_request_whose_time_is_over_must_call_nothing(waited_s: float) -> None:
+    """It would wait for the grammar of its call."""
+    late = chat_request(MESSAGES, tools=TOOLS, tool_choice=CHOSEN, turn=Turn(deadline_s=5)).after(waited_s)
+    assert not late.toolbox.is_forced
+    assert late.tools == tuple(TOOLS)
+    assert chat_request(MESSAGES, tools=TOOLS, tool_choice="none", deadline_s=5).after(waited_s).tool_choice == "none"
+
+
+def calling(arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "f", **arguments}}]}
+
+
+@pytest.mark.parametrize("arguments", [{"arguments": '{"a": 1}'}, {"arguments": {"a": 1}}])
+def test_templates_have_arguments_as_objects(arguments: Any) -> None:
+    message = calling(arguments)
+    (call,) = with_arguments(0, message)["tool_calls"]
+    assert call == {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    assert message == calling(arguments), "what was given stays as it was"
+    assert with_arguments(0, calling({}))["tool_calls"][0]["function"]["arguments"] == {}
+    assert with_arguments(0, MESSAGES[0]) is MESSAGES[0]
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (calling({"arguments": "{"}), "chat message 3: the arguments of f are not JSON"),
+        (calling({"arguments": "[1]"}), "chat message 3: the arguments of f must be an object"),
+        (calling({"name": 1}), "chat message 3: a call must be as"),
+        ({"role": "assistant", "tool_calls": ["f"]}, "chat message 3: a call must be as"),
+        ({"role": "assistant", "tool_calls": 5}, "chat message 3: tool_calls must be a list"),
+    ],
+)
+def test_calls_that_cannot_be_are_refused(message: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        with_arguments(3, message)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=[form.sign for form in FORMATS])
+def test_a_template_that_knows_tools_is_given_them(form: ToolFormat) -> None:
+    messages, variables = ToolUse(form.sign, Toolbox.of(TOOLS)).told(MESSAGES)
+    assert list(messages) == MESSAGES
+    assert [tool["function"]["name"] for tool in variables["tools"]] == ["add", "now"]
+    assert ToolUse(form.sign).told(MESSAGES) == (MESSAGES, {})
+
+
+def test_a_template_that_knows_none_is_told_in_words() -> None:
+    assert ToolUse("").told(MESSAGES) == (MESSAGES, {})
+    messages, variables = ToolUse("", Toolbox.of(TOOLS)).told(MESSAGES)
+    assert variables == {}
+    assert '"name": "add"' in messages[0]["content"]
+    assert messages[1:] == MESSAGES
+
+
+def test_the_meaning_of_a_whole_answer() -> None:
+    parser = MarkedOutput(tools={"add": {}}, identity=lambda: "call_1")
+    text = '<think>Hm.</think>I add.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    assert meaning(parser, text) == ("I add.", (ToolCall("call_1", "add", '{"a": 1}'),))
+    assert meaning(PlainOutput(), text) == (text, ())
+    assert meaning(PlainOutput(), "") == ("", ())
