@@ -74,6 +74,8 @@ def main() -> None:
     parser.add_argument("--decode", type=int, default=8)
     parser.add_argument("--warm", type=int, default=1, help="decoded tokens before the measured ones")
     parser.add_argument("--kv-type", default="f16")
+    parser.add_argument("--repack", default="auto")
+    parser.add_argument("--packed", help="a packed file, or off; the one beside the model, where there is one")
     parser.add_argument("--again", action="store_true", help="feed the prompt a second time, and time that too")
     parser.add_argument("--direct-read", type=int, default=0, metavar="MiB")
     arguments = parser.parse_args()
@@ -87,6 +89,8 @@ def main() -> None:
         kv_type=arguments.kv_type,
         also=arguments.also,
         page_cache=arguments.page_cache,
+        repack=arguments.repack,
+        packed=arguments.packed,
     )
     engine = Engine.open(arguments.model, config)
 
@@ -114,6 +118,8 @@ def main() -> None:
     result = {
         "backend": engine.backend.name,
         "mode": plan.mode,
+        "repacked": plan.repacked,
+        "read_repacked": plan.read_repacked,
         "load_s": engine.load_s,
         "prompt_s": prompt_s,
         "prompt_bytes": prompt_bytes,

@@ -210,55 +210,40 @@ class AddressSpace:
         """
         if source == chunk:
             return
-        if source is not None and source >= 0:
-            self._check_whole(source, count)
-            self._check_whole(chunk, count)
+        if source is None or source < 0:
+            self._map_fresh(chunk, count)
+            return
+        old, new, length = self._whole(source, count), self._whole(chunk, count), count * self.chunk_bytes
+        try:
+            if count == 1 or not _move_together(old, new, length):
+                for offset in range(0, length, self.chunk_bytes):
+                    _move(old + offset, new + offset, self.chunk_bytes)
+        except OSError:
+            _libc.map_anonymous(length, _libc.PROT_NONE, at=new)  # the kernel may have left a hole
+            _libc.map_anonymous(length, _libc.PROT_NONE, at=old)  # those that had not moved yet have their frames still
+            raise
+
+    def _map_fresh(self, chunk: int, count: int) -> None:
         address, last = self.place(chunk).address, self.place(chunk + count - 1)
         length = last.address + last.length - address
         try:
-            if source is None or source < 0:
-                _libc.map_anonymous(length, _libc.PROT_READ_WRITE, at=address)
-                _libc.prepare_for_weights(address, length, is_sparse=self._is_sparse)
-            elif count == 1 or not self._move_together(source, address, length):
-                for i in range(count):
-                    self._move(source + i, chunk + i)
+            _libc.map_anonymous(length, _libc.PROT_READ_WRITE, at=address)
         except OSError:
             _libc.map_anonymous(length, _libc.PROT_NONE, at=address)  # the kernel may have left a hole
-            if source is not None and source >= 0:  # those that had not moved yet have their frames still
-                _libc.map_anonymous(length, _libc.PROT_NONE, at=self.place(source).address)
             raise
+        _libc.prepare_for_weights(address, length, is_sparse=self._is_sparse)
 
-    def _check_whole(self, chunk: int, count: int) -> None:
-        """Raise MoveRefused unless `chunk` begins `count` whole chunks in a row.
+    def _whole(self, chunk: int, count: int) -> int:
+        """Return the first address of `count` whole chunks in a row, from `chunk` on; raise MoveRefused for others.
 
         The kernel would move, or drop, whatever else lies there.
         """
         last = chunk + count - 1
-        is_whole = chunk >= 0 and last < self.n_chunks and self.ragged.isdisjoint(range(chunk, last + 1))
-        if not is_whole or self.place(last).address - self.place(chunk).address != (count - 1) * self.chunk_bytes:
-            raise MoveRefused(errno.EFAULT, f"chunks {chunk} to {last} are not whole chunks of the model in a row")
-
-    def _move_together(self, source: int, address: int, length: int) -> bool:
-        """Move all frames, from chunk `source` on, in one call; return False where the kernel refuses.
-
-        It refuses where the frames lie in more than one mapping.
-        """
-        old = self.place(source).address
-        try:
-            _libc.move_pages(old, address, length)
-        except OSError:
-            _libc.map_anonymous(length, _libc.PROT_NONE, at=address)
-            return False
-        _libc.map_anonymous(length, _libc.PROT_NONE, at=old)
-        return True
-
-    def _move(self, source: int, chunk: int) -> None:
-        old, new = self.place(source), self.place(chunk)
-        try:
-            _libc.move_pages(old.address, new.address, new.length)
-        finally:
-            # Replaced at once, so that it merges with its neighbours (vm.max_map_count) and stays unreadable.
-            _libc.map_anonymous(old.length, _libc.PROT_NONE, at=old.address)
+        if chunk >= 0 and last < self.n_chunks and self.ragged.isdisjoint(range(chunk, last + 1)):
+            address = self.place(chunk).address
+            if count == 1 or self.place(last).address - address == (count - 1) * self.chunk_bytes:
+                return address
+        raise MoveRefused(errno.EFAULT, f"chunks {chunk} to {last} are not whole chunks of the model in a row")
 
     def _locate(self, chunk: int) -> ChunkPlace:
         index = bisect_right(self._first, chunk) - 1
@@ -267,3 +252,26 @@ class AddressSpace:
         start, stop = max(low, span.start), min(low + self.chunk_bytes, span.stop)
         is_whole = stop - start == self.chunk_bytes
         return ChunkPlace(start, stop - start, span.shard, start - span.base, is_whole)
+
+
+def _move(old: int, new: int, length: int) -> None:
+    """Move the frames at `old` to `new`."""
+    try:
+        _libc.move_pages(old, new, length)
+    finally:
+        # Replaced at once, so that it merges with its neighbours (vm.max_map_count) and stays unreadable.
+        _libc.map_anonymous(length, _libc.PROT_NONE, at=old)
+
+
+def _move_together(old: int, new: int, length: int) -> bool:
+    """Move all frames at `old` in one call; return False where the kernel refuses.
+
+    It refuses where the frames lie in more than one mapping.
+    """
+    try:
+        _libc.move_pages(old, new, length)
+    except OSError:
+        _libc.map_anonymous(length, _libc.PROT_NONE, at=new)
+        return False
+    _libc.map_anonymous(length, _libc.PROT_NONE, at=old)
+    return True

@@ -117,12 +117,16 @@ class ThreadMemory:
 
 
 class Readers:
-    """Daemon threads that serve one queue; `set_active` limits how many do. Thread-safe."""
+    """Daemon threads that serve one queue; `set_active` limits how many do. Thread-safe.
+
+    A thread without work waits for a bell of its own, a lock that whoever has work for it releases. Of several, the one
+    that came last is woken, so that no more threads than are needed take turns.
+    """
 
     def __init__(self, n_threads: int, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.RLock()
-        self._changed, self._resumed = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._idle, self._resting = list[threading.Lock](), list[threading.Lock]()  # the bells of those that wait
         self._n_active = n_threads
         self._urgent: deque[Job] = deque()
         self._jobs: deque[Job] = deque()
@@ -130,6 +134,7 @@ class Readers:
         self._in_flight = 0
         self._busy_since = 0.0
         self._totals = NOTHING_READ
+        self._bytes_read, self._busy_s, self._cpu_s = 0, 0.0, 0.0  # not in the totals yet
         self._threads: list[JoinedThread] = []
         try:
             for i in range(n_threads):
@@ -144,7 +149,8 @@ class Readers:
         """Queue `job`; an urgent job goes ahead of all that are not urgent."""
         with self._lock:
             (self._urgent if is_urgent else self._jobs).append(job)
-            self._changed.notify()
+            if self._idle:
+                self._idle.pop().release()
 
     def hasten(self, job: Job) -> None:
         """Make `job` urgent, if it is still queued."""
@@ -156,13 +162,15 @@ class Readers:
         """Let `n_threads` of the threads, at least one, take jobs from now on; the others finish theirs and rest."""
         with self._lock:
             self._n_active = max(1, n_threads)
-            self._changed.notify_all()
-            self._resumed.notify_all()
+            self._wake_all()
 
     @property
     def totals(self) -> ReadTotals:
         """The totals so far; a read in flight counts up to now."""
         with self._lock:
+            if self._bytes_read or self._cpu_s:
+                self._totals += ReadTotals(self._bytes_read, self._busy_s, self._cpu_s)
+                self._bytes_read, self._busy_s, self._cpu_s = 0, 0.0, 0.0
             if not self._in_flight:
                 return self._totals
             return self._totals + ReadTotals(busy_s=self._clock() - self._busy_since)
@@ -176,8 +184,7 @@ class Readers:
             self._is_closed = True
             self._urgent.clear()
             self._jobs.clear()
-            self._changed.notify_all()
-            self._resumed.notify_all()
+            self._wake_all()
         stops = list[None]()
         try:
             join_all(self._threads, lambda: stops.append(None), lambda: self._is_left)
@@ -185,17 +192,15 @@ class Readers:
             self._is_left = len(stops) > 1 and not all(thread.has_ended.is_set() for thread in self._threads)
             raise
 
+    def _wake_all(self) -> None:
+        for waiting in (self._idle, self._resting):
+            while waiting:
+                waiting.pop().release()
+
     def _run(self, number: int) -> None:
-        counted_cpu_s = 0.0
-        while True:
-            with self._lock:
-                self._await_job(number)
-                if self._is_closed:
-                    return
-                job = (self._urgent or self._jobs).popleft()
-                if self._in_flight == 0:
-                    self._busy_since = self._clock()
-                self._in_flight += 1
+        bell, counted_cpu_s = threading.Lock(), 0.0
+        bell.acquire()
+        while (job := self._await_job(number, bell)) is not None:
             n_bytes = 0
             try:
                 n_bytes = job()
@@ -203,17 +208,27 @@ class Readers:
                 logger.exception("a read was not reported")
             with self._lock:
                 self._in_flight -= 1
-                busy_s = self._clock() - self._busy_since if self._in_flight == 0 else 0.0
+                if self._in_flight == 0:
+                    self._busy_s += self._clock() - self._busy_since
                 cpu_s = time.thread_time()
-                self._totals += ReadTotals(n_bytes, busy_s, cpu_s - counted_cpu_s)
+                self._bytes_read += n_bytes
+                self._cpu_s += cpu_s - counted_cpu_s
                 counted_cpu_s = cpu_s
 
-    def _await_job(self, number: int) -> None:
-        """Wait for a job for thread `number`; resting threads wait apart, where new jobs do not wake them."""
-        while not self._is_closed:
-            if number >= self._n_active:
-                self._resumed.wait()
-            elif self._urgent or self._jobs:
-                return
-            else:
-                self._changed.wait()
+    def _await_job(self, number: int, bell: threading.Lock) -> Job | None:
+        """Wait for a job for thread `number`, and take it; None when there will be no more.
+
+        Resting threads wait apart, where new jobs do not wake them.
+        """
+        while True:
+            with self._lock:
+                if self._is_closed:
+                    return None
+                is_resting = number >= self._n_active
+                if not is_resting and (queue := self._urgent or self._jobs):
+                    if self._in_flight == 0:
+                        self._busy_since = self._clock()
+                    self._in_flight += 1
+                    return queue.popleft()
+                (self._resting if is_resting else self._idle).append(bell)
+            bell.acquire()

@@ -29,6 +29,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from edge_run.tiers.chunk_states import ChunkState, ChunkStates, Load
 
+_ABSENT, _LOADING, _FRESH, _HELD, _SPENT, _PINNED = map(int, ChunkState)  # which take less time to look up
+
 
 class Residency(ChunkStates):
     """The state of every chunk under one plan.
@@ -69,20 +71,22 @@ class Residency(ChunkStates):
         loads: list[Load] = []
         if self._starved:
             return loads
-        self._frontier = max(self._frontier, self._consumer)
-        while self._frontier < self._consumer + len(self._order):
-            chunk = self._order[self._frontier % len(self._order)]
-            state = self._state[chunk]
-            if state == ChunkState.ABSENT:
+        order, states, n = self._order, self._state, len(self._order)
+        frontier, limit = max(self._frontier, self._consumer), self._consumer + n
+        while frontier < limit:
+            chunk = order[frontier % n]
+            state = states[chunk]
+            if state == _ABSENT:
                 if (load := self._start(chunk)) is None:
                     break
                 loads.append(load)
-            elif state == ChunkState.SPENT:
+            elif state == _SPENT:
                 self._set_fresh(chunk)
-            elif state == ChunkState.HELD:
+            elif state == _HELD:
                 break
-            self._frontier += 1
-        return loads + self._read_early()
+            frontier += 1
+        self._frontier = frontier
+        return in_a_row(loads) + self._read_early()
 
     def acquire(self, chunks: Iterable[int]) -> list[Load]:
         """Hold `chunks` until they are released. Return the urgent reads; the caller waits while `is_waiting`.
@@ -92,15 +96,15 @@ class Residency(ChunkStates):
         met: set[int] = set()
         for chunk in chunks:
             state = self._state[chunk]
-            if state == ChunkState.PINNED:
+            if state == _PINNED:
                 continue
-            if state in (ChunkState.FRESH, ChunkState.SPENT):
+            if state in (_FRESH, _SPENT):
                 self._fresh.discard(chunk)
                 self._spent.pop(chunk, None)
-                self._state[chunk] = ChunkState.HELD
-            elif state != ChunkState.HELD and chunk not in met:
+                self._state[chunk] = _HELD
+            elif state != _HELD and chunk not in met:
                 self._wanted.add(chunk)
-                if state == ChunkState.ABSENT:
+                if state == _ABSENT:
                     self._starved.append(chunk)
             if chunk in (self._uses if chunk in met else self._first_use):
                 self._consumer = self._next_use(chunk) + 1
@@ -110,10 +114,11 @@ class Residency(ChunkStates):
     def release(self, chunks: Iterable[int]) -> list[Load]:
         """Release `chunks`, whose frames serve the next ones. Return the reads that can start."""
         for chunk in chunks:
-            if self._state[chunk] == ChunkState.HELD:
+            if self._state[chunk] == _HELD:
                 self._set_idle(chunk)
             self._wanted.discard(chunk)
-        self._starved = deque(chunk for chunk in self._starved if chunk in self._wanted)
+        if self._starved:
+            self._starved = deque(chunk for chunk in self._starved if chunk in self._wanted)
         return self._feed() + self.pump()
 
     def loaded(self, *chunks: int) -> list[Load]:
@@ -121,9 +126,9 @@ class Residency(ChunkStates):
         self._n_loading -= len(chunks)
         for chunk in chunks:
             if chunk in self._own:
-                self._state[chunk] = ChunkState.PINNED
+                self._state[chunk] = _PINNED
             elif chunk in self._wanted:
-                self._state[chunk] = ChunkState.HELD
+                self._state[chunk] = _HELD
             else:
                 self._set_idle(chunk)
         self._wanted.difference_update(chunks)
@@ -145,46 +150,48 @@ class Residency(ChunkStates):
             if chunk in self._own:
                 continue
             self._own.add(chunk)
-            if state != ChunkState.ABSENT or chunk in self._vacant:
+            if state != _ABSENT or chunk in self._vacant:
                 self._n_unmade += 1
             self._vacant.discard(chunk)
             self._fresh.discard(chunk)
             self._spent.pop(chunk, None)
-            if state not in (ChunkState.ABSENT, ChunkState.LOADING):
-                self._state[chunk] = ChunkState.PINNED
+            if state not in (_ABSENT, _LOADING):
+                self._state[chunk] = _PINNED
         return self.pump()
 
     def is_loading(self, chunks: Iterable[int]) -> bool:
         """Return whether any of `chunks` is on its way."""
-        return any(self._state[chunk] == ChunkState.LOADING for chunk in chunks)
+        return any(self._state[chunk] == _LOADING for chunk in chunks)
 
     def unpin(self, chunks: Iterable[int]) -> None:
         """Unpin `chunks`, whose reads are done: they have no memory now, and stream from now on."""
         for chunk in chunks:
             assert chunk in self._own, chunk
-            assert self._state[chunk] != ChunkState.LOADING, chunk
+            assert self._state[chunk] != _LOADING, chunk
             self._own.remove(chunk)
-            self._state[chunk] = ChunkState.ABSENT
+            self._state[chunk] = _ABSENT
         self._frontier = self._consumer
 
     def check(self) -> None:
         """Raise AssertionError unless every frame is in exactly one place and no state contradicts another."""
         super().check()
-        assert self._fresh == {c for c, state in enumerate(self._state) if state == ChunkState.FRESH}
-        assert set(self._spent) == {c for c, state in enumerate(self._state) if state == ChunkState.SPENT}
-        assert all(self._state[c] == ChunkState.ABSENT for c in self._starved)
+        assert self._fresh == {c for c, state in enumerate(self._state) if state == _FRESH}
+        assert set(self._spent) == {c for c, state in enumerate(self._state) if state == _SPENT}
+        assert all(self._state[c] == _ABSENT for c in self._starved)
         assert len(self._early) <= self._most_early
-        assert all(c in self._own and self._state[c] == ChunkState.LOADING for c in self._early)
+        assert all(c in self._own and self._state[c] == _LOADING for c in self._early)
 
     def _read_early(self) -> list[Load]:
         """Return reads of pinned chunks before their turn, where nobody waits and nothing else is read."""
         loads: list[Load] = []
+        if not self._later:
+            return loads
         is_busy = self._starved or self._wanted or self._n_loading > len(self._early)
         if is_busy or 2 * len(self._early) > self._most_early:  # several at once, as neighbours are read together
             return loads
         while self._later and len(self._early) < self._most_early:
             chunk = self._later.popleft()
-            if chunk in self._own and self._state[chunk] == ChunkState.ABSENT and (load := self._start(chunk)):
+            if chunk in self._own and self._state[chunk] == _ABSENT and (load := self._start(chunk)):
                 self._early.add(chunk)
                 loads.append(load)
         return loads
@@ -194,12 +201,12 @@ class Residency(ChunkStates):
         if self._next_use(chunk) < self._frontier:
             self._set_fresh(chunk)
         else:
-            self._state[chunk] = ChunkState.SPENT
+            self._state[chunk] = _SPENT
             self._spent[chunk] = None
 
     def _set_fresh(self, chunk: int) -> None:
         self._spent.pop(chunk, None)
-        self._state[chunk] = ChunkState.FRESH
+        self._state[chunk] = _FRESH
         self._fresh.add(chunk)
 
     def _next_use(self, chunk: int) -> int:
@@ -222,13 +229,13 @@ class Residency(ChunkStates):
         """
         if self._spent:
             victim, _ = self._spent.popitem()
-            self._state[victim] = ChunkState.ABSENT
+            self._state[victim] = _ABSENT
             return victim
         if not is_urgent or not self._fresh:
             return None
         victim = max(self._fresh, key=self._next_use)
         self._fresh.discard(victim)
-        self._state[victim] = ChunkState.ABSENT
+        self._state[victim] = _ABSENT
         self._frontier = min(self._frontier, self._next_use(victim))
         return victim
 
@@ -238,4 +245,18 @@ class Residency(ChunkStates):
         while self._starved and (load := self._start(self._starved[0], is_urgent=True)) is not None:
             self._starved.popleft()
             loads.append(load)
+        return in_a_row(loads)
+
+
+def in_a_row(loads: list[Load]) -> list[Load]:
+    """Return `loads` with the same frames, given out in the order of the chunks that they come from.
+
+    They were taken the other way round, as the chunk used last gives up its frame first. Like this frames of neighbours
+    go to neighbours, in one move. Frames that one of these very moves would put in another's way are left as they are.
+    """
+    if len(loads) < 2:
         return loads
+    sources = [load.source for load in loads if load.source is not None]
+    if len(sources) < len(loads) or not {load.chunk for load in loads}.isdisjoint(sources):
+        return loads
+    return [Load(load.chunk, source, load.is_urgent) for load, source in zip(loads, sorted(sources), strict=True)]

@@ -179,7 +179,8 @@ class SourceFile:
                         needed_bytes=self.size_bytes,
                     )
                 got += n
-                targets = _after(targets, n)
+                if got < expected:
+                    targets = _after(targets, n)
         except OSError as error:
             what = f"{self.path}: reading {length} bytes at {offset}"
             if error.errno == errno.ENOMEM:

@@ -103,12 +103,12 @@ class Weights:
             self._error = None
             self._tried_again.clear()
             self._asked += 1
-            started = self._clock()
             try:
                 self._let_go()
                 self._submit(self._residency.acquire(chunks))
                 if not self._residency.is_waiting:
                     return 0.0
+                started = self._clock()
                 self._hasten(chunks)
                 while self._residency.is_waiting and self._error is None:
                     if self._residency.is_stuck:
@@ -216,11 +216,13 @@ class Weights:
 
     def _let_go(self) -> None:
         """Carry out the releases that `release_soon` noted. The caller holds the lock."""
-        leaving = [self._leaving.popleft() for _ in range(len(self._leaving))]
-        if leaving:
+        if self._leaving:
+            leaving = [self._leaving.popleft() for _ in range(len(self._leaving))]
             self._submit(self._residency.release(leaving))
 
     def _submit(self, loads: Sequence[Load], run_chunks: int | None = None) -> None:
+        if not loads:
+            return
         if self._exposed is not None:
             self._delayed.append((list(loads), run_chunks))
             return
@@ -302,7 +304,7 @@ class Weights:
         self._changed.notify_all()
 
     def _read(self, run: list[Load]) -> int:
-        first, last = (self._address_space.place(load.chunk) for load in (run[0], run[-1]))
+        first, last = self._address_space.place(run[0].chunk), self._address_space.place(run[-1].chunk)
         source = self._sources[first.shard]
         n_bytes = source.read_into(first.address, last.address + last.length - first.address, first.file_offset)
         if self._compares:

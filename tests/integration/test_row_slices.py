@@ -162,6 +162,24 @@ def test_a_pass_that_ends_between_slices_leaves_nothing_behind(name: str, share:
     engine.close()
 
 
+@in_child
+def test_slices_of_a_product_share_a_graph(folder: Path) -> None:
+    """It is made once for each product of a pass, and changed for each slice."""
+    describe, described, slices = RowProducts._describe, list[int](), count_slices()
+
+    def count(self: RowProducts, address: int) -> object:
+        described.append(address)
+        return describe(self, address)
+
+    RowProducts._describe = count  # type: ignore[method-assign, assignment]
+    with fewest_frames(0):
+        engine = open_at(make_model("llama", folder), 0.0, OPTIONS, chunk_bytes=PAGE)
+    decode_anew(engine)
+    assert len(described) == sum(rows.start == 0 for rows in slices)
+    assert len(slices) > 3 * len(described)
+    engine.close()
+
+
 def decode_anew(engine: Engine) -> np.ndarray:
     """The logits of a prompt, and of tokens after it one by one."""
     engine.decoder.clear()

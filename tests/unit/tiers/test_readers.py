@@ -103,6 +103,39 @@ def test_as_many_at_once_as_there_are_threads() -> None:
     readers.close()
 
 
+def test_of_idle_threads_the_one_that_came_last_takes_the_next_job() -> None:
+    """Jobs that come one at a time are all done by one thread: whoever wakes another one loses time."""
+    readers, names = Readers(3), list[str]()
+    gates = [Gate() for _ in range(3)]
+    for gate in gates:
+        readers.submit(gate)
+        assert gate.has_begun.wait(WAIT_S)
+    for gate in gates:
+        gate.open()
+    while len(readers._idle) < 3:
+        time.sleep(0.002)
+    for number in range(1, 6):
+        readers.submit(lambda: names.append(threading.current_thread().name) or 0)
+        while len(names) < number or len(readers._idle) < 3:
+            time.sleep(0.002)
+    readers.close()
+    assert len(set(names)) == 1
+
+
+def test_threads_that_rest_take_no_jobs_until_they_are_active_again() -> None:
+    readers, gates = Readers(2), [Gate() for _ in range(2)]
+    readers.set_active(1)
+    for gate in gates:
+        readers.submit(gate)
+    assert gates[0].has_begun.wait(WAIT_S)
+    assert not gates[1].has_begun.wait(0.1)
+    readers.set_active(2)
+    assert gates[1].has_begun.wait(WAIT_S)
+    for gate in gates:
+        gate.open()
+    readers.close()
+
+
 def test_totals_count_bytes_and_the_time_in_which_anything_was_read(clock: Clock) -> None:
     """Two reads at once are one span of time: the bandwidth is that of the drive, not of a thread."""
     readers, gates = Readers(2, clock), [Gate(), Gate()]

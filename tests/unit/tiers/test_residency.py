@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_run.tiers.chunk_states import ChunkState, Load
-from edge_run.tiers.residency import Residency
+from edge_run.tiers.residency import Residency, in_a_row
 
 
 def test_after_failed_reads_each_chunk_gets_its_own_frame_back() -> None:
@@ -56,6 +56,22 @@ def test_the_frame_that_goes_is_the_one_used_last() -> None:
     loaded(residency, *(load.chunk for load in residency.acquire([0, 1])))
     assert [(load.chunk, load.source) for load in residency.release([0, 1])] == [(2, 1)]
     assert residency.state(0) is ChunkState.FRESH
+
+
+def test_frames_of_neighbours_go_to_neighbours() -> None:
+    """So that one move serves them all; those are still the frames that were used last."""
+    residency = Residency(9, range(9), (), 4)
+    loaded(residency, *(load.chunk for load in residency.acquire([0, 1, 2, 3])))
+    assert [(load.chunk, load.source) for load in residency.release([1, 2, 3])] == [(4, 1), (5, 2), (6, 3)]
+    residency.check()
+
+
+def test_frames_that_would_be_in_each_others_way_are_given_out_as_they_were_taken() -> None:
+    """Chunk 1 gives up its frame to 0, and is read itself: whatever is moved there must come after that."""
+    loads = [Load(0, 1), Load(1, 3), Load(2, 4)]
+    assert in_a_row(loads) == loads
+    assert in_a_row([Load(0, 5), Load(1, None), Load(2, 4)]) == [Load(0, 5), Load(1, None), Load(2, 4)]
+    assert in_a_row([Load(0, 5), Load(1, 4, is_urgent=True)]) == [Load(0, 4), Load(1, 5, is_urgent=True)]
 
 
 def test_passes_over_chunks_that_all_have_frames_leave_nothing_behind() -> None:

@@ -95,6 +95,25 @@ def test_neighbours_are_read_together(tmp_path: Path) -> None:
         assert all_pinned.weights.read_bytes == 12 * CHUNK
 
 
+def test_frames_of_neighbours_move_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of the kernel for each read, not for each chunk: other processors are told of every one."""
+    real, lengths = _libc.move_pages, list[int]()
+
+    def move_pages(source: int, target: int, length: int) -> None:
+        lengths.append(length)
+        real(source, target, length)
+
+    monkeypatch.setattr(_libc, "move_pages", move_pages)
+    with tier(tmp_path, [12 * CHUNK], range(12), (), 3, n_readers=1) as streamed:
+        for first in (*range(0, 12, 3), 0):
+            chunks = range(first, first + 3)
+            streamed.weights.acquire(chunks)
+            assert all(streamed.is_right(chunk) for chunk in chunks)
+            streamed.weights.release(chunks)
+        streamed.settle()
+    assert set(lengths) == {3 * CHUNK}
+
+
 def test_neighbours_by_number_with_a_hole_between_them_are_not(tmp_path: Path) -> None:
     """A read across the hole would write over memory that is not ours."""
     hole = range(2 * CHUNK, 4 * CHUNK)
