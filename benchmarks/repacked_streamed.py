@@ -5,8 +5,8 @@ single tokens.
 
 The budget is a share of the model's weights, and the drive is not limited. In each round every way runs once, in turn,
 cold, in a control group of the budget: `off`; `on`, where readers repack what they have read; with `--packed` also from
-a packed file (`edge-run pack`), where nothing is left to repack; and `auto`, which is one of the first two. A prompt is
-read once, passes of 32 tokens are those of a prompt that is read a second time, single tokens follow the long prompt.
+a packed file (`edge-run pack`), where nothing is left to repack; and `auto`, which may be either. A prompt is read
+once, passes of 32 tokens are those of a prompt that is read a second time, single tokens follow the long prompt.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def main() -> None:
             row = {"round": number, "way": way, "repacked": " ".join(read["repacked"])}
             row |= {"prompt_s": read["prompt_s"], "pass_s": passes["prompt_again_s"] / PASSES}
             row |= {"token_s": read["mean_token_s"], "bytes_per_token": read["bytes_per_token"]}
-            row |= {"memory_bytes": memory, "peak_bytes": read["box"]["peak_bytes"]}
-            rows.append(row | {"oom_kills": read["box"]["oom_kills"] + passes["box"]["oom_kills"]})
+            boxes = read["box"], passes["box"]
+            row |= {"memory_bytes": memory, "peak_bytes": max(box["peak_bytes"] or 0 for box in boxes)}
+            rows.append(row | {"oom_kills": sum(box["oom_kills"] for box in boxes)})
             print(rows[-1], flush=True)
     finding = f"{__doc__}\n{describe(rows, arguments)}"
     print(finding)

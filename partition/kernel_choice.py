@@ -41,9 +41,9 @@ class Streaming:
         nothing meanwhile.
         """
         repack_byte_s = 1 / kernel.repacked_bytes_per_s if isinstance(kernel, RepackedSpeed) else 0.0
-        reading_byte_s = self.drive_byte_s + repack_byte_s if self.drive_byte_s else 0.0
+        reading_byte_s = self.share * (self.drive_byte_s + repack_byte_s)
         busy_byte_s = 1 / kernel.bytes_per_s + self.share * repack_byte_s
-        return replace(kernel, bytes_per_s=1 / overlapped_s(self.share * reading_byte_s, busy_byte_s))
+        return replace(kernel, bytes_per_s=1 / overlapped_s(reading_byte_s, busy_byte_s))
 
 
 def is_repacking_worth_it(

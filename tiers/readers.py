@@ -150,7 +150,7 @@ class Readers:
         with self._lock:
             (self._urgent if is_urgent else self._jobs).append(job)
             if self._idle:
-                self._idle.pop().release()
+                _wake_last(self._idle)
 
     def hasten(self, job: Job) -> None:
         """Make `job` urgent, if it is still queued."""
@@ -168,7 +168,7 @@ class Readers:
     def totals(self) -> ReadTotals:
         """The totals so far; a read in flight counts up to now."""
         with self._lock:
-            if self._bytes_read or self._cpu_s:
+            if self._bytes_read or self._busy_s or self._cpu_s:
                 self._totals += ReadTotals(self._bytes_read, self._busy_s, self._cpu_s)
                 self._bytes_read, self._busy_s, self._cpu_s = 0, 0.0, 0.0
             if not self._in_flight:
@@ -195,7 +195,7 @@ class Readers:
     def _wake_all(self) -> None:
         for waiting in (self._idle, self._resting):
             while waiting:
-                waiting.pop().release()
+                _wake_last(waiting)
 
     def _run(self, number: int) -> None:
         bell, counted_cpu_s = threading.Lock(), 0.0
@@ -222,6 +222,9 @@ class Readers:
         """
         while True:
             with self._lock:
+                for waiting in (self._idle, self._resting):
+                    if bell in waiting:  # Ctrl-C came while it was rung
+                        waiting.remove(bell)
                 if self._is_closed:
                     return None
                 is_resting = number >= self._n_active
@@ -232,3 +235,10 @@ class Readers:
                     return queue.popleft()
                 (self._resting if is_resting else self._idle).append(bell)
             bell.acquire()
+
+
+def _wake_last(waiting: list[threading.Lock]) -> None:
+    """Ring the bell that was left last. It is in the list until it has rung, so that Ctrl-C in between loses none."""
+    with contextlib.suppress(RuntimeError):  # it has rung, and its thread is not awake yet
+        waiting[-1].release()
+    waiting.pop()

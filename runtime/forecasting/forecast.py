@@ -152,11 +152,15 @@ def _repack_byte_s(plan: Plan, work: PassWork, profile: DeviceProfile) -> float:
 
 
 class _Reading(NamedTuple):
-    """The reading of a pass: the bytes, how long they take, and how long they keep a core busy."""
+    """The reading of a pass: the bytes, how long they take, and how long they keep a core busy.
+
+    repack_s: what of that is repacking, which the time that they take has in it as well.
+    """
 
     n_bytes: float = 0.0
     wall_s: float = 0.0
     cpu_s: float = 0.0
+    repack_s: float = 0.0
 
 
 class PassTimes:
@@ -196,7 +200,7 @@ class PassTimes:
         self._learned = self._learn(earlier)
         reading = self._reading(1, 1, is_first=False)
         self.read_s = self._learned.wait_byte_s * reading.n_bytes or reading.wall_s
-        self.reading_s = self._read(plan.model_bytes, 0).wall_s if self._is_resident else 0.0
+        self.reading_s = self._read(plan.model_bytes, 0, is_alone=True).wall_s if self._is_resident else 0.0
 
     def _learn(self, earlier: Sequence[Point]) -> Learned:
         if not earlier or not self._plan.expert_bytes or self._disk is None:
@@ -210,20 +214,23 @@ class PassTimes:
             return _Reading()
         return self._read(*(self._bytes.at_first if is_first else self._bytes.later)(tokens, n_outputs))
 
-    def _read(self, new_bytes: float, used_bytes: float) -> _Reading:
+    def _read(self, new_bytes: float, used_bytes: float, *, is_alone: bool = False) -> _Reading:
         """Return the reading of `new_bytes` into new memory, and of `used_bytes` into memory that was used before.
 
-        Readers that repack while no core is idle read nothing meanwhile; else all cores repack beside reading.
+        is_alone: whether nothing is computed meanwhile. Readers that repack read nothing meanwhile: one after the other
+        where no core is idle, else as many at a time as there are cores. A learned time has that in it.
         """
         if self._disk is None:
             return _Reading()
-        repack_s = (new_bytes + used_bytes) * self._repack_byte_s
         used_cpu, new_cpu = self._disk.cpu_s_per_byte
-        new_byte_s = self._learned.first_use_byte_s or 1 / self._disk.first_use_bytes_per_s
-        wall_s = new_bytes * new_byte_s + used_bytes / self._disk.bytes_per_s
+        used_byte_s = 1 / self._disk.bytes_per_s
+        at_once = 1 if self._shares_cores and not is_alone else max(1, min(self._plan.readers, self._cores))
+        repack_byte_s = self._repack_byte_s / at_once
+        new_byte_s = self._learned.first_use_byte_s or 1 / self._disk.first_use_bytes_per_s + repack_byte_s
+        wall_s = new_bytes * new_byte_s + used_bytes * (used_byte_s + repack_byte_s)
+        repack_s = (new_bytes + used_bytes) * self._repack_byte_s
         cpu_s = new_bytes * new_cpu + used_bytes * used_cpu * WITH_MOVES + repack_s
-        wall_s = wall_s + repack_s if self._shares_cores else max(wall_s, repack_s / self._cores)
-        return _Reading(new_bytes + used_bytes, wall_s, cpu_s)
+        return _Reading(new_bytes + used_bytes, wall_s, cpu_s, repack_s)
 
     def compute_s(self, tokens: int, position: int, n_outputs: int = 1) -> float:
         """Return the seconds of computing alone."""
@@ -244,13 +251,14 @@ class PassTimes:
             return max(reading.wall_s, compute_s + taken_s)
         found = self._learned.token if tokens == 1 else self._learned.batch
         busy_s = compute_s + (found.at(reading.n_bytes) if found else taken_s)
+        apart_s = busy_s if found else busy_s - min(taken_s, reading.repack_s)  # the time of reading has that too
         if not self._plan.expert_bytes and not self._reads_ahead(reading.n_bytes):
-            return busy_s + reading.wall_s
+            return apart_s + reading.wall_s
         if not self._plan.expert_bytes or (self._disk and self._disk.limit):
             return overlapped_s(reading.wall_s, busy_s)
         if tokens == 1:
-            return busy_s + self.read_s
-        return math.hypot(reading.wall_s, busy_s) if self._bytes.is_ahead(tokens) else busy_s + reading.wall_s
+            return apart_s + self.read_s
+        return math.hypot(reading.wall_s, busy_s) if self._bytes.is_ahead(tokens) else apart_s + reading.wall_s
 
     def _reads_ahead(self, n_bytes: float) -> bool:
         """Return whether dense weights are read while those before them are used, in a pass that reads `n_bytes`."""

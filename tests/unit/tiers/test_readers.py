@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import SupportsIndex
 
 import pytest
 
@@ -29,6 +30,13 @@ class Gate:
 
     def open(self) -> None:
         self._may_end.set()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 class Clock:
@@ -105,21 +113,39 @@ def test_as_many_at_once_as_there_are_threads() -> None:
 
 def test_of_idle_threads_the_one_that_came_last_takes_the_next_job() -> None:
     """Jobs that come one at a time are all done by one thread: whoever wakes another one loses time."""
-    readers, names = Readers(3), list[str]()
+    readers, names, seen = Readers(3), list[str](), set[str]()
     gates = [Gate() for _ in range(3)]
     for gate in gates:
         readers.submit(gate)
         assert gate.has_begun.wait(WAIT_S)
     for gate in gates:
         gate.open()
-    while len(readers._idle) < 3:
-        time.sleep(0.002)
-    for number in range(1, 6):
+    wait_until(lambda: len(readers._idle) == 3)
+    for _ in range(5):
+        names.clear()
         readers.submit(lambda: names.append(threading.current_thread().name) or 0)
-        while len(names) < number or len(readers._idle) < 3:
-            time.sleep(0.002)
+        wait_until(lambda: len(names) == 1 and len(readers._idle) == 3)
+        seen.update(names)
     readers.close()
-    assert len(set(names)) == 1
+    assert len(seen) == 1
+
+
+class Interrupted(list[threading.Lock]):
+    """Ctrl-C comes when a thread was woken, before its bell is taken away."""
+
+    def pop(self, index: SupportsIndex = -1) -> threading.Lock:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_thread_is_woken_loses_neither_it_nor_its_job() -> None:
+    readers, done = Readers(1), threading.Event()
+    wait_until(lambda: len(readers._idle) == 1)
+    readers._idle = Interrupted(readers._idle)
+    with pytest.raises(KeyboardInterrupt):
+        readers.submit(lambda: done.set() or 0)
+    assert done.wait(WAIT_S)
+    readers._idle = list(readers._idle)
+    readers.close()
 
 
 def test_threads_that_rest_take_no_jobs_until_they_are_active_again() -> None:

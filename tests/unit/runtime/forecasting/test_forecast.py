@@ -171,11 +171,24 @@ def test_readers_that_repack_take_time_from_computing_and_from_reading(idle_core
         reading = times(repacked_bytes_per_s)._reading(1, 1, is_first=False)
         repack_s = read_s * 1e9 / 2 / repacked_bytes_per_s
         assert reading.cpu_s == pytest.approx(beside_s + repack_s)
-        wall_s = max(read_s, repack_s / PROFILE.logical_cores) if idle_cores else read_s + repack_s
-        assert reading.wall_s == pytest.approx(wall_s)
+        assert reading.wall_s == pytest.approx(read_s + repack_s / (plan.readers if idle_cores else 1))
         pass_s, compute_s = (times(repacked_bytes_per_s).pass_s(1, 0, 1, is_first=False), 0.2)
         busy_s = compute_s + (0.0 if idle_cores else min(reading.cpu_s, reading.wall_s))
         assert pass_s == pytest.approx(overlapped_s(reading.wall_s, busy_s), rel=0.01)
+
+
+def test_repacking_counts_once_where_nothing_overlaps() -> None:
+    work = PassWork((MatmulWork("Q4_0", 512, int(1e8)),), 0, 0, 0.0)
+    plan = replace(PLAN, repacked=("Q4_0/512",), model_bytes=PLAN.streamed_bytes_per_pass, window_bytes=AHEAD_BYTES - 1)
+    speeds = (math.inf, 5e9)
+    kernels = [(RepackedSpeed("Q4_0", 512, 1, 1, False, 1e9, speed),) for speed in speeds]
+    free_s, counted_s = (
+        PassTimes(plan, work, replace(PROFILE, repacked_kernels=some), DISK, PROFILE.logical_cores).pass_s(
+            1, 0, 1, is_first=False
+        )
+        for some in kernels
+    )
+    assert counted_s - free_s == pytest.approx(PLAN.streamed_bytes_per_pass / 5e9)
 
 
 def test_through_a_window_of_less_than_two_segments_nothing_is_read_ahead() -> None:
