@@ -11,13 +11,13 @@ MOST_SCHEMA_LETTERS = 1 << 16
 
 
 def bounded_json(schema: dict[str, Any], what: str, most_letters: int = MOST_SCHEMA_LETTERS) -> str:
-    """Return a JSON schema as text. Raises ConfigError for a long one, called `what`, and for what JSON cannot say."""
+    """Return a JSON object as text. Raises ConfigError for a long one, called `what`, and for what JSON cannot say."""
     try:
         text = "" if _is_longer(schema, most_letters) else json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{what}: must be what JSON can say ({error})") from error
     if not 0 < len(text) <= most_letters:
-        raise ConfigError(f"{what}: a schema of more than {most_letters:,} letters")
+        raise ConfigError(f"{what}: more than {most_letters:,} letters as JSON")
     return text
 
 

@@ -14,6 +14,8 @@ models often forget the marks, so an answer that begins with the JSON of a call,
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -28,7 +30,9 @@ THINK, THOUGHT = "<think>", "</think>"
 CALL, CALLED = "<tool_call>", "</tool_call>"
 _CONTENT, _THINKING, _CALLING, _BARE, _AFTER_BARE = "content", "thinking", "calling", "bare", "after"
 _OPENINGS = ("{", "```json\n{", "```\n{")  # of a call without marks
-MOST_BARE_LETTERS = 1 << 13  # of an answer that begins like a call, before it is taken for text
+_DECODER = json.JSONDecoder()
+_BARE_CALL = re.compile(r'\s*(?:```(?:json)?\n)?\{{1,2}\s*"name"\s*:\s*"([\w.-]{1,128})"')
+MOST_BARE_LETTERS = 1 << 13  # of an answer that begins like a call and names no tool, before it is taken for text
 
 
 class MarkedOutput(HeldOutput):
@@ -56,7 +60,8 @@ class MarkedOutput(HeldOutput):
         self._may_be_bare = bool(tools)
         self._tools, self._most_calls, self._identity = tools, most_calls, identity
         super().__init__()
-        self._n_calls = 0
+        self._n_calls = self._tried = 0
+        self._given_mark = self._begins_call if self._state == _CALLING else ""  # which is no part of the answer
         self._is_after_a_mark = begins == THINK
         self._steps = {
             _CONTENT: self._content,
@@ -121,8 +126,10 @@ class MarkedOutput(HeldOutput):
         self._state, self._held = _CONTENT, self._held[len(text) + len(end) :]
         calls = [self._call(text)] if self._ends_call else self._calls(text)
         found = [call for call in calls if call]
+        mark = "" if self._given_mark else self._begins_call
+        self._given_mark = ""
         if not found:
-            return [Delta(f"{self._begins_call}{text}{end}")]
+            return [Delta(f"{mark}{text}{end}")]
         return self._count(found)
 
     def _calls(self, text: str) -> list[ToolCall]:
@@ -137,17 +144,25 @@ class MarkedOutput(HeldOutput):
         if not self._ends_call and is_last and (calls := self._calls(self._held)):
             self._state, self._held = _AFTER_BARE, ""
             return self._count(calls)
-        if not self._ends_call and not is_last and len(self._held) <= MOST_BARE_LETTERS:
+        may_go_on = not is_last and (len(self._held) <= MOST_BARE_LETTERS or self._names_a_tool())
+        if may_go_on and not self._ends_call:
             return []  # more calls may follow
-        at, end = self._held.find("{"), self._held.rfind("}") + 1
-        call = self._call(self._held[at:end]) if end else None
-        if call is None and not is_last and len(self._held) <= MOST_BARE_LETTERS:
+        at, last = self._held.find("{"), self._held.rfind("}") + 1
+        if may_go_on and last == self._tried:
+            return []
+        end, self._tried = _end_of_object(self._held, at), last
+        call = self._call(self._held[at:end])
+        if may_go_on and call is None:
             return []
         self._state = _CONTENT
         if call is None:
             return []
         self._state, self._held = _AFTER_BARE, self._held[end:]
         return self._count([call])
+
+    def _names_a_tool(self) -> bool:
+        found = _BARE_CALL.match(self._held)
+        return found is not None and found[1] in self._tools
 
     def _after_bare(self, is_last: bool) -> list[Delta]:
         """Leave out what closes a code block or a doubled brace."""
@@ -172,6 +187,15 @@ class MarkedOutput(HeldOutput):
     def _take(self, n_letters: int, kind: Callable[[str], Delta]) -> list[Delta]:
         text, self._held = self._held[:n_letters], self._held[n_letters:]
         return [kind(text)] if text else []
+
+
+def _end_of_object(text: str, at: int) -> int:
+    """Return where the JSON object ends that begins at `at`, the inner one of doubled braces; `at` where none does."""
+    try:
+        _, end = _DECODER.raw_decode(text, at + text.startswith("{{", at))
+    except (ValueError, RecursionError):
+        return at
+    return end
 
 
 def _object(text: str) -> dict[str, Any]:

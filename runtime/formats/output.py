@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from edge_run.base.results import TokenLogprobs, ToolCall
 
@@ -52,7 +52,16 @@ class PlainOutput:
         return []
 
 
-def meaning(parser: OutputParser, text: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """Return what a whole answer says, without what it thinks and calls, and the calls."""
-    deltas = [*parser.push(text), *parser.finish()]
-    return "".join(delta.content for delta in deltas), tuple(delta.call for delta in deltas if delta.call)
+class Meaning(NamedTuple):
+    """What an answer says, what it thinks, and the tools that it calls; None for text that was not told apart."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+
+
+def meaning(parser: OutputParser, pieces: Iterable[str]) -> Meaning:
+    """Return what an answer means, from the pieces of its text as they came."""
+    deltas = [delta for piece in pieces for delta in parser.push(piece)] + parser.finish()
+    said, thought = "".join(delta.content for delta in deltas), "".join(delta.reasoning for delta in deltas)
+    return Meaning(said, thought, tuple(delta.call for delta in deltas if delta.call))

@@ -11,6 +11,7 @@ from edge_run.base import strict_json
 from edge_run.base.errors import ConfigError
 from edge_run.base.options import is_list
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.formats.bounded_json import bounded_json
 from edge_run.runtime.formats.marked_output import THINK, THOUGHT
 from edge_run.runtime.formats.output import MakeParser, PlainOutput
 from edge_run.runtime.formats.tool_format import HERMES, ToolFormat, can_think, format_of
@@ -18,6 +19,7 @@ from edge_run.runtime.formats.tools import Toolbox
 
 _CALL = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
 _MOST_CALLS = 1_000  # of an answer; further ones are left out
+_MOST_LETTERS = 1 << 24  # of the arguments of a call, whose text is bounded by the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,9 @@ class ToolUse:
         is_begun: whether the beginning of the answer is given. Raises ConfigError where both cannot be.
         """
         toolbox, form = self.toolbox, self.form
+        toolbox.check_form(asked)
         if toolbox.is_forced:
-            if asked.grammar or asked.json_schema:
-                raise ConfigError("tool_choice: a call that must be made has a form already")
             return replace(asked, json_schema=toolbox.forced_schema(form))
-        if toolbox.callable and asked.grammar:
-            raise ConfigError(
-                "grammar: the answer could call no tool; leave out one of the two, or say tool_choice none"
-            )
         if toolbox.callable and asked.json_schema and not (is_begun and form.answer_begins):
             return replace(asked, json_schema=toolbox.call_or_schema(form, asked.json_schema_text))
         return asked
@@ -101,14 +98,25 @@ class ToolUse:
 def with_arguments(index: int, message: dict[str, Any]) -> dict[str, Any]:
     """Return a message, the one of a number, whose calls have their arguments as objects, as templates want them.
 
-    Clients write them as text, the JSON of an object. Raises ConfigError for what is neither.
+    Clients write them as text, the JSON of an object. Raises ConfigError for what is neither, and for identities that
+    are no text; those that are None are left out.
     """
     where, calls = f"chat message {index}", message.get("tool_calls")
+    if "tool_call_id" in message:
+        given = _identity(where, "tool_call_id", message["tool_call_id"])
+        message = {key: value for key, value in message.items() if key != "tool_call_id"}
+        message |= {"tool_call_id": given} if given else {}
     if not calls:
         return message
     if not is_list(calls):
         raise ConfigError(f"{where}: tool_calls must be a list, found {type(calls).__name__}")
     return {**message, "tool_calls": [_call(where, call) for call in calls]}
+
+
+def _identity(where: str, what: str, value: object) -> str:
+    if not isinstance(value, str | None):
+        raise ConfigError(f"{where}: {what} must be text, found {type(value).__name__}")
+    return value or ""
 
 
 def _call(where: str, call: Any) -> dict[str, Any]:
@@ -123,7 +131,9 @@ def _call(where: str, call: Any) -> dict[str, Any]:
             raise ConfigError(f"{where}: the arguments of {function['name']} are not JSON") from None
     if not isinstance(arguments, Mapping):
         raise ConfigError(f"{where}: the arguments of {function['name']} must be an object")
-    return {"id": "", "type": "function", **call, "function": {**function, "arguments": dict(arguments)}}
+    bounded_json(dict(arguments), f"{where}: the arguments of {function['name']}", _MOST_LETTERS)
+    identity = _identity(where, "the id of a call", call.get("id"))
+    return {"type": "function", **call, "id": identity, "function": {**function, "arguments": dict(arguments)}}
 
 
 def _after_thought(prompt: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_run.base.errors import ConfigError
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.formats.bounded_json import bounded_json
 from edge_run.runtime.formats.call_texts import dumped
 from edge_run.runtime.formats.marked_output import CALL, CALLED
@@ -88,6 +89,15 @@ class Toolbox:
         if self.choice not in (NONE, AUTO, REQUIRED, *self.names) or (self.choice == REQUIRED and not self.tools):
             raise ConfigError("tool_choice: names none of the tools")
 
+    def check_form(self, asked: SamplingConfig) -> None:
+        """Raise ConfigError where an answer cannot have the form that is asked for as well."""
+        if self.is_forced and (asked.grammar or asked.json_schema):
+            raise ConfigError("tool_choice: a call that must be made has a form already")
+        if self.callable and asked.grammar:
+            raise ConfigError(
+                "grammar: the answer could call no tool; leave out one of the two, or say tool_choice none"
+            )
+
     @property
     def names(self) -> frozenset[str]:
         """The names of the tools."""
@@ -112,16 +122,23 @@ class Toolbox:
 
     def forced_schema(self, form: ToolFormat) -> str:
         """Return the JSON schema, as text, of a call of one of the tools. Raises ConfigError for a long one."""
-        return bounded_json(form.schema([*self.schemas.items()]), "tools")
+        try:
+            return bounded_json(form.schema([*self.schemas.items()]), "tools")
+        except RecursionError:
+            raise ConfigError("tools: a schema of parameters is nested too deep") from None
 
     def call_or_schema(self, form: ToolFormat, schema: str) -> str:
         """Return what, as text, lets an answer be a call or follow a schema.
 
         A call that need not be made has any object as its arguments, as one has without a schema: functions of others
-        say much that no grammar can.
+        say much that no grammar can. Raises ConfigError for what is not JSON.
         """
         calls = [(name, {"type": "object"}) for name in self.schemas]
-        return json.dumps(form.call_or_schema(calls, json.loads(schema)))
+        try:
+            asked = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"JSON schema: {error}") from error
+        return json.dumps(form.call_or_schema(calls, asked))
 
     def told(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return a conversation for a template that knows no tools: what it would say of them is in the texts."""
@@ -141,7 +158,9 @@ def _function_tool(number: int, tool: object) -> FunctionTool:
     description, parameters = function.get("description"), function.get("parameters")
     if not isinstance(description, str | None) or not isinstance(parameters, Mapping | None):
         raise ConfigError(f"tools: of {function['name'][:60]}, description must be text, parameters a JSON schema")
-    return FunctionTool(function["name"], description, None if parameters is None else dict(parameters))
+    if parameters is not None:  # a copy, as the caller may change his own while the request waits
+        parameters = json.loads(bounded_json(dict(parameters), "tools", MOST_TOOLS_LETTERS))
+    return FunctionTool(function["name"], description, parameters)
 
 
 def _as_text(message: dict[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from edge_run.base.closing import Closing
 from edge_run.base.protocols import Logits
-from edge_run.base.results import Piece, TokenLogprobs, ToolCall
+from edge_run.base.results import Piece, TokenLogprobs
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.runtime.formats.output import MakeParser, meaning
+from edge_run.runtime.formats.output import MakeParser, Meaning, meaning
 from edge_run.runtime.generation.sampling import CandidateTable, Sampler
 from edge_run.runtime.generation.text import TextStream
 from edge_run.runtime.grammars.room import GrammarRoom, RoomedGrammar
@@ -82,9 +82,9 @@ class Continuation(Closing):
         return "".join(self._written)
 
     @property
-    def meaning(self) -> tuple[str | None, tuple[ToolCall, ...]]:
-        """What the text says, without what it thinks and calls, and the calls; None and none without a parser."""
-        return meaning(self.parser(), self.text) if self.parser else (None, ())
+    def meaning(self) -> Meaning:
+        """What the text means; nothing without a parser."""
+        return meaning(self.parser(), self._written) if self.parser else Meaning()
 
     @property
     def wants_none(self) -> bool:

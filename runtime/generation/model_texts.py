@@ -14,7 +14,7 @@ from edge_run.base.errors import ConfigError, ContextFull, NotSupported
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.formats.output import MakeParser
+from edge_run.runtime.formats.output import MakeParser, PlainOutput
 from edge_run.runtime.formats.tool_use import ToolUse, with_arguments
 from edge_run.runtime.generation.chat import ChatTemplate, leave_out_oldest, plain_messages, without_oldest
 from edge_run.runtime.generation.request import Message, Request
@@ -144,10 +144,10 @@ class ModelTexts(Closing):
                 count_tokens = partial(self._count_tokens, use)
                 kept = leave_out_oldest(messages, self.context_tokens, count_tokens, request.max_tokens)
                 messages, n_dropped = kept, len(messages) - len(kept)
-            prompt = self._told(use, messages)
+            prompt, begins = use.opened(self._told(use, messages), request.sampling)
             if request.tools:
-                prompt, begins = use.opened(prompt, request.sampling)
-                marks, parser = (*marks, *use.form.marks), use.parser(prompt, begins)
+                parser = use.parser(prompt, begins)
+                marks = marks if parser is PlainOutput else (*marks, *use.form.marks)
         tokens = self.prompt_tokens(prompt) if isinstance(prompt, str) else cast("Sequence[int]", prompt)
         if not tokens:
             raise ConfigError("prompt: is empty; give at least one token")

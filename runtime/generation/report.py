@@ -55,11 +55,11 @@ def report(
     n_prompt, n_tokens = len(answer.prompt), len(answer.tokens)
     fed, decoded = n_prompt - course.cached_tokens, max(0, n_tokens - 1)
     meter.count(n_prompt, n_tokens, course.decode)
-    content, calls = answer.meaning
+    meant = answer.meaning
     return Generation(
         text=answer.text,
         token_ids=tuple(answer.tokens),
-        finish_reason="tool_calls" if calls and reason == "stop" else reason,
+        finish_reason="tool_calls" if meant.calls and reason == "stop" else reason,
         seed=answer.seed,
         prompt_tokens=n_prompt,
         cached_tokens=course.cached_tokens,
@@ -82,6 +82,7 @@ def report(
         dropped_messages=answer.dropped_messages,
         shifted_tokens=course.shifted_tokens,
         stop_text=answer.stop_text,
-        tool_calls=calls,
-        content=content,
+        tool_calls=meant.calls,
+        content=meant.content,
+        reasoning=meant.reasoning,
     )

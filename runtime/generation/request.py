@@ -15,7 +15,8 @@ from edge_run.runtime.formats.tools import AUTO, NONE, Toolbox
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 _FORM = '[{"role": "user", "content": "..."}]'
-_BESIDE = ("max_tokens", "sampling", "deadline_s", "drops_oldest", "marks", "on_read", "tools", "tool_choice")
+_TOOLS = ("tools", "tool_choice")  # None is as nothing
+_BESIDE = ("max_tokens", "sampling", "deadline_s", "drops_oldest", "marks", "on_read", *_TOOLS)
 _OVER_S = sys.float_info.min  # the deadline of a request whose time is over: added to a clock it is nothing
 
 
@@ -59,6 +60,7 @@ class Request:
         `{"type": "function", "function": {"name", "description", "parameters"}}`, the last a JSON schema.
     tool_choice: `auto`, `none`, `required` (a call must be made), or the function that must be called:
         `{"type": "function", "function": {"name"}}`.
+    toolbox: what the answer may call, made of these two.
     """
 
     prompt: Prompt
@@ -70,6 +72,7 @@ class Request:
     on_read: Callable[[int], object] | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str | Mapping[str, Any] = AUTO
+    toolbox: Toolbox = field(default_factory=Toolbox, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -81,14 +84,10 @@ class Request:
         if not isinstance(self.prompt, str):
             object.__setattr__(self, "prompt", _checked(self.prompt))
         object.__setattr__(self, "tools", tuple(self.tools))
-        _ = self.toolbox
         if self.tools and not self.messages:
-            raise ConfigError("tools: are for the answer of a conversation; give one to chat or stream_chat")
-
-    @property
-    def toolbox(self) -> Toolbox:
-        """What the answer may call. Raises ConfigError for tools and a choice that cannot be."""
-        return Toolbox.of(self.tools, self.tool_choice)
+            raise ConfigError("tools: are for the answer of a conversation, of one message at least")
+        object.__setattr__(self, "toolbox", Toolbox.of(self.tools, self.tool_choice))
+        self.toolbox.check_form(self.sampling)
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -154,6 +153,7 @@ def make_request(
     deadline_s: of its turn, where none is given.
     """
     given = {name: options.pop(name) for name in _BESIDE if name in options}
+    given = {name: value for name, value in given.items() if value is not None or name not in _TOOLS}
     if sampling is not None and options:
         raise ConfigError("sampling and single options: give one of the two")
     sampling = sampling or make_config(SamplingConfig, options, _BESIDE)

@@ -147,3 +147,14 @@ def test_tasks_and_many_prompts(kit: Path, sequences: int) -> None:
         for answer in model.generate_many([request, request]).results():
             assert isinstance(answer, Generation)
             check_called(answer)
+
+
+def test_a_form_that_is_asked_for_comes_after_the_thought_that_the_template_begins(kit: Path) -> None:
+    """Without tools too: as a thought, JSON would be none of what the model says."""
+    with Model(kit, **OPTIONS, chat_template=TEMPLATE + "<think>") as model:
+        ended = model.tokenize("\n</think>\n\n", add_special=False)
+        usual = len(model.prompt_tokens(model.chat_prompt(MESSAGES)))
+        assert model.chat(MESSAGES, max_tokens=1).prompt_tokens == usual
+        answer = model.chat(MESSAGES, json_schema=COLOURS, max_tokens=64)
+    assert json.loads(answer.text) in ALLOWED["paint"]
+    assert usual < answer.prompt_tokens <= usual + len(ended)

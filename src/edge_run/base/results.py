@@ -94,11 +94,10 @@ class GpuPlan:
     """The part of a model on a GPU.
 
     device: the GPU, as llama.cpp names it. kind: its kind, as in `GpuProfile`.
-    budget_bytes: the budget of its memory.
+    budget_bytes: the budget of its memory. draft_bytes: the draft model there.
     weights_bytes: the weights there. kv_bytes: the keys and values there. buffer_bytes: the buffers there.
     layers: how many layers lie there, counted from the end of the model; the output counts as one.
     narrow_layers: how many of these, the first ones, leave their widest weights in DRAM (experts, or feed-forward).
-    draft_bytes: the draft model there.
     op_offload: whether passes of many tokens run there whole, with copies of the weights in DRAM.
     """
 
@@ -226,9 +225,9 @@ class IoUse:
 class TuningDecision:
     """The result of comparing two settings of a tunable.
 
-    tunable: its name. setting: the one that is used since; other: the one that is not; tried: which of the two was new.
-    gain: how much faster tokens were with `tried`, as a share. gain_low, gain_high: between these it lies, with the
-    probability `confidence`. tokens: those that were compared.
+    tunable: its name. setting: the one that is used since; other: the one that is not; tried: which of them was new.
+    gain: how much faster tokens were with `tried`, as a share; with the probability `confidence` it lies between
+    gain_low and gain_high. tokens: those that were compared.
     """
 
     tunable: str
@@ -331,10 +330,9 @@ class Generation:
     finish_reason: `stop` (the model or a stop string ended it), `tool_calls` (likewise, and it calls tools), `length`
         (max_tokens), `context` (full), `cancelled`, or `deadline` (its time was over).
     cached_tokens: how much of the prompt was in the KV cache already. ttft_s: from the request to the first token.
-    dropped_messages: the oldest messages of the conversation, which were left out because it had no room.
+    dropped_messages: the oldest messages, left out for want of room. stop_text: the stop string that ended it, if any.
     shifted_tokens: those that a context shift took out; what came after is not what the model gives for what was left.
-    stop_text: the stop string that ended it; empty where none did.
-    tool_calls: the calls of tools. content: `text` without them and without thoughts; None where no tools were given.
+    tool_calls: the calls of tools. content, reasoning: what else is said, and thought; None where no tools were given.
     """
 
     text: str
@@ -364,12 +362,14 @@ class Generation:
     stop_text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     content: str | None = None
+    reasoning: str | None = None
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as a message that the conversation goes on with, in OpenAI's words."""
+        """The answer as a message that the conversation goes on with, in OpenAI's words; thoughts only with calls."""
         made = {"role": "assistant", "content": self.text if self.content is None else self.content}
-        return {**made, "tool_calls": [call.document() for call in self.tool_calls]} if self.tool_calls else made
+        calls = {"tool_calls": [call.document() for call in self.tool_calls], "reasoning_content": self.reasoning}
+        return {**made, **{key: value for key, value in calls.items() if value and self.tool_calls}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,8 +125,8 @@ class ChatOptions(AnswerOptions, total=False):
     """What the answer of a conversation is to be; see `Request`."""
 
     drops_oldest: bool
-    tools: Sequence[Mapping[str, Any]]
-    tool_choice: str | Mapping[str, Any]
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
 
 
 class TimedAnswerOptions(AnswerOptions, total=False):

@@ -49,6 +49,12 @@ TEXTS = {
         "",
         [],
     ),
+    '{"name": "sub", "arguments": {}}\n{"name": "add", "arguments": {}}': (
+        '{"name": "add", "arguments": {}}',
+        "",
+        [("sub", {})],
+    ),
+    '{"name": "sub", "arguments": {}}\nAs in {this}.': ("As in {this}.", "", [("sub", {})]),
     '```json\n{"name": "add",\n "arguments": {"a": {}}}\n```': ("", "", [("add", {"a": {}})]),
     '{"name": "sub", "arguments": {}}': ("", "", [("sub", {})]),
     '{{"name": "sub", "arguments": {}}}': ("", "", [("sub", {})]),

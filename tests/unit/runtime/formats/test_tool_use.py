@@ -71,7 +71,29 @@ def test_a_call_that_must_be_made_has_no_other_form() -> None:
         with pytest.raises(ConfigError, match=r"^tool_choice: a call that must be made has a form already"):
             use.sampling(asked)
     with pytest.raises(ConfigError, match=r"^grammar: the answer could call no tool"):
-        ToolUse(HERMES.sign, Toolbox.of(TOOLS)).sampling(SamplingConfig(grammar='root ::= "a"'))
+        chat_request(MESSAGES, tools=TOOLS, grammar='root ::= "a"')
+    with pytest.raises(ConfigError, match=r"^JSON schema: Expecting"):
+        ToolUse(HERMES.sign, Toolbox.of(TOOLS)).sampling(SamplingConfig(json_schema="{bad"))
+
+
+def test_a_schema_that_is_nested_too_deep_is_refused() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(450):
+        deep = {"properties": {"a": deep}}
+    tool = {"type": "function", "function": {"name": "add", "parameters": deep}}
+    with pytest.raises(ConfigError, match=r"^tools: a schema of parameters is nested too deep"):
+        Toolbox.of([tool], "required").forced_schema(HERMES)
+
+
+def test_tools_that_change_while_a_request_waits_stay_what_they_were() -> None:
+    parameters = {"properties": {"a": {}}}
+    request = chat_request(MESSAGES, tools=[{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    parameters["properties"]["b"] = {}
+    assert request.toolbox.schemas == {"f": {"properties": {"a": {}}}}
+
+
+def test_no_tools_are_as_none() -> None:
+    assert chat_request(MESSAGES, tools=None, tool_choice=None) == chat_request(MESSAGES)
 
 
 @pytest.mark.parametrize("waited_s", [5, math.inf])
@@ -97,6 +119,14 @@ def test_templates_have_arguments_as_objects(arguments: Any) -> None:
     assert with_arguments(0, MESSAGES[0]) is MESSAGES[0]
 
 
+def test_identities_that_are_none_are_left_out() -> None:
+    """As they are in what pydantic makes of a message."""
+    assert with_arguments(0, {**MESSAGES[0], "tool_call_id": None, "tool_calls": None})["tool_calls"] is None
+    assert "tool_call_id" not in with_arguments(0, {**MESSAGES[0], "tool_call_id": None})
+    (call,) = with_arguments(0, {"tool_calls": [{"id": None, "function": {"name": "f"}}]})["tool_calls"]
+    assert call["id"] == ""
+
+
 @pytest.mark.parametrize(
     ("message", "said"),
     [
@@ -105,6 +135,9 @@ def test_templates_have_arguments_as_objects(arguments: Any) -> None:
         (calling({"name": 1}), "chat message 3: a call must be as"),
         ({"role": "assistant", "tool_calls": ["f"]}, "chat message 3: a call must be as"),
         ({"role": "assistant", "tool_calls": 5}, "chat message 3: tool_calls must be a list"),
+        (calling({"arguments": {"a": {1}}}), "chat message 3: the arguments of f: must be what JSON can say"),
+        ({"role": "tool", "tool_call_id": 5}, "chat message 3: tool_call_id must be text"),
+        ({"tool_calls": [{"id": 5, "function": {"name": "f"}}]}, "chat message 3: the id of a call must be text"),
     ],
 )
 def test_calls_that_cannot_be_are_refused(message: dict[str, Any], said: str) -> None:
@@ -128,9 +161,24 @@ def test_a_template_that_knows_none_is_told_in_words() -> None:
     assert messages[1:] == MESSAGES
 
 
+def test_of_a_call_that_was_cut_off_the_mark_that_was_given_is_no_content() -> None:
+    for form in FORMATS[1:4]:
+        use = ToolUse(form.sign, Toolbox.of(TOOLS, "required"))
+        assert meaning(use.parser(form.begins, form.begins)(), []) == ("", "", ())
+        assert meaning(use.parser(form.begins, form.begins)(), ['{"name": "a']).content == '{"name": "a'
+
+
+def test_a_bare_call_may_be_long_where_it_names_a_tool() -> None:
+    """As of a file that is written. What names none is taken for text after a while."""
+    call = json.dumps({"name": "add", "arguments": {"a": "x" * 20_000}})
+    (found,) = meaning(MarkedOutput(tools={"add": {}}), call).calls
+    assert len(found.arguments) > 20_000
+    assert meaning(MarkedOutput(tools={"now": {}}), call).content == call
+
+
 def test_the_meaning_of_a_whole_answer() -> None:
     parser = MarkedOutput(tools={"add": {}}, identity=lambda: "call_1")
     text = '<think>Hm.</think>I add.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-    assert meaning(parser, text) == ("I add.", (ToolCall("call_1", "add", '{"a": 1}'),))
-    assert meaning(PlainOutput(), text) == (text, ())
-    assert meaning(PlainOutput(), "") == ("", ())
+    assert meaning(parser, [text]) == ("I add.", "Hm.", (ToolCall("call_1", "add", '{"a": 1}'),))
+    assert meaning(PlainOutput(), [*text]) == (text, "", ())
+    assert meaning(PlainOutput(), []) == ("", "", ())
