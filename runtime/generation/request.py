@@ -152,7 +152,7 @@ def make_request(
 
     deadline_s: of its turn, where none is given.
     """
-    given = {name: options.pop(name) for name in _BESIDE if name in options}
+    given: dict[str, Any] = {name: options.pop(name) for name in _BESIDE if name in options}
     given = {name: value for name, value in given.items() if value is not None or name not in _TOOLS}
     if sampling is not None and options:
         raise ConfigError("sampling and single options: give one of the two")
