@@ -95,25 +95,6 @@ def test_neighbours_are_read_together(tmp_path: Path) -> None:
         assert all_pinned.weights.read_bytes == 12 * CHUNK
 
 
-def test_frames_of_neighbours_move_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call of the kernel for each read, not for each chunk: other processors are told of every one."""
-    real, lengths = _libc.move_pages, list[int]()
-
-    def move_pages(source: int, target: int, length: int) -> None:
-        lengths.append(length)
-        real(source, target, length)
-
-    monkeypatch.setattr(_libc, "move_pages", move_pages)
-    with tier(tmp_path, [12 * CHUNK], range(12), (), 3, n_readers=1) as streamed:
-        for first in (*range(0, 12, 3), 0):
-            chunks = range(first, first + 3)
-            streamed.weights.acquire(chunks)
-            assert all(streamed.is_right(chunk) for chunk in chunks)
-            streamed.weights.release(chunks)
-        streamed.settle()
-    assert set(lengths) == {3 * CHUNK}
-
-
 def test_neighbours_by_number_with_a_hole_between_them_are_not(tmp_path: Path) -> None:
     """A read across the hole would write over memory that is not ours."""
     hole = range(2 * CHUNK, 4 * CHUNK)
@@ -248,35 +229,6 @@ def test_a_file_cut_short_is_told_as_such(tmp_path: Path) -> None:
             streamed.weights.acquire([5])
 
 
-@pytest.mark.parametrize("n_chunks_at_once", [1, 3])
-def test_a_move_that_the_kernel_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_chunks_at_once: int) -> None:
-    """vm.max_map_count is reached in the middle: the error says so, the frames are made anew, and no byte is wrong."""
-    with tier(tmp_path, [12 * CHUNK], range(12), (), 2 * n_chunks_at_once) as streamed:
-        real, refusals = _libc.move_pages, [True, True]
-
-        def move_pages(source: int, target: int, length: int) -> None:
-            if refusals:
-                refusals.pop()
-                raise OSError(12, "Cannot allocate memory")
-            real(source, target, length)
-
-        monkeypatch.setattr(_libc, "move_pages", move_pages)
-        errors: list[str] = []
-        for _ in range(3):
-            for first in range(0, 12, n_chunks_at_once):
-                chunks = range(first, first + n_chunks_at_once)
-                try:
-                    streamed.weights.acquire(chunks)
-                except TierReadError as error:
-                    errors.append(str(error))
-                    streamed.weights.acquire(chunks)
-                assert all(streamed.is_right(chunk) for chunk in chunks)
-                streamed.weights.release(chunks)
-                streamed.residency.check()
-        assert not refusals, "no move was tried: nothing was tested"
-        assert all("vm.max_map_count" in error for error in errors)
-
-
 def test_more_than_there_are_frames_for_is_refused_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
     with tier(tmp_path, [4 * CHUNK], range(4), (), 2) as streamed:
         streamed.weights.acquire([0])
@@ -358,24 +310,6 @@ def test_giving_up_waits_for_reads_in_progress_and_can_be_stopped(tmp_path: Path
         assert streamed.residency.state(1) is streamed.residency.state(2) is ChunkState.ABSENT
         streamed.residency.check()
         run_pass(streamed, schedule_pass([frozenset([i]) for i in range(1, 7)], [True] * 6, 1))
-
-
-def test_a_frame_that_is_to_go_elsewhere_outlives_what_is_given_up_where_it_lies(tmp_path: Path) -> None:
-    with tier(tmp_path, [8 * CHUNK], range(8), (), 3, n_readers=1) as streamed:
-        streamed.weights.acquire([0, 1, 2])
-        may_read = streamed.hold_reads()
-        streamed.weights.release([0])
-        streamed.await_read()
-        streamed.weights.release([1])
-        assert streamed.residency.state(4) is ChunkState.LOADING, "into the frame that lies at chunk 1 still"
-        streamed.weights.pin([1])
-        assert streamed.residency.state(1) is ChunkState.ABSENT
-        streamed.weights.unpin([1])
-        may_read.set()
-        streamed.weights.acquire([3, 4])
-        assert streamed.is_right(3)
-        assert streamed.is_right(4)
-        streamed.residency.check()
 
 
 @pytest.mark.parametrize("is_on_demand", [False, True])
