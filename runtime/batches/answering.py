@@ -16,6 +16,7 @@ from edge_run.base.errors import (
     ContextFull,
     EdgeRunError,
     KernelError,
+    LogitsError,
     MeshError,
     NotSupported,
     TierReadError,
@@ -129,7 +130,7 @@ class PlacesHere:
             self._n_generating += 1
             try:
                 return await generate(self._served.answering, job, lambda number, delta: None, lambda n_tokens: None)
-            except (ConfigError, ContextFull, NotSupported) as error:
+            except (ConfigError, ContextFull, NotSupported, LogitsError) as error:
                 raise refusal_of(error) from error
             except TierReadError as error:
                 is_alone = min(self._n_generating, self._served.model.most_parallel) == 1

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from edge_run.base.closing import Closing
 from edge_run.base.config import MOST_CONTEXT_TOKENS
-from edge_run.base.errors import ConfigError, KernelError, NotSupported
+from edge_run.base.errors import ConfigError, KernelError, LogitsError, NotSupported
 from edge_run.base.protocols import Logits
 from edge_run.base.results import TokenLogprobs
 from edge_run.base.sampling_config import SamplingConfig
@@ -125,7 +125,7 @@ class Sampler(Closing):
         """Return the next token for `logits`, `(n_vocab,)` float32, which stay as they are.
 
         Draws from the seed's sequence, so it is not repeatable; tell the sampler the outcome with `accept`.
-        Raises KernelError for logits that are not numbers, NotSupported where no token continues the grammar.
+        Raises LogitsError for logits that are not numbers, NotSupported where no token continues the grammar.
         """
         self._check_open()
         n_vocab = self._table.n_vocab
@@ -133,7 +133,7 @@ class Sampler(Closing):
             raise KernelError(f"sampling: logits of shape {logits.shape}, the vocabulary has {n_vocab} tokens")
         first = int(logits.argmax())
         if not np.isfinite(best := logits[first]):
-            raise KernelError(
+            raise LogitsError(
                 f"sampling: the best logit is {best}; the weights or the computation are damaged; copy or download the "
                 "model again"
             )

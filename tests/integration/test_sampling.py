@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_run.base.errors import ConfigError, KernelError, NotSupported
+from edge_run.base.errors import ConfigError, KernelError, LogitsError, NotSupported
 from edge_run.base.protocols import Logits
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.sampling import Sampler
@@ -378,7 +378,7 @@ def test_a_grammar_that_no_token_can_continue(engine: Engine) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_damaged_logits_are_refused(engine: Engine, bad: float) -> None:
-    with engine.sampler() as sampler, pytest.raises(KernelError, match="damaged"):
+    with engine.sampler() as sampler, pytest.raises(LogitsError, match="damaged"):
         sampler.choose(engine.row(1.0, bad, 2.0))
 
 

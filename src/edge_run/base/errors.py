@@ -7,6 +7,7 @@
     ├── BudgetError(MemoryError) 4   a memory budget that cannot work
     ├── TierReadError(OSError)   5   a read or a write that the storage refused
     ├── KernelError              6   llama.cpp refused, failed, or is not the one we know
+    │   └── LogitsError          6   the logits after one text are no numbers
     ├── NotSupported             7   a right request that this model or device cannot serve
     ├── ContextFull              8   the conversation is longer than the context
     ├── ProtocolError            9   what came over the network is malformed, truncated or foreign
@@ -115,6 +116,10 @@ class KernelError(EdgeRunError):
     """llama.cpp refused a model or a batch, or its public structs are not the ones we know."""
 
     exit_code = 6
+
+
+class LogitsError(KernelError):
+    """The logits after one text are no numbers; other texts may have some. The exit code is the same."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -22,6 +22,7 @@ from edge_run.base.errors import (
     ContextFull,
     EdgeRunError,
     KernelError,
+    LogitsError,
     ModelFileError,
     NotSupported,
     PackedFileError,
@@ -87,6 +88,7 @@ def test_what_the_machine_lacks_is_no_result(monkeypatch: pytest.MonkeyPatch, ki
         ("generate", ConfigError("no such grammar"), 400),
         ("generate", ContextFull("too long"), 400),
         ("generate", NotSupported("no token fits"), 400),
+        ("generate", LogitsError("the best logit is nan"), 500),
     ],
 )
 def test_what_is_wrong_with_one_request_is_its_result(
