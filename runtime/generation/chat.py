@@ -44,7 +44,8 @@ class ChatTemplate:
     source: Jinja text. bos, eos: text of the tokens that begin and end a sequence, `""` where there is none.
     is_override: the caller chose the template, so its mistakes are a ConfigError and not a ModelFileError.
     now: what time the template is told. cell: where to render it, by default one of its own.
-    Raises ConfigError or ModelFileError for text that is not Jinja, or that takes too much to find out.
+    Raises ConfigError for an override that is not Jinja, or that takes too much to find out; what is wrong with the
+    template of a file is said when it is to render something, as plain completion needs none.
     Rendering changes nothing: one template may serve many threads.
     """
 
@@ -62,9 +63,8 @@ class ChatTemplate:
         self._is_override = is_override
         self._now = now
         self._cell = cell or template_cell()
-        if len(source) > MOST_TEMPLATE_BYTES:
-            raise self._refusal(f"has {len(source):,} characters, {MOST_TEMPLATE_BYTES:,} are the most")
-        self._ask("compile_template")
+        if is_override:
+            self._ask("compile_template")
 
     @classmethod
     def from_model(
@@ -73,8 +73,7 @@ class ChatTemplate:
         """Return the model's template, or None where it has none (use plain completion then).
 
         metadata: a key of the model file to its text, or None. override: Jinja text to use instead, or the path of
-        a file with it. Raises ConfigError for an override that cannot be read or is not Jinja, ModelFileError for a
-        template of the file that is not Jinja.
+        a file with it. Raises ConfigError for an override that cannot be read or is not Jinja.
         """
         if override is not None:
             return cls(override_text(override), bos, eos, is_override=True, cell=cell)
@@ -114,6 +113,8 @@ class ChatTemplate:
         return text.decode("utf-8", "surrogatepass")
 
     def _ask(self, job: str, **fields: Any) -> bytes:
+        if len(self.source) > MOST_TEMPLATE_BYTES:
+            raise self._refusal(f"has {len(self.source):,} characters, {MOST_TEMPLATE_BYTES:,} are the most")
         try:
             return self._cell.ask(job, source=self.source, is_override=self._is_override, **fields)
         except Overrun as overrun:

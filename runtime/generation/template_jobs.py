@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jinja2.nodes import Node
     from jinja2.parser import Parser
 
+LEAST_CHARACTERS, MOST_GROWTH = MIB, 8  # a text may be so long, and so much longer than what is told
 LEAST_BYTES = 64 * MIB  # what compiling and rendering may take, besides what a long conversation is given
 
 
@@ -53,6 +54,8 @@ def render(source: str, is_override: bool, now: str, variables: Mapping[str, Any
     told = {"date_string": clock.strftime("%d %b %Y"), "datetime": clock.strftime("%b %d %Y"), **variables}
     try:
         text = template.render(told, strftime_now=clock.strftime)
+        if len(text) > (most := LEAST_CHARACTERS + MOST_GROWTH * size):
+            raise ValueError(f"makes {len(text):,} characters of {size:,}, {most:,} are the most")
         return text.encode("utf-8", "surrogatepass")
     except _Refused as refusal:
         raise ConfigError(f"chat: the model's template refuses these messages: {_one_line(refusal)}") from None

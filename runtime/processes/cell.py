@@ -35,6 +35,7 @@ from edge_run.runtime.processes.child_process import (
 )
 
 LONGEST_S = 10.0
+STARTING_S = 120.0  # Python and a module, read from a drive that may be slow, and busy with weights
 
 
 class Overrun(EdgeRunError):
@@ -159,7 +160,23 @@ class Cell:
                 errno=error.errno,
             ) from error
         self._finalizer = weakref.finalize(self, self._child.end)
+        self._await_start(self._child)
         return self._child
+
+    def _await_start(self, child: _Child) -> None:
+        """Wait until a process says that it is ready, so that the limits of jobs are theirs alone."""
+        try:
+            _receive_reply(child.process, time.monotonic() + STARTING_S)
+        except TimeoutError:
+            self._end()
+            raise TierReadError(
+                f"the process for what strangers wrote has not started in {STARTING_S:g} s; check the drive"
+            ) from None
+        except (OSError, EOFError):
+            raise self._ending(child) from None
+        except BaseException:
+            self._end()
+            raise
 
     def _end(self) -> None:
         self._child = None
@@ -219,13 +236,18 @@ def _why_here() -> str:
 def _exchange(process: subprocess.Popen[bytes], request: bytes, end_s: float) -> tuple[int, bytes]:
     """Send a request; return the status and the content of the reply. Raises TimeoutError, EOFError, OSError."""
     assert process.stdin is not None
-    assert process.stdout is not None
-    to_child, from_child = process.stdin.fileno(), process.stdout.fileno()
+    to_child = process.stdin.fileno()
     os.set_blocking(to_child, False)
     rest = memoryview(REQUEST.pack(len(request)) + request)
     while rest:
         _wait(to_child, select.POLLOUT, end_s)
         rest = rest[os.write(to_child, rest) :]
+    return _receive_reply(process, end_s)
+
+
+def _receive_reply(process: subprocess.Popen[bytes], end_s: float) -> tuple[int, bytes]:
+    assert process.stdout is not None
+    from_child = process.stdout.fileno()
     status, length = REPLY.unpack(_receive(from_child, REPLY.size, end_s))
     return status, _receive(from_child, length, end_s)
 

@@ -1,7 +1,8 @@
 """The inside of a `Cell`: takes jobs on standard input, one at a time, and ends when its parent does.
 
 A request is its length and JSON, `[function, fields]`; a reply is a status, its length and its content: what the
-function returns, or what it raised. A job says itself how much memory it may take (`allow_memory`).
+function returns, or what it raised. The first reply, to no request, says that the module is imported. A job says itself
+how much memory it may take (`allow_memory`).
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def main(module_name: str, lifeline: int) -> None:
     os.dup2(2, 1)  # what a library prints is no reply
     _allowed.append(0)
     module = importlib.import_module(module_name)
+    _write(replies, REPLY.pack(DONE, 0))
     while head := _read(REQUEST.size):
         (length,) = REQUEST.unpack(head)
         if length > MIB:

@@ -112,12 +112,18 @@ def test_what_hugging_face_adds_to_jinja() -> None:
     ("source", "line"), [("{% for x in %}", 1), ("ok\n{{ messages", 2), ("{% endif %}", 1), ("\n\n{{ x | nosuch }}", 3)]
 )
 def test_a_template_that_is_not_jinja_says_where(source: str, line: int) -> None:
+    from_file = template(source)  # which plain completion does without
     with pytest.raises(ModelFileError, match=f"line {line}: ") as caught:
-        template(source)
+        from_file.render([USER])
     assert "\n" not in str(caught.value)
     assert caught.value.line == line
     with pytest.raises(ConfigError, match=f"line {line}: "):
         ChatTemplate(source, "", "", is_override=True, cell=CELL)
+
+
+def test_a_template_that_makes_far_more_than_it_is_told() -> None:
+    with pytest.raises(ModelFileError, match=r"makes 9,000,000 characters of [\d,]+, [\d,]+ are the most"):
+        template("{{ 'a' * 9000000 }}").render([USER])
 
 
 @pytest.mark.parametrize(
