@@ -90,9 +90,10 @@ class PromptKeeper(RowWatcher):
     def resume(self, prompt: Sequence[int], held: int) -> int | None:
         """Make the context hold the longest beginning of `prompt` that is kept, if it is longer than `held` tokens.
 
-        Returns the tokens that the context holds then; None where it was not touched. Raises Cancelled, after which it
-        is empty. Where llama.cpp does not do as it did when the rows were kept, none are taken any more. Without a held
-        token the context is emptied: what other sequences had left may not lie as it does in a new one.
+        Returns the tokens that the context holds then; None where it was not touched. Raises Cancelled in the middle of
+        reading rows, after which it is empty; before that, it leaves this to the pass that follows. Where llama.cpp
+        does not do as it did when the rows were kept, none are taken any more. Without a held token the context is
+        emptied: what other sequences had left may not lie as it does in a new one.
         """
         if not held:
             self._restorer.clear()
@@ -105,8 +106,7 @@ class PromptKeeper(RowWatcher):
                 self._say_no_answer()
                 break
             except Cancelled:
-                self._restorer.clear()
-                raise
+                break
             if prefix is None or prefix.position <= (held if result is None else result):
                 break
             if tried.count(prefix) > 1:  # once more, as a drive that is reset answers then

@@ -15,13 +15,13 @@ from edge_run.base.interrupt import JoinedThread, go_on, join_all
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.keeping.search import KeptPrefix
 from edge_run.runtime.keeping.store import remove
+from edge_run.runtime.keeping.writer import HANG_S
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers.kv.block_file import DamagedRows, RowsHead, RowsVoid, clear_part, place_part, read_rows
 from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout, MemoryPart
 from edge_run.tiers.kv.record import RowPass, reading
 
 READERS = 2
-HANG_S = 60.0  # that a drive may take for a part of a file, before it is no longer waited for
 _TRIED_TOKENS = 64  # of a text that is placed to see where its rows lie
 NO_ANSWER = "the drive does not answer"
 
@@ -157,7 +157,7 @@ class RowRestorer:
             raise errors[0]
         if isinstance(errors[0], DamagedRows):
             remove(snapshot)
-        return _reason(errors[0])
+        return _reason(snapshot, errors[0])
 
     def _read_blocks(self, prefix: KeptPrefix, tokens: Sequence[int]) -> tuple[int, str]:
         """Fill the rows of blocks; return how many from the first one on are right, and what is wrong with the next."""
@@ -183,7 +183,7 @@ class RowRestorer:
                 self._clear_blocks(range(bad, len(failures)))
                 if not isinstance(error, (OSError, DamagedRows)):
                     raise error
-                return bad, _reason(error)
+                return bad, _reason(prefix.blocks[bad], error)
         return len(failures), ""
 
     def _arrive(
@@ -232,9 +232,9 @@ class RowRestorer:
         return None
 
 
-def _reason(error: OSError | DamagedRows) -> str:
+def _reason(file: Path, error: OSError | DamagedRows) -> str:
     """Return what failed, in a clause."""
-    return f"{Path(error.filename or '').name}: {reason_of(error)}" if isinstance(error, OSError) else str(error)
+    return f"{file.name}: {reason_of(error)}" if isinstance(error, OSError) else str(error)
 
 
 def _clear(parts: Iterable[MemoryPart]) -> None:

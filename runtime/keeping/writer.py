@@ -19,7 +19,7 @@ from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout, MemoryPart
 from edge_run.tiers.kv.saving import SaveJob, SavingBlocks
 
 REST_S = 300.0  # after a failure
-HANG_S = 60.0  # that a drive may take for a part of a block, before it is no longer waited for
+HANG_S = 60.0  # that a drive may take for a part of a file, before it is no longer waited for
 
 
 @dataclass(frozen=True, slots=True)

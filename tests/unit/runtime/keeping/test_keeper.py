@@ -120,6 +120,25 @@ def test_a_lookup_on_a_drive_that_hangs_can_be_cancelled(tmp_path: Path) -> None
         answers.set()
 
 
+def test_a_cancelled_lookup_leaves_what_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass that follows is cancelled too, and then the conversation is still there."""
+    one, answers = Conversation(tmp_path), threading.Event()
+    one.answer()
+
+    def check() -> None:
+        raise Cancelled("the pass was cancelled")
+
+    def hang(path: Path) -> bool:
+        return answers.wait(20)
+
+    monkeypatch.setattr(search, "is_there", hang)
+    monkeypatch.setattr(one.keeper, "_check", check)
+    try:
+        assert one.keeper.resume(range(9), 1) is None
+    finally:
+        answers.set()
+
+
 def test_the_blocks_of_a_long_answer_are_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, n_named = Conversation(tmp_path), 0
     tokens, passes = range(2000), [RowPass(start, 1) for start in range(2000)]
