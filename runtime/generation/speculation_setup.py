@@ -53,6 +53,7 @@ def _new_session(engine: Engine) -> Session:
 
 def _control(engine: Engine, costs: WidthCosts, most_tokens: int) -> WidthControl:
     control = WidthControl(costs, most_tokens, _least_gain(engine))
+    control.first_trial_passes = float(engine.draft is not None)
     weights = engine.draft.weights if engine.draft else None
     if weights and weights.on_leave:
         control.rest = weights.leave

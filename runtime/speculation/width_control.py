@@ -6,7 +6,8 @@ guess and some are not, so whether to guess at all hangs on what the latest pass
 on a single one. While plain decoding is better, guesses are still made now and then, at a hundredth of the time, and
 held against what comes: so speculation begins again when it would pay. Each new text is guessed at. Of several that
 share passes a draft model would have to read each one first, so they are guessed at where wider passes are expected to
-take little longer, and are tried otherwise, a few of them. Plain passes are made now and then while guessing pays, at
+take little longer, and are only tried otherwise, a few of them: at once where trying costs nothing, after a while where
+it takes a draft model. Plain passes are made now and then while guessing pays, at
 first more often: they say what it gains.
 """
 
@@ -67,6 +68,7 @@ class WidthControl:
     is_on: whether the pass decided last had guesses, or may have had.
     rest: is called, between passes, when guesses have not been worth their time for a while: drafters may give back
         memory until they are asked again. rested_share: what plain passes read less then, of all that they read.
+    first_trial_passes: plain passes that take as long as a first trial; 0: new texts are tried at once.
     """
 
     def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float = LEAST_GAIN) -> None:
@@ -77,7 +79,7 @@ class WidthControl:
         self._plain: Offer = ONE_TEXT[0]
         self._least = least_gain  # of the texts that there are
         self.rest: Callable[[], None] = lambda: None
-        self.rested_share, self._is_resting = 0.0, False
+        self.rested_share, self.first_trial_passes, self._is_resting = 0.0, 0.0, False
         self._was_rested = False  # while the latest plain passes were made
         self._since_draft, self._since_plain, self._n_off = 0.0, 0, 0
         self._plain_after = PLAIN_FIRST
@@ -108,7 +110,8 @@ class WidthControl:
             pass_s = max(1e-9, self._costs.pass_s(width))
             # Who has rested reads what it needs, which `once_s` has; what it lent to the model is read twice beside
             # that: it streams in the trial's pass, and is read into memory of its own in the one after it.
-            trial_s = self._draft_s + self._once_s + 2 * self.rested_share * pass_s * self._is_resting
+            trial_s = self._draft_s + self._once_s or self.first_trial_passes * pass_s
+            trial_s += 2 * self.rested_share * pass_s * self._is_resting
             if self._since_draft < trial_s / (TRIAL_SHARE * pass_s):
                 if self._n_off > REST_AFTER:
                     self.rest()
@@ -126,10 +129,10 @@ class WidthControl:
         if self._is_new or not usual.tokens:
             hope = HOPE * self._least
             if hoped[0][1] > 1 and max(tokens / seconds for tokens, seconds in self._over_plain(hoped).values()) < hope:
-                hope, self._n_off = 0.0, REST_AFTER  # they are tried first
+                hope, self._n_off = 0.0, REST_AFTER  # they are only tried
             usual.tokens = max(usual.tokens, hope * usual.seconds)
             self.is_on = was_worth_it or hope > 0
-            if self._is_new and not self.is_on:
+            if self._is_new and not self.is_on and not self.first_trial_passes:
                 self._since_draft = math.inf
         else:
             self.is_on = was_worth_it

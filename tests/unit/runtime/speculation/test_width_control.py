@@ -100,6 +100,16 @@ def test_several_texts_are_guessed_at_where_wider_passes_take_little_longer(
     assert control.is_on == is_on
 
 
+def test_a_draft_model_is_not_tried_at_once_where_guesses_are_not_hoped_to_pay() -> None:
+    """It gives its memory back instead: answers may have ended before a trial has paid."""
+    control, rests = controlled(resident, (8, 64)), list[int]()
+    control.first_trial_passes, control.rest = 1.0, lambda: rests.append(1)
+    control.begin()
+    waited = next(n for n in range(1000) if control.wants_guesses(hoped(8)))
+    assert 1 / TRIAL_SHARE - 2 <= waited <= 1 / TRIAL_SHARE + 2
+    assert rests
+
+
 def test_what_drafters_lend_speaks_against_guesses_of_several_texts() -> None:
     control = controlled(streamed, (8, 64))
     control.rested_share = 0.6
