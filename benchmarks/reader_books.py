@@ -49,7 +49,7 @@ class Books:
     def __init__(self, readers: Readers) -> None:
         address_space = NoMemory([MappedSpan(0, BASE, BASE + MODEL_BYTES, BASE)], CHUNK_BYTES)
         self.n_frames = address_space.n_chunks // 2
-        states = OnDemand(address_space.n_chunks, self.n_frames, address_space.ragged)
+        states = OnDemand(address_space.n_chunks, self.n_frames, address_space.unmovable)
         self.weights = Weights(address_space, [NoFile()], readers, states, run_chunks=128)
         self.weights._sums._sums = array("I", [1]) * address_space.n_chunks  # nothing is new
         self.held: list[int] = []

@@ -108,7 +108,7 @@ def tier(
         n_chunks = address_space.n_chunks
         residency: OnDemand | Residency = Residency(n_chunks, order, pinned, n_frames)
         if is_on_demand:
-            residency = OnDemand(n_chunks, n_frames, address_space.ragged)
+            residency = OnDemand(n_chunks, n_frames, address_space.unmovable)
         readers = Readers(n_readers)
         try:
             yield Tier(address_space, paths, residency, readers)

@@ -90,14 +90,22 @@ class AddressSpace:
     """The address space of one model's weights, cut into numbered chunks. Thread-safe.
 
     spans: the mapped parts of all shards.
+    staying: (address, length) of what never leaves memory.
     chunk_bytes: the size of a whole chunk.
     n_chunks: how many chunks there are.
-    ragged: the chunks that stick out of a mapping.
+    unmovable: the chunks that keep their memory: those that stick out of a mapping, or hold some of what stays.
     """
 
-    def __init__(self, spans: Sequence[MappedSpan], chunk_bytes: int = CHUNK_BYTES, *, is_sparse: bool = False) -> None:
+    def __init__(
+        self,
+        spans: Sequence[MappedSpan],
+        chunk_bytes: int = CHUNK_BYTES,
+        *,
+        staying: Sequence[tuple[int, int]] = (),
+        is_sparse: bool = False,
+    ) -> None:
         """is_sparse: fresh memory is in small pages, so that a part of it may go without the rest."""
-        self.spans, self._is_sparse = tuple(spans), is_sparse
+        self.spans, self.staying, self._is_sparse = tuple(spans), tuple(staying), is_sparse
         self.chunk_bytes = chunk_bytes
         self._first: list[int] = []
         self._grid: list[int] = []
@@ -115,7 +123,8 @@ class AddressSpace:
             for first, last in zip(self._first, [*self._first[1:], count], strict=True)
             for chunk in (first, last - 1)
         }
-        self.ragged = frozenset(chunk for chunk in ends if not self.place(chunk).is_whole)
+        ragged = (chunk for chunk in ends if not self.place(chunk).is_whole)
+        self.unmovable = frozenset(ragged).union(*(self.chunks_of(*place) for place in self.staying))
 
     def reserve(self) -> None:
         """Reserve the spans: drop what was mapped there, and leave the addresses unreadable."""
@@ -168,8 +177,8 @@ class AddressSpace:
         raise ValueError(f"address {address:#x} (+{length}) is in no mapping of the model")
 
     def holding(self, ranges: Iterable[tuple[int, int]]) -> list[int]:
-        """Return the chunks that hold any of the (address, length) `ranges`, and all ragged chunks."""
-        return sorted(self.ragged.union(*(self.chunks_of(*place) for place in ranges)))
+        """Return the chunks that hold any of the (address, length) `ranges`, and all that cannot move."""
+        return sorted(self.unmovable.union(*(self.chunks_of(*place) for place in ranges)))
 
     def span_of(self, address: int) -> MappedSpan:
         """Return the span that holds `address`. Raises ValueError outside all spans."""
@@ -196,7 +205,7 @@ class AddressSpace:
 
     def total_bytes(self, chunks: Collection[int]) -> int:
         """Return the total size of `chunks`."""
-        missing = sum(self.chunk_bytes - self.place(chunk).length for chunk in self.ragged.intersection(chunks))
+        missing = sum(self.chunk_bytes - self.place(chunk).length for chunk in self.unmovable.intersection(chunks))
         return len(chunks) * self.chunk_bytes - missing
 
     def map(self, chunk: int, source: int | None, count: int = 1) -> None:
@@ -239,7 +248,7 @@ class AddressSpace:
         The kernel would move, or drop, whatever else lies there.
         """
         last = chunk + count - 1
-        if chunk >= 0 and last < self.n_chunks and self.ragged.isdisjoint(range(chunk, last + 1)):
+        if chunk >= 0 and last < self.n_chunks and self.unmovable.isdisjoint(range(chunk, last + 1)):
             address = self.place(chunk).address
             if count == 1 or self.place(last).address - address == (count - 1) * self.chunk_bytes:
                 return address

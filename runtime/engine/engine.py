@@ -150,7 +150,7 @@ class Engine:
         may_be_whole: bool = True,
         interrupt: Interrupt | None = None,
     ) -> Engine:
-        """Open the model at `path`; no weight is read before this returns.
+        """Open the model at `path`; when this returns, reading has begun, and nothing waits for it.
 
         recorder: takes part in every pass.
         gguf: the headers of `path`, if they were read already.

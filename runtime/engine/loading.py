@@ -199,7 +199,7 @@ class _Loading:
         spans, model = load_stubs(gguf, self._model)
         if not partial:
             gguf.check_unchanged()  # llama.cpp was shown the header that the path led to
-        address_space = AddressSpace(spans, self._prepared.config.chunk_bytes)
+        address_space = AddressSpace(spans, self._prepared.config.chunk_bytes, staying=self._prepared.staying(spans))
         address_space.reserve()
         chunks = address_space.holding(host_ranges(model)) if self._offload else range(address_space.n_chunks)
         weights_bytes = len(chunks) * address_space.chunk_bytes

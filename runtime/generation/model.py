@@ -74,7 +74,7 @@ class Model(ModelTexts):
         interrupt: Interrupt | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
-        """Open the model file at `path` (the first shard of a split one); no weights are read yet.
+        """Open the model file at `path` (the first shard of a split one); reading its weights has begun then.
 
         chat_template: Jinja text or a file, instead of the model's own template.
         config: all options at once.

@@ -34,7 +34,7 @@ class MoePlan:
     plan: what the user sees of it.
     address_space: the weights in chunks of a size that suits the experts.
     experts: the chunks of each expert.
-    dense: the chunks that every token needs: all weights but the experts, in order of use, and the ragged chunks.
+    dense: the chunks that every token needs: all weights but the experts, in order of use, and what cannot move.
     ranges: the tables that are only read by row.
     n_frames: the frames of the experts.
     n_least: the fewest that they can do with.
@@ -89,7 +89,7 @@ def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoeP
         return min(address_space.chunk_bytes, expert_chunk_bytes(tensors, budget_bytes))
 
     def sharing(size: int) -> _Sharing:
-        return _sharing(terms, graph, AddressSpace(address_space.spans, size), tensors)
+        return _sharing(terms, graph, AddressSpace(address_space.spans, size, staying=address_space.staying), tensors)
 
     with contextlib.suppress(BudgetError):
         return sharing(chunk_bytes(terms.budget_bytes)).plan()
@@ -109,7 +109,7 @@ def _sharing(terms: Terms, graph: GraphMap, address_space: AddressSpace, tensors
     routed = {tensor.address for tensor in tensors}
     reads = (read for node in graph for read in node.reads if read.address not in routed)
     whole = (chunk for read in reads for chunk in chunks_of(read, address_space, ranges))
-    dense = tuple(dict.fromkeys((*whole, *sorted(address_space.ragged))))
+    dense = tuple(dict.fromkeys((*whole, *sorted(address_space.unmovable))))
     experts = ExpertMap(tensors, address_space, frozenset(dense))
 
     part = DensePart.of(experts, dense, has_row_slices=terms.has_row_slices)
@@ -163,9 +163,9 @@ class _Sharing:
     @property
     def _least_chunks(self) -> int:
         """The chunks of the fewest frames for experts, and of the largest segment of dense weights."""
-        ragged = self._address_space.ragged
-        window = frames_needed(self._needs, set(self._dense) - set(ragged), self._segment_chunks)
-        return self._least + window + len(ragged)
+        unmovable = self._address_space.unmovable
+        window = frames_needed(self._needs, set(self._dense) - unmovable, self._segment_chunks)
+        return self._least + window + len(unmovable)
 
     def plan(self) -> MoePlan:
         """Return the plan, for a shorter context where that asked for has no room.
@@ -212,7 +212,7 @@ class _Sharing:
                 available = (n_places - n_frames) * self._chunk_cost
                 residency = plan_residency(
                     needs,
-                    self._address_space.ragged,
+                    self._address_space.unmovable,
                     self._chunk_cost,
                     available,
                     0,

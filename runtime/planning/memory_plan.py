@@ -126,7 +126,7 @@ def _plan_streamed(
         with cause_named(terms):
             residency = plan_residency(
                 segments,
-                address_space.ragged,
+                address_space.unmovable,
                 chunk_bytes,
                 terms.budget_bytes - other,
                 other,
@@ -142,7 +142,7 @@ def _plan_streamed(
     per_batch = residency.streamed_uses
     if residency.n_frames:
         n_most, n_always = terms.most_lent_bytes // chunk_bytes, terms.idle_bytes // chunk_bytes
-        by_visits = plan_stage_visits(residency, segments, visits, address_space.ragged, n_always, n_most)
+        by_visits = plan_stage_visits(residency, segments, visits, address_space.unmovable, n_always, n_most)
         residency = by_visits or with_lent(residency, segments, n_most)
     n_lent = min(len(residency.lent), terms.lent_bytes // chunk_bytes)
     per_pass = (
@@ -161,7 +161,7 @@ def _plan_streamed(
         for tokens, n_kept, n_reads in zip(steps, kept, reads_beside(residency, segments, kept), strict=True)
     ]
     shortest, short_needs = terms.shortened(terms.pool_bytes) or terms, _needs(cut, SHORT_SEGMENT_CHUNKS)
-    minimum_chunks = least_chunks(short_needs, address_space.ragged, SHORT_SEGMENT_CHUNKS)
+    minimum_chunks = least_chunks(short_needs, address_space.unmovable, SHORT_SEGMENT_CHUNKS)
     least_other = with_page_tables(shortest.holdings.total_bytes + rows)
     window = residency.n_frames * address_space.chunk_bytes
     plan = make_plan(

@@ -88,7 +88,7 @@ class Planner:
         if offload:
             self._holdings = offload.added_to(self._holdings)
             self._spans = clipped(known.spans, self._host_ranges())
-        self._address_space = AddressSpace(self._spans)
+        self._address_space = AddressSpace(self._spans, staying=prepared.staying(self._spans))
         self.window = AttentionWindow(known.window_tokens, known.windowed_share if known.window_tokens else 0.0)
 
     @functools.cached_property

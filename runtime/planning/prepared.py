@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.planning.terms import Terms
+from edge_run.tiers.address_space import MappedSpan
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.kv.cells import Cells
 from edge_run.tiers.packed_file import PackedFile
@@ -74,6 +76,20 @@ class Prepared:
         if self.draft is None or self.draft_offload or self.gguf.is_mixture:
             return 0
         return self.draft.idle_bytes
+
+    def staying(self, spans: Sequence[MappedSpan]) -> list[tuple[int, int]]:
+        """Return (address, length) of those weights in `spans` that must not leave memory between passes.
+
+        These are the factors of rotary embeddings where a full context is shifted: llama.cpp turns keys with them
+        before a pass, when no segment of it is held yet.
+        """
+        factors = [one for one in self.gguf.tensors if self.config.context_shift and ".rope_f" in f".{one.name}"]
+        return [
+            (span.base + one.offset, one.size_bytes)
+            for one in factors
+            for span in spans
+            if span.shard == one.shard and span.start <= span.base + one.offset < span.stop
+        ]
 
     def terms(self, holdings: Holdings, context_tokens: int, micro_batch_tokens: int) -> Terms:
         """Return the terms of a plan, for a process that holds `holdings` besides weights."""

@@ -142,7 +142,7 @@ def _in_order(
     if not residency.n_frames:  # nothing ever leaves, so no pass need stop for it
         return plan, [PinnedWeights(weights, address_space, lookups)]
     products = memory.products if terms.has_row_slices else None
-    residency = with_spare(residency, [segment.needs for segment in segments], address_space.ragged)
+    residency = with_spare(residency, [segment.needs for segment in segments], address_space.unmovable)
     streaming = WeightStreaming(weights, address_space, lookups, residency, products=products)
     return plan, [streaming]
 
@@ -156,8 +156,8 @@ def _by_expert(
     sources, blocks = _unpacking(memory.sources, terms, undo)
     memory = replace(memory, address_space=address_space)
     # Ragged chunks are dense, and have memory of their own.
-    n_dense_frames = 0 if moe.residency else len(moe.dense) - len(address_space.ragged)
-    states = OnDemand(address_space.n_chunks, n_dense_frames + n_frames, address_space.ragged)
+    n_dense_frames = 0 if moe.residency else len(moe.dense) - len(address_space.unmovable)
+    states = OnDemand(address_space.n_chunks, n_dense_frames + n_frames, address_space.unmovable)
     weights = memory.weights(states, READ_BYTES // address_space.chunk_bytes, sources)
     part = DensePart.of(experts, moe.dense, has_row_slices=terms.has_row_slices)
     lookups = memory.lookups(moe.ranges, undo)
@@ -189,7 +189,7 @@ def _dense_in_order(
     weights.start()
     products = memory.products if part.has_row_slices else None
     needs = [segment.needs for segment in segments]
-    residency = with_spare(residency, needs, address_space.ragged)
+    residency = with_spare(residency, needs, address_space.unmovable)
     return WeightStreaming(weights, address_space, lookups, residency, part, products)
 
 

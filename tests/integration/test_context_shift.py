@@ -15,7 +15,7 @@ from edge_run.base.units import MIB
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.speculation_setup import open_session
-from exactness import CHUNK_BYTES, open_at
+from exactness import CHUNK_BYTES, fewest_frames, open_at
 from in_child import in_child
 from kit_models import PROMPT
 from tiny_models import N_VOCAB, make_model
@@ -72,6 +72,26 @@ def test_it_is_llama_cpps(
     assert all(np.isfinite(row).all() for row in wanted)
     assert not [i for i, (a, b) in enumerate(zip(wanted, found, strict=True)) if not np.array_equal(a, b)]
     assert np.array_equal(found[0], found[-2])  # nothing of what was shifted is left
+    plain.close()
+
+
+@in_child
+def test_what_keys_are_turned_by_is_there_where_nearly_everything_streams(tmp_path: Path) -> None:
+    """Factors of rotary embeddings in the middle of a file: llama.cpp reads them before the pass has asked for them."""
+    path, settings = make_model("llama", tmp_path), {**OPTIONS, "context_tokens": 256}
+    with fewest_frames(0.0):
+        engine = open_at(path, 0.0, settings)
+    backing = engine._loaded.backing
+    assert backing
+    space = backing.address_space
+    (factors,) = [space.chunks_of(*place) for place in space.staying]
+    assert space.unmovable.issuperset(factors)
+    assert engine.plan.streamed_bytes_per_pass > engine.plan.pinned_bytes
+    found = say(open_session(engine), 256, 2)
+    engine.close()
+    plain = Engine.open(path, ModelConfig(backend="llama.cpp", **settings))
+    wanted = say(open_session(plain), 256, 2)
+    assert not [i for i, (a, b) in enumerate(zip(wanted, found, strict=True)) if not np.array_equal(a, b)]
     plain.close()
 
 

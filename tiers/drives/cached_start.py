@@ -87,7 +87,7 @@ class CachedStart:
         """Return the whole ones of `chunks` in pieces, each in a row."""
         space, pieces = self._address_space, list[range]()
         most = PIECE_BYTES // space.chunk_bytes
-        for chunk in sorted(set(chunks) - space.ragged):
+        for chunk in sorted(set(chunks) - space.unmovable):
             last = pieces[-1] if pieces else range(0)
             if last and len(last) < most and chunk == last.stop and space.is_followed_by(last[-1], chunk):
                 pieces[-1] = range(last.start, chunk + 1)

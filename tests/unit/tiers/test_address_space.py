@@ -48,7 +48,7 @@ def test_chunks_cover_every_span_once_on_the_grid(shift_pages: int) -> None:
             assert place.address == covered[place.shard]
             covered[place.shard] += place.length
             assert place.file_offset == place.address - address_space.spans[place.shard].base
-            assert place.is_whole == (place.length == CHUNK) == (chunk not in address_space.ragged)
+            assert place.is_whole == (place.length == CHUNK) == (chunk not in address_space.unmovable)
             assert not place.is_whole or place.file_offset % CHUNK == 0, "on the grid of the file, as packed blocks are"
         assert all(covered[span.shard] == span.stop for span in address_space.spans)
         assert address_space.total_bytes(range(address_space.n_chunks)) == sum(
@@ -227,7 +227,7 @@ def test_of_several_moves_one_that_is_refused_leaves_no_frame_to_the_others(monk
 def test_a_move_that_is_not_from_whole_chunks_to_whole_chunks_is_refused(target: int, source: int, count: int) -> None:
     """The kernel would move what is not ours, and llama.cpp's code or the heap may lie right behind a model."""
     with mapped([10 * CHUNK - PAGE], CHUNK, hole=range(5 * CHUNK, 6 * CHUNK)) as address_space:
-        assert address_space.ragged == {8}
+        assert address_space.unmovable == {8}
         for chunk in range(address_space.n_chunks):
             address_space.map(chunk, NEW_FRAME)
         data = [fill(address_space, chunk, chunk) for chunk in range(address_space.n_chunks)]

@@ -38,7 +38,7 @@ def test_what_is_acquired_is_what_the_file_holds(tmp_path: Path, n_readers: int,
     sizes = [choose.randint(8, 20) * CHUNK + choose.randint(1, CHUNK) for _ in range(2)]
     shift = choose.randrange(4) * PAGE
     with mapped(sizes, CHUNK, shift_bytes=shift) as shape:
-        n_chunks, ragged = shape.n_chunks, shape.ragged
+        n_chunks, ragged = shape.n_chunks, shape.unmovable
     needs = []
     for _ in range(choose.randint(5, 20)):
         first = choose.randrange(n_chunks)

@@ -157,7 +157,7 @@ def test_a_ragged_chunk_whose_read_failed_is_no_frame_for_others(tmp_path: Path,
     """It is smaller than they are: a whole one moved from it would take along what lies behind the mapping."""
     hole = range(2 * CHUNK, 3 * CHUNK + PAGE)
     with tier(tmp_path, [8 * CHUNK - PAGE], (), n_frames=2, hole=hole, is_on_demand=True) as streamed:
-        assert streamed.address_space.ragged == {2, 6}
+        assert streamed.address_space.unmovable == {2, 6}
         start = streamed.address_space.place(lost).file_offset
         failures = [TierReadError("once")]
 
