@@ -141,7 +141,6 @@ def main() -> None:
     service = Service(Catalogue.of(model, model), Admission(4), version="0")
     with bind("127.0.0.1", given.port) as bound:
         app: Any = make_app(service, access_for("127.0.0.1", "127.0.0.1", keys=given.key))
-        bound.listen()
         print(f"serving {given.name} at http://127.0.0.1:{bound.getsockname()[1]}", file=sys.stderr, flush=True)
         uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off")).run(sockets=[bound])
 

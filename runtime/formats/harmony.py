@@ -15,6 +15,7 @@ from edge_run.base import strict_json
 from edge_run.base.results import ToolCall
 from edge_run.runtime.formats.call_texts import dumped, new_call_identity
 from edge_run.runtime.formats.held_output import HeldOutput
+from edge_run.runtime.formats.marked_output import THINK, THOUGHT
 from edge_run.runtime.formats.output import Delta
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -30,7 +31,8 @@ class HarmonyOutput(HeldOutput):
     """Parses one answer.
 
     begins: what the prompt ends with of the answer's first message. has_thoughts: whether reasoning is told apart; else
-    it is content. tools: names that may be called; calls of others are content. most_calls: further ones are left out.
+    it is content, between `<think>` and `</think>`. tools: names that may be called; calls of others are content.
+    most_calls: further ones are left out.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class HarmonyOutput(HeldOutput):
         self._channel = channel[1] if channel else "final"
         self._recipient = recipient[1] if recipient else ""
         self._header, self._held, self._is_in_body = header, rest, True
-        return []
+        return [Delta(THINK)] if self._is_marked else []
 
     def _body(self, is_last: bool) -> list[Delta]:
         at, mark = min(
@@ -80,7 +82,12 @@ class HarmonyOutput(HeldOutput):
         if mark or is_last:
             self._is_in_body = False
             self._held = self._held.removeprefix(mark if mark in (END, RETURN, CALL) else "")
-        return [self._delta(text)]
+        return [self._delta(text), Delta(THOUGHT)] if mark and self._is_marked else [self._delta(text)]
+
+    @property
+    def _is_marked(self) -> bool:
+        """Whether the message is reasoning that is not told apart."""
+        return self._channel == "analysis" and not (self._recipient or self._has_thoughts)
 
     def _delta(self, text: str) -> Delta:
         if self._recipient:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.files.texts import key_lines
+from edge_run.base.files.key_files import key_lines
 from edge_run.runtime.server.page_files import PAGE, PAGE_FILES
 from edge_run.runtime.server.refusals import Refusal
 

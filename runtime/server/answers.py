@@ -1,4 +1,4 @@
-"""Answers on the wire: whole, or as a stream whose headers go out at once and which never falls silent."""
+"""Answers on the wire: whole, or as a stream whose headers go out soon and which never falls silent for long."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import math
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,13 +26,11 @@ from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import FinishedAnswer, Job, generate
 from edge_run.runtime.server.refusals import Refusal, refusal_of, shutting_down
 from edge_run.runtime.server.service import Service
+from edge_run.runtime.server.tasks import until_client_leaves
 from edge_run.runtime.server.usage import PromptReading
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-
-if sys.version_info < (3, 11):
-    from exceptiongroup import BaseExceptionGroup
 
 EVENT_STREAM, JSON_LINES, JSON = "text/event-stream; charset=utf-8", "application/x-ndjson", "application/json"
 QUICK_S = 0.25  # what is refused within this time is refused with a status of HTTP
@@ -42,9 +38,10 @@ SILENCE_S = 5.0  # clients and proxies take a longer one for a failure
 PROGRESS_S = 1.0
 MOST_FRAMES = 8192  # that a client may be behind
 COMMENT = b": the answer is being computed\n\n"
+_LINE_ENDS = ("\x85", "\u2028", "\u2029")  # of Unicode, which JSON leaves as they are
 
 
-class _Opening(bytes):
+class _First(bytes):
     """What a stream begins with."""
 
 
@@ -52,7 +49,7 @@ class _Last(bytes):
     """What an answer ends with."""
 
 
-_Item = bytes | _Opening | _Last | Refusal
+_Item = bytes | _First | _Last | Refusal
 MakeJob = Callable[[ServedModel], Awaitable[Job]]
 
 logger = logging.getLogger(__name__)
@@ -95,10 +92,18 @@ class AnswerForm(Protocol):
         ...
 
 
+def one_line(document: Any) -> bytes:
+    """Return JSON that is one line also to clients that take more than a line break for the end of one."""
+    line: bytes = msgspec.json.encode(document)
+    for end in _LINE_ENDS:
+        line = line.replace(end.encode(), b"\\u%04x" % ord(end))
+    return line
+
+
 def event(document: Any, name: str = "") -> bytes:
     """Return a server-sent event of a document."""
     head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + msgspec.json.encode(document) + b"\n\n"
+    return head + b"data: " + one_line(document) + b"\n\n"
 
 
 def json_response(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -137,35 +142,15 @@ class AnswerResponse:
         key, self._body = whose(scope), scope.get(BODY)
         with self._service.admission.place(self._entry.name, key) as place:
             sender, receiver = anyio.create_memory_object_stream[_Item](MOST_FRAMES)
-            is_over = False
-
-            def leave() -> None:
-                nonlocal is_over
-                is_over = True
-                group.cancel_scope.cancel()
-
-            try:
-                async with anyio.create_task_group() as group:
-
-                    async def watch() -> None:
-                        while (await receive())["type"] != "http.disconnect":
-                            pass
-                        leave()
-
-                    async def write() -> None:
-                        with receiver, contextlib.suppress(anyio.EndOfStream):
-                            if self._is_stream:
-                                await self._write_stream(send, receiver)
-                            else:
-                                await self._write_whole(send, receiver)
-                            leave()
-
-                    group.start_soon(watch, name="edge-run-watch-client")
-                    group.start_soon(write, name="edge-run-write")
-                    group.start_soon(self._compute, key, place, sender, leave, name="edge-run-answer")
-            except BaseExceptionGroup as failures:
-                raise failures.exceptions[0] from failures.exceptions[0].__cause__
-            if not is_over:
+            async with until_client_leaves(receive) as client:
+                client.group.start_soon(self._compute, key, place, sender, client.end, name="edge-run-answer")
+                with receiver, contextlib.suppress(anyio.EndOfStream):
+                    if self._is_stream:
+                        await self._write_stream(send, receiver)
+                    else:
+                        await self._write_whole(send, receiver)
+                    client.end()
+            if not client.is_over:
                 logger.error("an answer was lost: its task was cancelled, though by nobody here")
                 raise Refusal(500, "the answer was lost", code="lost")
 
@@ -218,7 +203,7 @@ class AnswerResponse:
         opening = self._form.begin(served, job)  # before any piece: some forms number what they write
         self._served = served
         if self._is_stream:
-            sender.send_nowait(_Opening(opening))
+            sender.send_nowait(_First(opening))
         wants_progress = self._is_stream and self._form.wants_progress
         outcomes = await generate(served.answering, job, take, count, read if wants_progress else None)
         if self._is_stream:
@@ -255,10 +240,10 @@ class AnswerResponse:
     async def _write_stream(self, send: Send, receiver: MemoryObjectReceiveStream[_Item]) -> None:
         opening = b""
         item: _Item | None = None
-        patience_s = math.inf if self._service.catalogue.is_at_hand(self._entry) else QUICK_S
+        patience_s = SILENCE_S if self._service.catalogue.is_at_hand(self._entry) else QUICK_S
         with anyio.move_on_after(patience_s):
             item = await receiver.receive()
-        if isinstance(item, _Opening):
+        if isinstance(item, _First):
             opening = item
             item = None
             with anyio.move_on_after(QUICK_S):

@@ -98,7 +98,9 @@ def make_app(service: Service, access: Access, has_metrics: bool = False) -> Gua
         for path, handler in handlers.items()
     ]
     routes += [Route(path, handler, methods=["GET"]) for path, handler in page_handlers().items()]
-    return Guard(Router(routes), access)
+    # Redirected to the path without a slash at its end, a request would go where this server takes its address to be:
+    # behind a proxy that speaks HTTPS, to one in clear text.
+    return Guard(Router(routes, redirect_slashes=False), access)
 
 
 def _with_and_without_v1(path: str, handler: Handler) -> dict[str, Handler]:

@@ -9,11 +9,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
-from edge_run.base.errors import Cancelled, ContextFull
+from edge_run.base.errors import Cancelled
 from edge_run.base.results import Generation, TokenLogprobs, ToolCall
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.formats.output import Delta, MakeParser, PlainOutput
 from edge_run.runtime.generation.async_model import AsyncModel
+from edge_run.runtime.llama.prompt_text import check_room
 from edge_run.runtime.server.tasks import task_group
 
 _SEEDS = 2**32 - 1
@@ -59,18 +60,7 @@ class Job:
 
     def check(self, context_tokens: int) -> None:
         """Raise ContextFull where a prompt leaves no room for a token."""
-        check_prompt_length(max(map(len, self.prompts)), context_tokens)
-
-
-def check_prompt_length(n_tokens: int, context_tokens: int) -> None:
-    """Raise ContextFull where a prompt of so many tokens leaves no room for a token."""
-    if n_tokens >= context_tokens:
-        raise ContextFull(
-            f"the prompt has {n_tokens:,} tokens, the context holds {context_tokens:,}; shorten it, or "
-            "give more context (-c)",
-            prompt_tokens=n_tokens,
-            context_tokens=context_tokens,
-        )
+        check_room(max(map(len, self.prompts)), context_tokens)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import AnswerDefaults, Preparing, ServedModel
 from edge_run.runtime.server.counts import Counts
 from edge_run.runtime.server.refusals import Refusal, shutting_down
-from edge_run.runtime.server.tasks import task_group
+from edge_run.runtime.server.tasks import until_client_leaves
 
 MOST_NUMBERS = 1 << 22  # of the vectors of one answer: as text, some 20 bytes each
 FEW_NUMBERS = 1 << 16
@@ -77,12 +77,12 @@ class Service:
     async def _visited(self, entry: ModelEntry, request: Request) -> AsyncIterator[ServedModel]:
         key = whose(request.scope)
         if self.catalogue.is_at_hand(entry):
-            async with _until_client_leaves(request), self.hold(entry, key) as served:
+            async with _while_client_waits(request), self.hold(entry, key) as served:
                 yield served
             return
         with self.admission.place(entry.name, key) as place:
             with place.scope:
-                async with _until_client_leaves(request), self.hold(entry, key) as served:
+                async with _while_client_waits(request), self.hold(entry, key) as served:
                     yield served
             if place.scope.cancelled_caught:
                 raise shutting_down()
@@ -114,20 +114,9 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def _until_client_leaves(request: Request) -> AsyncIterator[None]:
-    """Cancel this block when the client of a request, whose body was read, leaves. Raises Refusal then."""
-    has_left = False
-    async with task_group() as group:
-
-        async def watch() -> None:
-            nonlocal has_left
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-            has_left = True
-            group.cancel_scope.cancel()
-
-        group.start_soon(watch, name="edge-run-watch-client")
+async def _while_client_waits(request: Request) -> AsyncIterator[None]:
+    """Have this block ended when the client of a request, whose body was read, leaves. Raises Refusal then."""
+    async with until_client_leaves(request.receive) as client:
         yield
-        group.cancel_scope.cancel()
-    if has_left:
+    if client.is_over:
         raise Refusal(400, "the client went away before it had its answer", closes=True)

@@ -31,6 +31,7 @@ from edge_run.runtime.server.catalogue.folder import read_folder
 from edge_run.runtime.server.catalogue.served_model import AnswerDefaults
 from edge_run.runtime.server.connections import MOST_CONNECTIONS, BoundedListener, BoundedProtocol
 from edge_run.runtime.server.service import Service
+from edge_run.runtime.server.tasks import task_group
 
 try:
     import resource
@@ -82,7 +83,10 @@ def raise_file_limit() -> None:
 
 
 def bind(host: str, port: int) -> BoundedListener:
-    """Return a socket that has the address, and does not listen yet. Raises ConfigError."""
+    """Return a socket that listens at the address, so that nobody else can. Raises ConfigError.
+
+    Who connects waits until a server takes connections.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -93,6 +97,7 @@ def bind(host: str, port: int) -> BoundedListener:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        bound.listen(BACKLOG)  # two sockets that do not listen yet may have one address
     except OSError as error:
         bound.close()
         raise ConfigError(f"--host {host} --port {port}: {reason_of(error)}; give another one") from error
@@ -128,7 +133,7 @@ async def serve_folder(
     catalogue = Catalogue(found, open_file, lambda: read_folder(folder), say)
     _say_left_out(catalogue, say)
     if not found.entries:
-        raise ConfigError(f"--models {folder}: has no GGUF file of a model that generates text; name another folder")
+        raise ConfigError(f"--models {folder}: has no GGUF file of a model that can be served; name another folder")
     await _serve(catalogue, f"{len(found.entries)} models of {folder.name}", USUAL_S, bound, options, say)
 
 
@@ -151,7 +156,7 @@ async def _serve(
         say(line)
 
     server = _Server(_configuration(guard, options), ready)
-    async with catalogue, anyio.create_task_group() as group:
+    async with catalogue, task_group() as group:
         if threading.current_thread() is threading.main_thread():
             group.start_soon(_hear_signals, server, guard, service, options, say, name="edge-run-signals")
         await server.serve(sockets=[bound])

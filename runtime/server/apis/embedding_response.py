@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import anyio
 import anyio.to_thread
 import msgspec
 from starlette.responses import Response
@@ -26,9 +24,7 @@ from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.refusals import CONTEXT_LENGTH_EXCEEDED, Refusal, shutting_down
 from edge_run.runtime.server.service import MOST_NUMBERS, Service
-
-if sys.version_info < (3, 11):
-    from exceptiongroup import BaseExceptionGroup
+from edge_run.runtime.server.tasks import until_client_leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,34 +81,23 @@ class EmbeddingResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises Refusal, or an error of ours."""
         counts, reason, found = self._service.counts_of(self._entry.name), "abort", None
-        has_left, key = False, whose(scope)
+        key = whose(scope)
         with self._service.admission.place(self._entry.name, key) as place:
             try:
-                async with anyio.create_task_group() as group:
-
-                    async def watch() -> None:
-                        nonlocal has_left
-                        while (await receive())["type"] != "http.disconnect":
-                            pass
-                        has_left = True
-                        group.cancel_scope.cancel()
-
-                    group.start_soon(watch, name="edge-run-watch-client")
+                async with until_client_leaves(receive) as client:
                     with place.scope:
                         async with self._service.hold(self._entry, key) as served:
                             found = await self._compute(served, place, scope)
-                    group.cancel_scope.cancel()
-            except BaseExceptionGroup as failures:
-                if not has_left:  # else it is the end of a pass that nobody waits for
-                    reason = "abort" if isinstance(failures.exceptions[0], Cancelled) else "error"
-                    raise failures.exceptions[0] from failures.exceptions[0].__cause__
+            except Exception as error:
+                reason = "abort" if isinstance(error, Cancelled) else "error"
+                raise
             finally:
                 counts.request_s.add(place.age_s)
                 counts.end("stop" if found else reason)
         if found:
             counts.prompt_tokens += found.tokens
             await Response(found.body, media_type=JSON)(scope, receive, send)
-        elif not has_left:
+        elif not client.is_over:
             raise shutting_down()
 
     async def _compute(self, served: ServedModel, place: Place, scope: Scope) -> _Found:

@@ -14,11 +14,12 @@ from starlette.responses import Response
 from edge_run.base.sampling_config import MOST_TOP_LOGPROBS, SamplingConfig
 from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.generation.model import Model
+from edge_run.runtime.llama.prompt_text import check_room
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.apis.openai_completions import MOST_ANSWERS, Token
 from edge_run.runtime.server.catalogue.served_model import ServedModel
-from edge_run.runtime.server.generating import FinishedAnswer, Job, check_prompt_length
+from edge_run.runtime.server.generating import FinishedAnswer, Job
 from edge_run.runtime.server.logprobs import Spell, native_probabilities
 from edge_run.runtime.server.refusals import Refusal, openai_error
 from edge_run.runtime.server.sampling_fields import Count, Name, SamplingFields, refuse_set, schema_text
@@ -124,7 +125,7 @@ def _prompt_tokens(model: Model, prompt: str | PromptObject | Sequence[Any]) -> 
         elif part:
             tokens += model.tokenize(part, add_special=False, parse_special=True)
         if isinstance(part, str):
-            check_prompt_length(len(tokens), model.context_tokens)  # before more texts are turned into tokens
+            check_room(len(tokens), model.context_tokens)  # before more texts are turned into tokens
     if not tokens:
         raise Refusal(400, "prompt: has no tokens", param="prompt")
     return tokens

@@ -21,7 +21,7 @@ from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.formats.tool_format import can_think
 from edge_run.runtime.formats.tools import Toolbox
-from edge_run.runtime.server.answers import JSON_LINES, AnswerResponse, json_response
+from edge_run.runtime.server.answers import JSON_LINES, AnswerResponse, json_response, one_line
 from edge_run.runtime.server.apis.keep_alive import KeepAlive, rest_s
 from edge_run.runtime.server.apis.openai_chat import ToolEntry
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES
@@ -41,7 +41,6 @@ from edge_run.runtime.server.service import Service
 
 API_VERSION = "0.12.0"  # of Ollama, whose API this is: clients ask for a least one
 _NANOSECONDS = 1e9
-_LINE_ENDS = ("\x85", "\u2028", "\u2029")  # of Unicode, which JSON leaves as they are
 
 
 class OllamaOptions(SamplingFields, kw_only=True):
@@ -294,11 +293,7 @@ class OllamaForm:
 
 
 def _line(document: Any) -> bytes:
-    """Return a document as a line, also to clients that take more than a line break for the end of one."""
-    line: bytes = msgspec.json.encode(document)
-    for end in _LINE_ENDS:
-        line = line.replace(end.encode(), b"\\u%04x" % ord(end))
-    return line + b"\n"
+    return one_line(document) + b"\n"
 
 
 def _head(name: str) -> dict[str, Any]:

@@ -61,18 +61,6 @@ class CompletionRequest(SamplingFields, kw_only=True):
             raise Refusal(400, "best_of: more answers than n are not made", param="best_of")
 
 
-async def prompt_of(served: ServedModel, prompt: str | Sequence[str | int | list[int]]) -> list[int]:
-    """Return the tokens of a prompt: a text, a list of one text, or tokens. Raises Refusal."""
-    if isinstance(prompt, str):
-        return await served.prompt_tokens(prompt)
-    if len(prompt) == 1 and isinstance(prompt[0], str):
-        return await served.prompt_tokens(prompt[0])
-    tokens = [part for part in prompt if isinstance(part, int)]
-    if not tokens or len(tokens) < len(prompt):
-        raise Refusal(400, "prompt: must be one text, or a list of tokens", param="prompt")
-    return tokens
-
-
 async def completions(service: Service, request: Request) -> AnswerResponse:
     """Continue a text."""
     asked = await service.read(request, CompletionRequest)
@@ -97,12 +85,13 @@ async def completion_job(asked: CompletionRequest, served: ServedModel) -> Job:
 
 async def _prompts_of(served: ServedModel, prompt: str | Sequence[str | int | list[int]]) -> list[list[int]]:
     """Return the tokens of each prompt: one, or a list of texts or of lists of tokens. Raises Refusal."""
-    parts = [prompt] if isinstance(prompt, str) else prompt
-    if not parts or any(isinstance(part, int) for part in parts):
-        return [await prompt_of(served, parts)]
+    is_one = isinstance(prompt, str) or not prompt or any(isinstance(part, int) for part in prompt)
+    parts: Sequence[Any] = [prompt] if is_one else prompt
     if len(parts) > MOST_ANSWERS:
         raise Refusal(400, f"prompt: more than {MOST_ANSWERS} prompts in one request", param="prompt")
-    return [await prompt_of(served, part) for part in parts if not isinstance(part, int)]
+    if not all(isinstance(part, str) or (part and all(isinstance(token, int) for token in part)) for part in parts):
+        raise Refusal(400, "prompt: must be one text, or a list of tokens", param="prompt")
+    return [await served.prompt_tokens(part) if isinstance(part, str) else part for part in parts]
 
 
 class CompletionForm:

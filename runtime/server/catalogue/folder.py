@@ -58,8 +58,8 @@ class ModelFolder:
 def read_folder(folder: Path) -> ModelFolder:
     """Return the models whose GGUF files lie in a folder, by name; the files of a split one are one model.
 
-    A file that is broken, or is no model that generates text, is left out with the reason. Raises ConfigError where the
-    folder cannot be read.
+    A file that is broken, or is of no kind that can be served (`check_kind`), is left out with the reason. Raises
+    ConfigError where the folder cannot be read.
     """
     try:
         files = sorted(path for path in folder.iterdir() if path.suffix == ".gguf")

@@ -24,6 +24,7 @@ from edge_run.cli.shared.conversation_book import ConversationBook
 from edge_run.cli.shared.server_chat import ServerChat
 from edge_run.cli.shared.talks import TemplateTalk
 from edge_run.cli.shared.terminal import OutputError
+from edge_run.runtime.client.answer_event import AnswerEvent
 from edge_run.runtime.keeping import conversations
 from edge_run.runtime.keeping.conversations import Conversation, Conversations
 
@@ -251,6 +252,27 @@ def test_a_chat_with_a_server_from_a_pipe_ends_with_its_error(
     with pytest.raises((click.exceptions.Exit, OutputError)) as raised:
         ServerChat(client, {}, "", terminal).run()
     assert getattr(raised.value, "exit_code", None) == error.exit_code
+
+
+def test_thoughts_at_a_server_are_shown_between_marks_and_not_sent_along() -> None:
+    sent, shown = list[Any](), list[str]()
+
+    def answer(path: str, body: dict[str, Any]) -> Iterator[AnswerEvent]:
+        sent.append(body["messages"])
+        yield AnswerEvent(reasoning="H")
+        yield AnswerEvent(reasoning="m.")
+        if len(sent) == 1:
+            yield AnswerEvent("Ye", reasoning="..")
+            yield AnswerEvent("s.")
+
+    terminal, client = quiet_terminal(), SimpleNamespace(answer=answer)
+    terminal.write_answer, terminal.end_line = shown.append, lambda: shown.append("\n")
+    chat = ServerChat(client, {}, "", terminal)  # type: ignore[arg-type]
+    for text in ("one", "two", "three"):
+        chat.answer(text)
+    assert "".join(shown) == "<think>\nHm...\n</think>\n\nYes.\n" + "<think>\nHm.\n" * 2
+    said = [(message["role"], message["content"]) for message in sent[-1]]
+    assert said == [("user", "one"), ("assistant", "Yes."), ("user", "two"), ("assistant", ""), ("user", "three")]
 
 
 @pytest.mark.parametrize("added", [(), (("user", "Bye"), ("assistant", "Bye"))])

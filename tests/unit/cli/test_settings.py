@@ -140,6 +140,43 @@ def test_what_a_configuration_says_of_one_model_does_not_exclude_a_folder(
     assert "--models and --draft: exclude each other" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("server", "limit"), [("127.0.0.1:9", "max_tokens"), ("https://api.openai.com", "max_completion_tokens")]
+)
+def test_a_server_is_sent_what_was_given_and_nothing_else(
+    server: str, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenAI refuses what it does not know."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    asked: list[Any] = []
+    monkeypatch.setattr(ServerClient, "get", lambda self, path: {"data": [{"id": "theirs"}]})
+    monkeypatch.setattr(ServerChat, "run", lambda self, prompt: asked.append(self._settings))
+    assert _run(["chat", "--server", server], Terminal()) == 0
+    assert _run(["chat", "--server", server, "-n", "4", "--temp", "0", "-j", '{"type": "object"}'], Terminal()) == 0
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
+    assert asked == [
+        {"model": "theirs"},
+        {"model": "theirs", limit: 4, "temperature": 0.0, "response_format": form},
+    ]
+
+
+@pytest.mark.parametrize(("name", "is_kept"), [("copies", True), ("copy.gguf", False)])
+def test_copies_of_the_models_of_a_folder_are_in_a_folder(
+    name: str, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "copies").mkdir()
+    (tmp_path / "edge-run").mkdir()
+    (tmp_path / "edge-run" / "config.toml").write_text(f"also = '{tmp_path / name}'\n")
+    configs: list[ModelConfig] = []
+    monkeypatch.setattr("edge_run.cli.commands.serve.report", lambda *given: configs.append(given[2]))
+    words = ["serve", "--models", str(tmp_path / "none"), "--port", "0"]
+    assert _run(words, Terminal()) == 2
+    assert [config.also is not None for config in configs] == [is_kept]
+    assert _run([*words, "--also", str(tmp_path / name)], Terminal()) == 2
+    assert ("--models and --also FILE: exclude each other" in capsys.readouterr().err) != is_kept
+
+
 @pytest.mark.parametrize("words", [["-p", "--help"], ["-sys", "-h"], ["--stop", "-h", "-p", "x"]])
 def test_a_text_that_is_like_help_asks_for_none(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

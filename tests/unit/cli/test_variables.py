@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.errors import ConfigError
+from edge_run.base.files.key_files import tell_if_open
 from edge_run.cli.mesh.init import init
 from edge_run.cli.mesh.join import join
 from edge_run.cli.mesh.status import status
 from edge_run.cli.shared.config_file import refuse_unknown_variables
-from edge_run.cli.shared.server_options import tell_if_open
 from edge_run.cli.shared.terminal import Terminal
 
 

@@ -181,6 +181,12 @@ def test_an_event_may_lack_what_it_does_not_say(address: ServerAddress) -> None:
         assert list(ServerClient(address).answer("/odd", {"says": odd}))[3] == AnswerEvent()
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_thoughts_are_told_apart(address: ServerAddress, name: str) -> None:
+    says = {"choices": [{"delta": {name: "Hm.", "content": None}}]}
+    assert list(ServerClient(address).answer("/odd", {"says": says}))[3] == AnswerEvent(reasoning="Hm.")
+
+
 def test_a_load_goes_on_after_events_that_are_none(address: ServerAddress, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "RETRY_S", 0.01)
     monkeypatch.setattr(Handler, "_event", lambda handler, document: handler._chunk(b"data: 5\n\n"))

@@ -41,8 +41,3 @@ def read_text(file: BinaryIO, what: str, most_bytes: int) -> str:
         raise ConfigError(
             f"{what}: not UTF-8 text ({error.reason} at byte {error.start:,}); save it as UTF-8, as iconv -t UTF-8 does"
         ) from error
-
-
-def key_lines(text: str) -> list[str]:
-    """Return the keys in the text of a key file: one a line, without blanks around it; a line with # first is none."""
-    return [key for line in text.splitlines() if (key := line.strip()) and not key.startswith("#")]

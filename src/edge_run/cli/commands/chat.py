@@ -26,6 +26,7 @@ _CONTINUE = click.Option(
     ["--continue", "goes_on"], is_flag=True, help="Go on with the latest conversation, and its model."
 )
 _SETTINGS = [setting for setting in SETTINGS if setting.name != "json"]
+_OPENAI = "api.openai.com"  # whose newer models refuse the name that all other servers know
 
 
 @click.command(
@@ -38,7 +39,7 @@ _SETTINGS = [setting for setting in SETTINGS if setting.name != "json"]
 def chat(context: click.Context, /, **given: Any) -> None:
     """Chat with the GGUF file MODEL; each conversation is kept after each answer (edge-run sessions).
 
-    With --server, MODEL is the name of a model that the server has; the server keeps nothing.
+    With --server, MODEL is the name of a model that the server has; nothing is kept.
     """
     terminal: Terminal = context.obj
     values = without_outranked(context, {**given, "json": False})
@@ -73,9 +74,9 @@ def _chat_with_server(
     name = values["model_file"] or values["model"]
     settings = resolve(context, {**values, "model_file": name or Path(), "model": None})
     report(context, terminal)
-    body = {**given_sampling(context, values), "reasoning_format": "none"}
+    body = given_sampling(context, values)
     if settings.max_tokens is not None:
-        body["max_tokens"] = settings.max_tokens
+        body["max_completion_tokens" if address.host == _OPENAI else "max_tokens"] = settings.max_tokens
     client = ServerClient(address)
     found = client.get("/v1/models")
     names = _model_names(found)

@@ -14,11 +14,11 @@ import edge_run
 from edge_run.base.config import PACKED_OFF, POOLING
 from edge_run.base.errors import ConfigError, reason_of
 from edge_run.base.extras import SERVE, need
+from edge_run.base.files.key_files import MOST_KEY_FILE_BYTES, tell_if_open
 from edge_run.base.files.texts import read_text_file
 from edge_run.cli.shared.answer import open_file, opened
 from edge_run.cli.shared.generating import mesh_options
 from edge_run.cli.shared.options import SERVED_SETTINGS, SETTINGS
-from edge_run.cli.shared.server_options import MOST_KEY_FILE_BYTES, tell_if_open
 from edge_run.cli.shared.setting import PATH, NumberRange
 from edge_run.cli.shared.settings import RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand, origin
@@ -84,7 +84,7 @@ _OF_ONE_MODEL = ("draft", "chat_template", "packed", "mesh")
             type=click.IntRange(1, 256),
             metavar="N",
             help="Answers, or texts, that share a pass at most.  "
-            f"[default: {PARALLEL}, or 1 on a mesh or with --kv-spill]",
+            f"[default: {PARALLEL}, or 1 on a mesh, with --kv-spill, --kv-keep or --context-shift]",
         ),
         click.Option(
             ["--embeddings/--no-embeddings"],
@@ -181,12 +181,16 @@ def _what(context: click.Context, given: dict[str, Any]) -> dict[str, Path | str
         return {}
     if given["model_file"] is not None:
         raise ConfigError("MODEL and --models: exclude each other; give one")
-    of_one_model = [name for name in _OF_ONE_MODEL if given[name] and given[name] != PACKED_OFF]
-    of_one_model += ["speculate"] * (given["speculate"] == "draft")  # by a model that goes with one alone
-    for name in of_one_model:
+    of_one_model = {name: f"--{name.replace('_', '-')}" for name in _OF_ONE_MODEL if given[name]}
+    if given["packed"] == PACKED_OFF:
+        del of_one_model["packed"]
+    if given["speculate"] == "draft":  # by a model that goes with one alone
+        of_one_model["speculate"] = "--speculate draft"
+    if given["also"] and not given["also"].is_dir():  # a folder may have a copy of each
+        of_one_model["also"] = "--also FILE"
+    for name, flag in of_one_model.items():
         if origin(context, name) == "flag":
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--models and --{flag}: exclude each other, as --{flag} is of one model")
+            raise ConfigError(f"--models and {flag}: exclude each other, as {flag} is of one model")
     return {"model_file": folder, **dict.fromkeys(of_one_model)}
 
 

@@ -11,6 +11,7 @@ from edge_run.base.errors import EdgeRunError
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.chat_loop import ChatLoop
 from edge_run.cli.shared.terminal import OutputError, Terminal
+from edge_run.runtime.formats.marked_output import THINK, THOUGHT
 
 if TYPE_CHECKING:
     from edge_run.runtime.client.answer_event import AnswerEvent
@@ -63,11 +64,11 @@ class ServerChat(ChatLoop):
             raise
         except EdgeRunError as error:
             self._terminal.end_line()
-            self.say_failed(error, ". What was said stays." if answer.text else ". The chat is as it was before.")
+            self.say_failed(error, ". What was said stays." if answer.shown else ". The chat is as it was before.")
         else:
             self._terminal.end_line()
             self._say_figures(answer, time.monotonic() - began_s)
-        if answer.text:
+        if answer.shown:
             self._messages = [*messages, {"role": "assistant", "content": answer.text}]
 
     def _say_figures(self, answer: _Answer, took_s: float) -> None:
@@ -80,17 +81,27 @@ class ServerChat(ChatLoop):
 
 
 class _Answer:
-    """What came of one answer so far."""
+    """What came of one answer so far. text: what it says. shown: that, and before it what the model thought."""
 
     def __init__(self) -> None:
-        self.text = self.finish = ""
+        self.text = self.shown = self.finish = ""
         self.n_tokens, self.tokens_per_s = 0, 0.0
+        self._is_thought = False  # what was shown last
 
     def pieces(self, events: Iterator[AnswerEvent]) -> Iterator[str]:
-        """Yield the text of each event, and note the rest."""
+        """Yield what to show of each event, and note the rest."""
         for event in events:
             self.n_tokens = event.completion_tokens or self.n_tokens
             self.tokens_per_s = event.tokens_per_s or self.tokens_per_s
             self.finish = event.finish or self.finish
             self.text += event.text
-            yield event.text
+            for text, is_thought in ((event.reasoning, True), (event.text, False)):
+                if text:
+                    yield self._marked(text, is_thought)
+
+    def _marked(self, text: str, is_thought: bool) -> str:
+        """Return what to show of a text: before it a mark, where a thought begins or has ended, as models write it."""
+        mark = "" if is_thought == self._is_thought else f"{THINK}\n" if is_thought else f"\n{THOUGHT}\n\n"
+        self._is_thought = is_thought
+        self.shown += mark + text
+        return mark + text

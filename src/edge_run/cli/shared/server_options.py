@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import stat
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.files.texts import key_lines, read_text_file
+from edge_run.base.files.key_files import MOST_KEY_FILE_BYTES, key_lines, tell_if_open
+from edge_run.base.files.texts import read_text_file
 from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.setting import KEY_VARIABLE, PATH
 from edge_run.cli.shared.settings_command import origin
@@ -27,7 +25,6 @@ _ASKED_WITH = _ONLY_SERVERS | {
     *("grammar", "grammar_file", "json_schema", "json_schema_file"),
     *(str(setting.name) for setting in SETTINGS if setting.group == "Sampling"),
 }
-MOST_KEY_FILE_BYTES = 1 << 20
 SERVER_OPTIONS = [
     click.Option(
         ["--server"],
@@ -67,13 +64,6 @@ def asked_server(context: click.Context, given: dict[str, Any]) -> ServerAddress
     if not (key.isascii() and key.isprintable()):
         raise ConfigError("the key for --server: must be letters, digits and signs of ASCII")
     return server_address(given["server"], key)
-
-
-def tell_if_open(file: Path, say: Callable[[str], object]) -> None:
-    """Say where everybody on this machine may read a file with a secret; its group may, as systemd has it."""
-    with contextlib.suppress(OSError):
-        if sys.platform != "win32" and stat.S_IMODE(file.stat().st_mode) & 0o007:
-            say(f"{file}: everybody on this machine may read it; chmod o= {file}")
 
 
 def _given_flags(context: click.Context) -> Iterator[tuple[str, str]]:

@@ -242,7 +242,7 @@ def given_sampling(context: click.Context, values: Mapping[str, Any]) -> dict[st
             schema = strict_json.parse(said.json_schema_text)
         except ValueError as error:
             raise ConfigError(f"--json-schema: is not JSON as it should be: {error}") from error
-        found["response_format"] = {"type": "json_object", "schema": schema}
+        found["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     return found
 
 

@@ -118,6 +118,13 @@ def test_in_pieces(written: tuple[ToolFormat, str, tuple[str, str, list[Any]]], 
     assert meaning(form, text, cuts) == wanted
 
 
+@pytest.mark.parametrize("after", ["<|end|><|start|>assistant", "<|start|>assistant", ""])
+def test_thoughts_of_gpt_oss_that_are_not_told_apart_stand_between_marks(after: str) -> None:
+    text = f"<|channel|>analysis<|message|>Hm.{after}<|channel|>final<|message|>Yes."
+    for cuts in ([], range(len(text))):
+        assert parsed(HARMONY.parser("", False, (), 1), text, cuts) == ("<think>Hm.</think>Yes.", "", [])
+
+
 def test_content_of_gpt_oss_comes_as_it_is_made() -> None:
     parser = HARMONY.parser("", True, (), 1)
     assert parser.push("<|channel|>final<|mess") == []

@@ -116,16 +116,23 @@ class Client:
 
 @asynccontextmanager
 async def answering(
-    model: FakeModel, client: Client, is_stream: bool = True, form: AnswerForm | None = None, n_tokens: int = 1
+    model: FakeModel,
+    client: Client,
+    is_stream: bool = True,
+    form: AnswerForm | None = None,
+    n_tokens: int = 1,
+    is_prepared: anyio.Event | None = None,
 ) -> AsyncIterator[Service]:
     """Answer a request in this block, and wait for the end of it. form: that of text completions where it is None.
 
-    n_tokens: of the prompt.
+    n_tokens: of the prompt. is_prepared: what its job waits for.
     """
     catalogue = Catalogue.of(model, model)  # type: ignore[arg-type]
     service = Service(catalogue, Admission(0))
 
     async def make_job(served: ServedModel) -> Job:
+        if is_prepared:
+            await is_prepared.wait()
         return Job([1] * n_tokens, SamplingConfig())
 
     form = form or CompletionForm("model", CompletionRequest(prompt=""))
@@ -141,13 +148,17 @@ async def until(condition: Callable[[], bool]) -> None:
         await anyio.sleep(0.01)
 
 
-async def test_headers_come_at_once_and_comments_while_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_headers_come_soon_and_comments_while_nothing_else_does(
+    is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(answers, "QUICK_S", 0.01)
     monkeypatch.setattr(answers, "SILENCE_S", 0.01)
-    model, client = FakeModel(), Client()
-    async with answering(model, client):
+    model, client, is_prepared = FakeModel(), Client(), anyio.Event()
+    async with answering(model, client, is_prepared=is_prepared if is_slow else None):
         await until(lambda: client.body.count(COMMENT) >= 3)
         assert client.status == 200
+        is_prepared.set()
         model.goes_on.set()
     assert client.body.endswith(b"data: [DONE]\n\n")
     assert client.body.count(b'"text":"a"') == 3

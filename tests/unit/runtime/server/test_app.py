@@ -49,6 +49,13 @@ async def test_who_asks_with_a_wrong_method_is_told_the_right_ones() -> None:
         assert sorted(answer.headers["allow"].split(", ")) == methods.split(", ")
 
 
+async def test_a_path_with_a_slash_at_its_end_is_none() -> None:
+    """A redirection would lead to HTTP where a proxy before the server speaks HTTPS."""
+    http = client(**OPEN)
+    for answer in (await http.post("/v1/chat/completions/", json={}), await http.get("/health/")):
+        assert (answer.status_code, "location" in answer.headers) == (404, False)
+
+
 async def test_a_page_of_another_site_may_read_when_to_ask_again_and_which_request_it_was() -> None:
     http = client(**OPEN)
     answer = await http.get("/health", headers={"origin": SITE})

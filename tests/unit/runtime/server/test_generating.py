@@ -14,7 +14,7 @@ from edge_run.base.results import Piece, Speculation
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.formats.marked_output import MarkedOutput
 from edge_run.runtime.formats.output import Delta, OutputParser, PlainOutput
-from edge_run.runtime.server.answers import AnswerForm
+from edge_run.runtime.server.answers import AnswerForm, event
 from edge_run.runtime.server.apis.ollama import OllamaForm
 from edge_run.runtime.server.apis.openai_chat import ChatForm, ChatRequest
 from edge_run.runtime.server.apis.openai_completions import CompletionForm, CompletionRequest
@@ -136,10 +136,12 @@ def test_a_response_that_failed_has_a_code_that_clients_of_openai_know(status: i
     assert '"code":"context_length_exceeded"' in long
 
 
-def test_a_line_of_ollamas_is_one_to_clients_that_know_more_ends_of_lines() -> None:
+def test_a_line_is_one_to_clients_that_know_more_ends_of_lines() -> None:
     text = "a\x85b\u2028c\u2029d\né"
     (line,) = OllamaForm("model", is_chat=True).piece(0, Delta(text)).decode().splitlines()
     assert json.loads(line)["message"]["content"] == text
+    line, blank = event({"text": text}).decode().splitlines()
+    assert (json.loads(line.removeprefix("data: ")), blank) == ({"text": text}, "")
 
 
 @pytest.mark.parametrize(("key", "n_shares"), [("", 2), ("key", 1)])
