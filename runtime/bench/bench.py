@@ -63,7 +63,12 @@ class Bencher(Closing):
         started_at = utc_now().isoformat(timespec="seconds")
         planner(self._path, self._config)  # what cannot be opened is refused before anything is measured
         profile = profile or probe(
-            [self._path.absolute().parent], self._path, self._config, on_step=self._on_step, store=self._store
+            [self._path.absolute().parent],
+            self._path,
+            self._config,
+            on_step=self._on_step,
+            store=self._store,
+            measures_gpus=False,
         )
         planned = planner(self._path, self._config)  # what was measured may decide how wide passes are, and the context
         self._check_context(planned.known.context_tokens)

@@ -22,7 +22,7 @@ from edge_run.base.mesh import Link, Message
 from edge_run.runtime.fetch.fingerprint import Fingerprint
 from edge_run.runtime.fetch.transfer import DIGESTS, PIECE, Sink, Transfer
 from edge_run.tiers import _libc
-from edge_run.tiers.pieces import PIECE_BYTES, Pieces, read_at
+from edge_run.tiers.pieces import Pieces, read_at
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +40,14 @@ class _Offer:
 
     def read(self, what: str, number: int) -> bytes:
         """Return a part. Raises LookupError for none of it, OSError where it cannot be read."""
-        pieces = Pieces(self.found.sizes)
-        if not 0 <= number < pieces.count:
-            raise LookupError(number)
-        if what == DIGESTS:
-            return self.found.digests[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
-        if what != PIECE:
+        if what not in (PIECE, DIGESTS):
             raise LookupError(what)
-        place = pieces.place(number)
+        parts = Pieces(self.found.sizes if what == PIECE else [len(self.found.digests)])
+        if not 0 <= number < parts.count:
+            raise LookupError(number)
+        place = parts.place(number)
+        if what == DIGESTS:
+            return self.found.digests[place.offset : place.offset + place.length]
         descriptor = os.open(self.paths[place.shard], os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = read_at(descriptor, place.length, place.offset)

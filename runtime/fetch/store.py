@@ -19,7 +19,7 @@ from edge_run.devices.host.locks import NO_LOCKS, LivingFile, locked, read_livin
 from edge_run.tiers.partial import JOURNAL, PartialModel
 from edge_run.tiers.pieces import Pieces, model_hash
 
-DIGESTS = "digests"
+DIGESTS_FILE = "digests"
 LEFT_FREE_BYTES = 64 * MIB  # of the disk, for others
 _USER = "user-"
 
@@ -50,7 +50,7 @@ class FetchedModels:
     def known_digests(self, model: str, sizes: Collection[int]) -> bytes | None:
         """Return the digests of a model's pieces, where they were fetched before."""
         with contextlib.suppress(OSError):
-            digests = (self._folder / model / DIGESTS).read_bytes()
+            digests = (self._folder / model / DIGESTS_FILE).read_bytes()
             if model_hash(tuple(sizes), digests) == model:
                 return digests
         return None
@@ -68,7 +68,7 @@ class FetchedModels:
                     user = LivingFile(folder, _USER, b"in use")
                 undo.callback(user.remove)
                 if self.known_digests(model, sizes) is None:
-                    (folder / DIGESTS).write_bytes(digests)
+                    (folder / DIGESTS_FILE).write_bytes(digests)
                 found = FetchedModel(folder, model, sizes, digests, user)
                 undo.callback(found.partial.close)
                 os.utime(folder / JOURNAL)

@@ -123,7 +123,7 @@ class AsyncModel(AsyncOwner[Model]):
         """
         await self._thread.run(partial(self._opened.expect, profile))
 
-    async def forecast(self, prompt_tokens: int = 512, *, is_packed: bool = False) -> Forecast | None:
+    async def forecast(self, prompt_tokens: int | None = None, *, is_packed: bool = False) -> Forecast | None:
         """Return how fast it is expected to be, as `Model.forecast` does; after the pass at hand."""
         return await self._thread.run(partial(self._opened.forecast, prompt_tokens, is_packed=is_packed))
 

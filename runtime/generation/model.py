@@ -194,10 +194,11 @@ class Model(ModelTexts):
         if known := profile or recall(self._opened.gguf, self._opened.config):
             self._opened.expect(known)
 
-    def forecast(self, prompt_tokens: int = 512, *, is_packed: bool = False) -> Forecast | None:
+    def forecast(self, prompt_tokens: int | None = None, *, is_packed: bool = False) -> Forecast | None:
         """Return how fast it is expected to be, for a prompt of so many tokens; of as many answers as can share a pass.
 
         None where this device was not measured (see `edge_run.probe`), and on a mesh.
+        prompt_tokens: as of `edge_run.plan`, and refused as there.
         is_packed: as it would be if `edge-run pack` had written its weights repacked; None also where that has no use.
         """
         engine = self._opened

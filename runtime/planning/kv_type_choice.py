@@ -75,8 +75,8 @@ def choose_kv_type(
     kept = findings.read(_decisions) or {}
     able = [one for one in options if one.has_room] or options
     chosen = best(able, kept.get(key), is_kept_at_any_cost=is_disturbed)
-    if kept.get(key) != chosen.way and not is_disturbed:
-        findings.write({**kept, key: chosen.way})
+    if not is_disturbed:
+        findings.decide(kept, {key: chosen.way})
     return replace(chosen.prepared, kv_type_reason=reason(options, chosen, n_tokens))
 
 
@@ -102,21 +102,13 @@ def _weighed(
     planner: Planner, plan: Plan, n_tokens: int, attention: AttentionSpeeds, profile: DeviceProfile | None
 ) -> Weighed[str]:
     """Return a type with the time of a text of `n_tokens` tokens that goes on."""
-    prepared, kv_type = planner.prepared, planner.config.kv_type
-    speeds = attention.by_type[kv_type]
+    kv_type = planner.config.kv_type
+    speeds, (narrow, wide) = attention.by_type[kv_type], attention.by_type[PLAIN]
+    prepared = replace(planner.prepared, attention=(speeds[0] / narrow, speeds[1] / wide))
     there = replace(plan, streamed_bytes_per_pass=read_bytes_at(plan, n_tokens))
-    profile = profile and _with_attention(profile, speeds, attention.by_type[PLAIN])
     n_texts = max(1, prepared.config.sequences)  # where nobody said how many, it may be another number for each type
     cost_s = text_s(prepared, there, n_tokens, planner.known.micro_batch_tokens, profile, speeds) / n_texts
     return Weighed(kv_type, prepared, there, cost_s, LEAST_GAINS[kv_type])
-
-
-def _with_attention(profile: DeviceProfile, speeds: tuple[float, float], plain: tuple[float, float]) -> DeviceProfile:
-    """Return `profile` with attention as much slower as it was found to be on other keys and values."""
-    narrow, wide = (
-        known * speed / base for known, speed, base in zip(profile.attention_flops_per_s, speeds, plain, strict=True)
-    )
-    return replace(profile, attention_flops_per_s=(narrow, wide))
 
 
 def _decisions(found: Any) -> dict[str, str]:

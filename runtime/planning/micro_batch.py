@@ -52,7 +52,7 @@ def choose_micro_batch(
     """
     findings, key = KeptFindings.of_model(config.cache / "micro-batch", gguf), decision_key(config)
     decisions = findings.read(_decisions) or {}
-    kept, found, refusal, is_disturbed = decisions.pop(key, None), list[Weighed[int]](), None, False
+    kept, found, refusal, is_disturbed = decisions.get(key), list[Weighed[int]](), None, False
     for width in widths(config):
         if found and found[0].way == WIDTHS[0] and _is_easy(found[0].prepared) and width != kept:
             continue
@@ -75,8 +75,8 @@ def choose_micro_batch(
     if config.sequences > 1 and any(one.reads_ahead for one in found):
         found = [one for one in found if one.reads_ahead]
     chosen = best(found, kept, is_kept_at_any_cost=is_disturbed)
-    if chosen.way != kept and not is_disturbed:
-        findings.write({**decisions, key: chosen.way})
+    if not is_disturbed:
+        findings.decide(decisions, {key: chosen.way})
     return chosen.prepared
 
 

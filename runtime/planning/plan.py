@@ -27,7 +27,7 @@ def planner(path: Path, config: ModelConfig) -> Planner:
 def plan(
     path: str | Path,
     *,
-    prompt_tokens: int = 512,
+    prompt_tokens: int | None = None,
     profile: DeviceProfile | None = None,
     config: ModelConfig | None = None,
     **options: Unpack[ModelOptions],
@@ -36,9 +36,10 @@ def plan(
 
     profile: the profile of the device (`probe`). With one, the plan has a `forecast`: the times of a prompt of
         `prompt_tokens` tokens, and of each token after it.
+    prompt_tokens: None are 512, or as many as the context has room for.
 
     No weights are read, and no memory is taken for them: a child process builds the graph, and what it found is kept in
-    the cache folder. Raises like `Model`.
+    the cache folder. Raises like `Model`; ContextFull for a prompt that does not fit the context.
     """
     config = config_of(ModelConfig, config, options, ("prompt_tokens", "profile", "config"))
     planned = planner(Path(path), config)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError
+from edge_run.base.config import PROMPT_TOKENS
+from edge_run.base.errors import BudgetError, ConfigError, ContextFull
 from edge_run.base.profile import DeviceProfile, GpuProfile
 from edge_run.base.results import ContextPoint, Plan
 from edge_run.base.units import MIB, round_up
@@ -70,9 +70,8 @@ class Planner:
         """
         assert prepared.known is not None, "a plan of a file that was not looked at"
         self._is_packed, self.prepared = is_packed, prepared
-        self.known, self.offload = prepared.known, prepared.offload
+        self.known, self.offload = known, offload = prepared.known, prepared.offload
         self.gguf, self.config = gguf, config = prepared.gguf, prepared.config
-        known, offload = self.known, self.offload
         self.threads = compute_threads(config.threads)
         work = work_bytes(gguf, known.micro_batch_tokens, self.threads)
         shape = context_shape(config, known.trained_context_tokens, self.threads)
@@ -172,8 +171,7 @@ class Planner:
     @functools.cached_property
     def _resident_terms(self) -> Terms:
         """The terms of a run whose weights all fit."""
-        terms = replace(self._terms, holdings=self._holdings)
-        return with_repacking(terms, self._graph, self.prepared.repacked)
+        return with_repacking(replace(self._terms, holdings=self._holdings), self._graph, self.prepared.repacked)
 
     @property
     def _whole_bytes(self) -> int:
@@ -202,7 +200,7 @@ class Planner:
 
     def times(self, plan: Plan, profile: DeviceProfile) -> PassTimes:
         """Return the times of `plan`'s passes on the device of `profile`, with the drive that holds the model."""
-        n_stops = 0
+        profile, n_stops = with_attention_on(profile, self.prepared), 0
         if plan.expert_bytes:
             n_stops = sum(routed_read(node) is not None for node in self.known.graph)
         elif plan.mode == "streamed" and plan.window_bytes:  # else all stays, and no pass stops for it
@@ -222,7 +220,7 @@ class Planner:
 
     def can_time(self, profile: DeviceProfile) -> bool:
         """Return whether `profile` has the speed of all that computes, and our loader runs the model."""
-        return not self.prepared.why_plain and (self.offload is None or self._gpu_of(profile) is not None)
+        return all((profile.kernels, not self.prepared.why_plain, not self.offload or self._gpu_of(profile)))
 
     def _timed_point(self, plan: Plan, point: ContextPoint, profile: DeviceProfile) -> ContextPoint:
         """Return `point` with the speed of decoding there."""
@@ -235,16 +233,17 @@ class Planner:
 
     def _gpu_of(self, profile: DeviceProfile) -> GpuProfile | None:
         name = self.offload.gpu.name if self.offload else ""
-        return next((gpu for gpu in profile.gpus if gpu.backend == name and gpu.kernels), None)
+        return next((gpu for gpu in profile.gpus if gpu.backend == name and gpu.kernels and gpu.node_s), None)
 
-    def timed(self, plan: Plan, profile: DeviceProfile | None, prompt_tokens: int) -> Plan:
+    def timed(self, plan: Plan, profile: DeviceProfile | None, prompt_tokens: int | None = None) -> Plan:
         """Return `plan` with its forecast for a prompt of `prompt_tokens` tokens, on the device of `profile`.
 
         Where the device, or a GPU that has a part of the model, was not measured, there is no forecast.
+        prompt_tokens: None for a usual number. Raises ConfigError or ContextFull for one that cannot be.
         """
+        prompt_tokens = timed_tokens(self, prompt_tokens)
         if profile is None or not self.can_time(profile):
             return plan
-        profile = with_attention_on(profile, self.config)
         fresh_bytes = max(0, plan.kv_bytes - (self.known.cell_bytes if self._terms.cells else 0))
         load_s = self.known.load_s + len(self.known.graph) * OPENING_S_PER_NODE + fresh_bytes / CLEARED_BYTES_PER_S
         times, answering = self.times(plan, profile), self._times_at(plan, prompt_tokens, profile)
@@ -266,13 +265,11 @@ def abreast(planner: Planner, plan: Plan, profile: DeviceProfile | None) -> Abre
     earlier = routing.recall(planner.gguf, planner.config.cache).points
     hoped_bytes = 0 if earlier else PassBytes(plan, work).hoped_bytes
 
-    speeds = profile and with_attention_on(profile, planner.config)
-
     def pass_s(one: Plan, number: int, position: int) -> float:
-        if speeds:
+        if profile:
             if number >= TILE_TOKENS and not planner.offload:  # a tile looks at what any of its texts has
                 position *= number
-            return planner.times(one, speeds).pass_s(number, position, number, is_first=False)
+            return planner.times(one, profile).pass_s(number, position, number, is_first=False)
         return PassBytes(one, work).usual_s(number, number)
 
     most, known, config = NUMBERS[-1] if profile else MOST_UNMEASURED, planner.known, planner.config
@@ -281,16 +278,38 @@ def abreast(planner: Planner, plan: Plan, profile: DeviceProfile | None) -> Abre
     return Abreast(plan, pass_s, answer_bytes, config.sequences, most, hoped_bytes, config.request_tokens)
 
 
-def with_attention_on(profile: DeviceProfile, config: ModelConfig) -> DeviceProfile:
-    """Return `profile` with the speed of attention on keys and values of the types that `config` has.
+def timed_tokens(planner: Planner, asked: int | None) -> int:
+    """Return the length of the prompt to time: what is asked for, or a usual one as far as the context has room.
 
-    On quantised ones llama.cpp has no kernel for many tokens at once on a processor.
+    Raises ConfigError for no token, ContextFull for more than there is room for.
     """
-    k, v = config.kv_types
-    if k == v and k in ("f16", "f32"):
-        return profile
-    narrow, _ = profile.attention_flops_per_s
-    return replace(profile, attention_flops_per_s=(narrow, narrow))
+    context_tokens = planner.known.context_tokens
+    most_tokens = context_tokens - (not planner.config.embeddings)  # an answer has a token too
+    if asked is None:
+        return min(PROMPT_TOKENS, most_tokens)
+    if asked < 1:
+        raise ConfigError(f"--prompt-tokens {asked}: must be at least 1")
+    if asked > most_tokens:
+        raise ContextFull(
+            f"{planner.gguf.shards[0].path}: a prompt of {asked} tokens does not fit the context of {context_tokens}; "
+            "give more with -c, or shorten it (--prompt-tokens)",
+            prompt_tokens=asked,
+            context_tokens=context_tokens,
+        )
+    return asked
+
+
+def with_attention_on(profile: DeviceProfile, prepared: Prepared) -> DeviceProfile:
+    """Return `profile` with the speed of attention on keys and values of the types that `prepared` has.
+
+    Where that was not measured: on quantised ones llama.cpp has no kernel for many tokens at once on a processor.
+    """
+    (narrow, wide), (k, v) = profile.attention_flops_per_s, prepared.config.kv_types
+    if prepared.attention:
+        narrow, wide = narrow * prepared.attention[0], wide * prepared.attention[1]
+    elif k != v or k not in ("f16", "f32"):
+        wide = narrow
+    return replace(profile, attention_flops_per_s=(narrow, wide))
 
 
 def packed(planner: Planner, plan: Plan) -> tuple[Planner, Plan] | None:

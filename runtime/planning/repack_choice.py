@@ -62,9 +62,7 @@ def choose_kinds(
         decision = is_repacking_worth_it(before, after, widths[kind], kept.get(name), parallel=abreast)
         if decision is not None:
             decided[name] = decision
-    if any(kept.get(name) != decision for name, decision in decided.items()):
-        others = {name: decision for name, decision in kept.items() if name not in decided}
-        findings.write({**others, **decided})  # the latest last: those before them may be forgotten
+    findings.decide(kept, decided)
     return frozenset(kind for kind, name in names.items() if decided.get(name, kind in packed))
 
 

@@ -54,6 +54,14 @@ class KeptFindings:
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
+    def decide(self, kept: Mapping[str, object], decided: Mapping[str, object]) -> None:
+        """Keep what was `decided`, where that is new, as the latest beside what was `kept` before.
+
+        So decisions that nobody asked for again are the first to be forgotten.
+        """
+        if any(kept.get(name) != decision for name, decision in decided.items()):
+            self.write({**{name: kept[name] for name in kept if name not in decided}, **decided})
+
     def write(self, found: Mapping[str, object]) -> None:
         """Keep the last `MOST_FINDINGS` of `found` in place of what was kept; that it cannot be written is no error."""
         if self.place:

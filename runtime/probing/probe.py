@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import ConfigError, NotSupported, system_errors
+from edge_run.base.errors import ConfigError, KernelError, NotSupported, system_errors
 from edge_run.base.profile import DeviceProfile, GpuProfile, KernelSpeed, RepackedSpeed
 from edge_run.base.units import format_count
 from edge_run.devices.host.disk import NORMAL, Effort, measure_disk
@@ -72,13 +72,15 @@ def probe(
     on_step: Step = lambda text: None,
     store: ProfileStore | None = None,
     effort: Effort = NORMAL,
+    measures_gpus: bool = True,
 ) -> DeviceProfile:
     """Return what this device can do, from the cache what is there, and measured what is missing.
 
     folders: on the disks to measure, each file system once; the disk of `model` is measured too, by reading the model.
     model: whose kinds of weights are measured; None measures common ones. config: threads, readers, cache folder.
     is_fresh: measure again what is in the cache. on_step: is told what is measured next. store: its `problem` says
-    afterwards why what was measured is not kept, or not for long.
+    afterwards why what was measured is not kept, or not for long, and why a GPU was not measured. measures_gpus: else
+    they are left out.
 
     Raises ConfigError, ModelFileError, NotSupported, TierReadError or KernelError; what was measured before that is
     kept, as it is after KeyboardInterrupt.
@@ -95,13 +97,11 @@ def probe(
     session.kernels(_kernels(gguf), threads)
     costs = session.costs(threads)
     kernel_figures = session.known_kernels(threads)
-    gpus = session.gpus(_kernels(gguf), config)
-    known = session.known
-    figures: list[Figure] = [costs, *kernel_figures, *session.known_repacked(threads), *disks]
-    figures += [*known.gpu_kernels, *known.gpu_costs]
-    if any(figure.is_disturbed for figure in figures) and not store.problem:
-        store.problem = DISTURBED
-    return session.profile(costs, kernel_figures, disks, gpus)
+    gpus = session.gpus(_kernels(gguf), config) if measures_gpus else []
+    profile = session.profile(costs, kernel_figures, disks, gpus)
+    problem = store.problem or (DISTURBED if profile.is_disturbed else "")
+    store.problem = "; ".join(filter(None, (problem, *session.unmeasured)))
+    return profile
 
 
 def recall(gguf: GgufModel, config: ModelConfig) -> DeviceProfile | None:
@@ -153,12 +153,15 @@ def this_setup() -> MeasuredSetup:
 
 
 class _Session:
-    """One probe: what is known of the device so far, and the measuring of what is not."""
+    """One probe: what is known of the device so far, and the measuring of what is not.
+
+    unmeasured: of each GPU that could not be measured, why, in a line.
+    """
 
     def __init__(self, store: ProfileStore, on_step: Step) -> None:
         self.machine = describe_machine()
         self.identity = this_setup()
-        self.known = Measurements()
+        self.known, self.unmeasured = Measurements(), list[str]()
         self._store, self._on_step = store, on_step
 
     def recall(self) -> None:
@@ -260,15 +263,23 @@ class _Session:
     def gpus(self, wanted: Sequence[Multiplication], config: ModelConfig) -> list[GpuProfile]:
         """Return the GPUs that are there, and how fast the first one computes, which a run would use.
 
-        Of one that the processor plays this is measured only where it is asked for: it takes long.
+        Of one that the processor plays this is measured only where it is asked for: it takes long. What cannot be
+        measured now, perhaps as other programs take the GPU's memory, is left out, and why is noted.
         """
         from edge_run.runtime.gpu.devices import find_gpus, measure_upload
-        from edge_run.runtime.probing.gpu_probe import gpu_profile, measure_gpu
+        from edge_run.runtime.probing.gpu_probe import gpu_profile, is_known, measure_gpu
 
-        found = find_gpus()
-        if found and (not found[0].is_software or config.gpu_memory != 0):
-            measure_gpu(found[0], wanted, self.known, self._keep, self._on_step)
-        return [gpu_profile(gpu, self.known, measure_upload(gpu)) for gpu in found]
+        found, uploads = find_gpus(), dict[str, float]()  # of those whose costs, which say it too, are not known
+        for number, gpu in enumerate(found):
+            try:
+                if number == 0 and (not gpu.is_software or config.gpu_memory != 0):
+                    measure_gpu(gpu, wanted, self.known, self._keep, self._on_step)
+                if not is_known(gpu, (), self.known):
+                    uploads[gpu.name] = measure_upload(gpu)
+            except KernelError as error:
+                self.unmeasured.append(f"{gpu.name} was not measured: {error}")
+                logger.info("%s", self.unmeasured[-1])
+        return [gpu_profile(gpu, self.known, uploads.get(gpu.name, 0.0)) for gpu in found]
 
     def known_gpus(self, wanted: Sequence[Multiplication], config: ModelConfig) -> list[GpuProfile] | None:
         """Return the GPUs that are there, None where one that a run would use was not measured."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from edge_run.base.config import ModelConfig, ModelOptions
 from edge_run.base.errors import ConfigError, NotSupported, system_errors
@@ -14,7 +14,7 @@ from edge_run.base.files.whole import whole_file, writing
 from edge_run.base.options import config_of
 from edge_run.base.replay import Recording
 from edge_run.devices.host.target_file import check_target
-from edge_run.prefetch.routes import DECODE, RouteWriter
+from edge_run.prefetch.routes import DECODE, Route, RouteHeader, RouteWriter
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.llama._ggml import L
@@ -61,13 +61,27 @@ def trace(
         whole_file(output, is_replacing=is_overwritten) as draft,
         draft.open("w", encoding="utf-8") as file,
     ):
-        recorder = RouteRecorder(header, RouteWriter(file, header))
-        with opening or nullcontext():
-            engine = Engine.open(Path(path), settings, recorder=recorder, gguf=gguf)
-        with closing(engine):
-            _generate(engine, prompt, max_tokens, recorder, on_token)
+        recorder = RouteRecorder(header, _NamedWriter(file, header, str(output)))
+        with system_errors("tracing"):  # what is refused to the model is no fault of the output's place
+            with opening or nullcontext():
+                engine = Engine.open(Path(path), settings, recorder=recorder, gguf=gguf)
+            with closing(engine):
+                _generate(engine, prompt, max_tokens, recorder, on_token)
     layers = len(header.expert_bytes)
     return Recording(str(output), layers, header.n_experts, *recorder.n_tokens.values())
+
+
+class _NamedWriter(RouteWriter):
+    """Writes as `RouteWriter` does, and errors have the name of the output: they come amid those of the model."""
+
+    def __init__(self, file: TextIO, header: RouteHeader, name: str) -> None:
+        super().__init__(file, header)
+        self._name = name
+
+    def write(self, routes: Sequence[Route]) -> None:
+        """Write a row for each of `routes`. Raises TierReadError where the file refuses."""
+        with writing(self._name):
+            super().write(routes)
 
 
 def _generate(

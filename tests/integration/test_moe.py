@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -18,10 +19,10 @@ import pytest
 import edge_run
 import fault_scenarios
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import Cancelled, ConfigError, NotSupported, TierReadError
+from edge_run.base.errors import BudgetError, Cancelled, ConfigError, NotSupported, TierReadError
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.units import MIB
-from edge_run.prefetch.routes import RouteReader
+from edge_run.prefetch.routes import RouteReader, RouteWriter
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.forecasting.forecast import _matmul
@@ -218,6 +219,33 @@ def test_what_cannot_be_traced(moe: Path, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"exists.*--force"):
         edge_run.trace(moe, TEXT, path, **OPTIONS)
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "number", "kind", "told"),
+    [
+        (Engine, "open", errno.ENOMEM, BudgetError, "^tracing: out of memory"),
+        (Engine, "open", errno.EMFILE, TierReadError, "^tracing: Too many open files; close some files"),
+        (RouteWriter, "write", errno.ENOSPC, TierReadError, r"trace\.csv: cannot be written \(No space left"),
+    ],
+)
+def test_what_the_model_is_refused_is_not_blamed_on_the_file_of_the_trace(
+    moe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    number: int,
+    kind: type[Exception],
+    told: str,
+) -> None:
+    def refuse(*given: object, **named: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(owner, name, refuse)
+    with pytest.raises(kind, match=told):
+        edge_run.trace(moe, TEXT, tmp_path / "trace.csv", **OPTIONS)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_trace_never_replaces_its_model(moe: Path, tmp_path: Path) -> None:

@@ -14,16 +14,19 @@ import pytest
 
 import edge_run
 from bench_samples import PLAN, PROFILE
-from edge_run import BudgetError, ConfigError, Model
+from edge_run import BudgetError, ConfigError, ContextFull, Model
 from edge_run.base.profile import DeviceProfile, RepackedSpeed
 from edge_run.base.results import Plan, Progress
 from edge_run.base.units import GIB, MIB
 from edge_run.cli import app
+from edge_run.cli.commands.plan import _profile
 from edge_run.cli.reports import forecasts
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.terminal import Terminal
+from edge_run.runtime.bench import bench
 from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL, Abreast
 from edge_run.runtime.forecasting.forecast import pass_work
+from edge_run.runtime.gpu import devices
 from edge_run.runtime.planning import micro_batch, prepare
 from edge_run.runtime.planning import planner as planner_module
 from edge_run.runtime.planning.plan import planner
@@ -167,10 +170,56 @@ def test_from_python(grown: Path, known: Path) -> None:
     assert timed.forecast.prompt_tokens == 100
     assert timed.forecast.first_token_s > 0
     assert "tokens/s" in forecasts.describe(timed, 16, 80)
+    usual = edge_run.plan(grown, memory="160MiB", profile=PROFILE, **options)
+    assert usual.forecast
+    assert usual.forecast.prompt_tokens == 255, "an answer has a token too"
     with pytest.raises(BudgetError):
         edge_run.plan(grown, memory="20MiB", **options)
     with pytest.raises(ConfigError):
         edge_run.plan(grown, config=edge_run.ModelConfig(), context_tokens=3)
+
+
+@pytest.mark.parametrize("profile", [None, PROFILE])
+def test_a_prompt_from_python_is_checked_as_that_of_the_command(
+    grown: Path, known: Path, profile: DeviceProfile | None
+) -> None:
+    options = {**OPTIONS, "memory": "160MiB", "cache_folder": known, "profile": profile}
+    for prompt_tokens in (256, 100_000):
+        with pytest.raises(ContextFull, match=f"a prompt of {prompt_tokens} tokens does not fit the context of 256"):
+            edge_run.plan(grown, prompt_tokens=prompt_tokens, **options)
+    for prompt_tokens in (0, -5):
+        with pytest.raises(ConfigError, match=f"--prompt-tokens {prompt_tokens}: must be at least 1"):
+            edge_run.plan(grown, prompt_tokens=prompt_tokens, **options)
+
+
+def test_without_the_speed_of_any_kernel_there_are_no_times(grown: Path, known: Path) -> None:
+    """As of a model whose rows are all too long to be measured."""
+    profile = replace(PROFILE, kernels=())
+    bare = edge_run.plan(grown, memory="160MiB", profile=profile, cache_folder=known, **OPTIONS)
+    assert bare.forecast is None
+
+
+def test_a_gpu_that_the_run_leaves_alone_is_not_looked_at(
+    grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory may be full: by `plan`, which measures the first time, and by `bench`, which asks each time."""
+
+    class Enough(Exception):
+        pass
+
+    def end(*given: object) -> None:
+        raise Enough
+
+    know_device(tmp_path, grown)
+    config = edge_run.ModelConfig(memory="160MiB", context_tokens=256, micro_batch_tokens=16, cache_folder=tmp_path)
+    monkeypatch.setattr(devices, "find_gpus", lambda: pytest.fail("it is looked at"))
+    monkeypatch.setattr(probing, "recall", lambda gguf, config: None)
+    profile = _profile(planner(grown, config), grown, Terminal())
+    assert profile
+    assert (bool(profile.kernels), profile.gpus) == (True, ())
+    monkeypatch.setattr(bench, "ColdRuns", end)
+    with pytest.raises(Enough):
+        bench.Bencher(grown, config, bench.Task()).run()
 
 
 def test_as_many_at_once_as_make_the_most_tokens(grown: Path, known: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ LEAST_KV_KEEP = 64
 KV_SPILL_ON, KV_SPILL_OFF = "on", "off"
 _SWITCH_WORDS = frozenset(("0", "1", "true", "false", "t", "f", "yes", "no", "y", "n", "on", "off"))
 REQUEST_TOKENS = 512
+PROMPT_TOKENS = 512  # of the prompt that a forecast is for, where nobody says another number
 PROMPT_CACHE_BYTES, PROMPT_CACHE_DAILY_BYTES = 4 * GIB, 32 * GIB
 MOST_DRAFT_TOKENS = 127
 LEAST_CHUNK_BYTES, CHUNK_BYTES = mmap.PAGESIZE, 2 * MIB

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge_run.base.errors import BudgetError, ContextFull
+from edge_run.base.config import PROMPT_TOKENS
+from edge_run.base.errors import BudgetError
 from edge_run.base.results import Forecast, Plan, Sweep
 from edge_run.base.units import format_rate, format_size
 from edge_run.cli.reports import forecasts
@@ -16,7 +17,7 @@ from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.figures import describe_context, describe_gpu, describe_items, describe_packing
 from edge_run.cli.shared.options import MODEL, some_settings
 from edge_run.cli.shared.settings import model_config, report
-from edge_run.cli.shared.settings_command import SettingsCommand, origin
+from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from edge_run.runtime.planning.planner import Planner
     from edge_run.tiers.gguf import GgufModel
 
-PROMPT_TOKENS = 512
 _SETTINGS = (
     "memory", "gpu_memory", "op_offload", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k",
     "cache_type_v", "flash_attn", "readers", "also", "packed", "repack", "cache_dir", "kv_spill", "draft", "speculate",
@@ -38,7 +38,7 @@ _SETTINGS = (
     short_help="Say what would go where, and how fast it would be.",
 )
 @click.option(
-    "--prompt-tokens", type=click.IntRange(1), default=PROMPT_TOKENS, metavar="N",
+    "--prompt-tokens", type=click.IntRange(1), metavar="N",
     help=f"Length of the prompt that is timed.  [default: {PROMPT_TOKENS}]",
 )  # fmt: skip
 @click.option("--sweep", is_flag=True, help="Compare budgets, from the smallest that works to the whole model.")
@@ -49,7 +49,7 @@ def plan(
     context: click.Context,
     /,
     model_file: Path,
-    prompt_tokens: int,
+    prompt_tokens: int | None,
     sweep: bool,
     is_batch: bool,
     is_probed: bool,
@@ -73,18 +73,6 @@ def plan(
     profile = _profile(planned, model_file, terminal) if is_probed else None
     if profile:  # it may decide what is repacked, how wide passes are, how many answers share them, and the context
         planned = planner(model_file, config)
-    context_tokens = planned.known.context_tokens
-    most_tokens = context_tokens - (not planned.config.embeddings)  # an answer has a token too
-    if origin(context, "prompt_tokens") != "flag":
-        prompt_tokens = min(prompt_tokens, most_tokens)
-    if prompt_tokens > most_tokens:
-        raise ContextFull(
-            f"{model_file}: a prompt of {prompt_tokens} tokens does not fit the context of {context_tokens}; give more "
-            "with -c, or shorten it (--prompt-tokens)",
-            prompt_tokens=prompt_tokens,
-            context_tokens=context_tokens,
-        )
-
     if sweep:
         budgets = Sweep(tuple(planned.timed(one, profile, prompt_tokens) for one in planned.sweep()))
         terminal.write_result(budgets, given["json"], lambda found: f"{forecasts.table(found.plans)}\n")
@@ -105,7 +93,8 @@ def _profile(planned: Planner, model: Path, terminal: Terminal) -> DeviceProfile
     terminal.say("Measuring this device for this model; it takes some seconds.", NOTICE)
     store = ProfileStore(planned.config.cache)
     try:
-        profile = probe([], model, planned.config, on_step=terminal.show, store=store)
+        has_gpu = planned.config.gpu_memory != 0
+        profile = probe([], model, planned.config, on_step=terminal.show, store=store, measures_gpus=has_gpu)
     except NoScratchError as error:
         terminal.say(f"A plan without times: {error}")
         return None

@@ -1,4 +1,4 @@
-"""What is said of a transfer that ends short: whose doing it was, in words for it."""
+"""What is given to who asks, and what is said of a transfer that ends short: whose doing it was, in words for it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from edge_run.base.errors import DeviceLost, MeshError, TierReadError
+from edge_run.base.mesh import Message
 from edge_run.runtime.fetch.exchange import PieceExchange
 from edge_run.runtime.fetch.fingerprint import Fingerprint
 from edge_run.runtime.fetch.store import FetchedModels
@@ -76,6 +77,21 @@ def test_a_piece_is_sent_whole_where_the_file_system_gives_less_at_a_time(
     with fetching(tmp_path) as (exchange, sink):
         exchange.fetch_now(sink, range(2), "a", 20.0)
     assert (tmp_path / "fetched" / MODEL / "model.gguf").read_bytes() == DATA
+
+
+def test_of_digests_there_are_as_many_parts_as_their_list_has(tmp_path: Path) -> None:
+    """Fewer than pieces of the model; what is not there is lacked, and nothing is sent in its place."""
+    path, sent = tmp_path / "model.gguf", list[tuple[str, int]]()
+    path.write_bytes(DATA)
+
+    def send(node: str, header: Any, parts: Any, **_: object) -> None:
+        sent.append((header["kind"], sum(map(len, parts))))
+
+    exchange = PieceExchange(SimpleNamespace(send=send))  # type: ignore[arg-type]
+    exchange.offer(Fingerprint(SIZES, DIGESTS), [path])
+    for what, number in (("piece", 1), ("piece", 2), ("digests", 0), ("digests", 1), ("else", 0)):
+        exchange._give(Message("b", {"kind": "want", "what": what, "model": MODEL, "number": number}, ()))
+    assert sent == [("have", PIECE_BYTES), ("lack", 0), ("have", len(DIGESTS)), ("lack", 0), ("lack", 0)]
 
 
 def test_who_is_not_reached_is_waited_for_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,10 @@ import pytest
 from bench_samples import PROFILE
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError
+from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
 from edge_run.base.units import MIB
+from edge_run.partition.cost import TILE_TOKENS
 from edge_run.runtime.planning import kv_type_choice
 from edge_run.runtime.planning.kv_type_choice import LEAST_GAINS
 from edge_run.runtime.planning.plan import plan
@@ -23,6 +26,8 @@ from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.weighing import Weighed, best
 from edge_run.runtime.probing import attention
 from tiny_models import make_model
+
+SLOW = replace(PROFILE, attention_flops_per_s=(1e3, 1e3))
 
 
 def options(*costs_s: float) -> list[Weighed[str]]:
@@ -159,21 +164,51 @@ def test_each_type_is_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(able) > 1
 
 
-def test_a_disturbed_device_changes_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gguf, config = (
-        _gguf(tmp_path),
-        ModelConfig(
-            memory="1GiB", kv_type="auto", context_tokens=512, micro_batch_tokens=64, threads=1, cache_folder=tmp_path
-        ),
+def prepared_as(folder: Path, kv_type: str, profile: DeviceProfile | None = None, memory: str = "1GiB") -> Prepared:
+    """Return a model prepared with that type, which may be left open, on a device of that profile."""
+    gguf, sizes = _gguf(folder), dict[str, Any]({"context_tokens": 512, "micro_batch_tokens": 64, "threads": 1})
+    config = ModelConfig(memory=memory, kv_type=kv_type, cache_folder=folder, **sizes)
+    if kv_type != "auto":
+        return prepare(gguf, config, is_opened=False)
+    return kv_type_choice.choose_kv_type(
+        gguf, config, lambda typed: prepare(gguf, typed, is_opened=False), lambda prepared: profile
     )
 
+
+def test_a_choice_that_changes_is_the_last_to_be_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for slowness, memory in ((1e3, "1GiB"), (1e3, "2GiB"), (1e-3, "1GiB")):  # with fewer bits
+        monkeypatch.setattr(attention, "attention_speeds", speeds(slowness))
+        prepared_as(tmp_path, "auto", SLOW, memory)
+    (place,) = tmp_path.glob("kv-types/*")
+    first, last = json.loads(place.read_bytes()).values()
+    assert first == "f16"
+    assert last != "f16"
+
+
+def test_a_forecast_rests_on_the_speeds_that_the_type_was_chosen_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "attention_speeds", speeds(1e-3))
+    found = prepared_as(tmp_path, "auto", SLOW)
+    assert found.config.kv_type != "f16"
+    planners = [Planner(prepared) for prepared in (found, replace(found, attention=None))]
+    measured, guessed = (one.times(one.plan(), SLOW).compute_s(TILE_TOKENS, 0) for one in planners)
+    assert measured < guessed / 100
+
+
+def test_passes_of_many_tokens_are_as_slow_on_few_bits_whoever_asks_where_that_was_not_measured(tmp_path: Path) -> None:
+    """One who asks is the choice of their width."""
+    planners = [Planner(prepared_as(tmp_path, kv_type)) for kv_type in ("f16", "q8_0")]
+    profile = replace(PROFILE, attention_flops_per_s=(1e3, 1e6))
+    f16, q8_0 = (one.times(one.plan(), profile) for one in planners)
+    assert q8_0.compute_s(1, 0) == pytest.approx(f16.compute_s(1, 0))
+    assert q8_0.compute_s(TILE_TOKENS, 0) > 100 * f16.compute_s(TILE_TOKENS, 0)
+
+
+def test_a_disturbed_device_changes_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(slowness: float, *, is_disturbed: bool) -> str:
         monkeypatch.setattr(attention, "attention_speeds", speeds(slowness))
-        profile = replace(PROFILE, attention_flops_per_s=(1e3, 1e3), is_disturbed=is_disturbed)
-        found = kv_type_choice.choose_kv_type(
-            gguf, config, lambda typed: prepare(gguf, typed, is_opened=False), lambda prepared: profile
-        )
-        return str(found.config.kv_type)
+        return str(prepared_as(tmp_path, "auto", replace(SLOW, is_disturbed=is_disturbed)).config.kv_type)
 
     faster, slower = 1e-6, 1e6  # with fewer bits
     assert choose(faster, is_disturbed=True) != "f16"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import KernelError, NotSupported
 from edge_run.base.profile import KernelSpeed
 from edge_run.base.units import GIB
 from edge_run.devices.host.profile import MeasuredSetup, Measurements, ProfileStore
 from edge_run.runtime.gpu import devices
 from edge_run.runtime.gpu.devices import DISCRETE, INTEGRATED, SOFTWARE, Gpu
+from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.probing import gpu_probe
 from edge_run.runtime.probing.gpu_probe import gpu_profile, is_known, measure_gpu, missing_of
 from edge_run.runtime.probing.probe import DISTURBED, probe, recall
@@ -107,7 +109,7 @@ def test_a_probe_tells_that_the_figures_of_a_gpu_are_wrong(
 ) -> None:
     know_device(tmp_path, KIT)
     monkeypatch.setattr(devices, "find_gpus", lambda: [replace(REAL, kind=kind)])
-    monkeypatch.setattr(devices, "measure_upload", lambda gpu: 5e9)
+    monkeypatch.setattr(devices, "measure_upload", lambda gpu: pytest.fail("its costs say it"))
     monkeypatch.setattr(gpu_probe.kernels, "lacks_room", lambda tokens: True)
     store = ProfileStore(tmp_path)
     found = probe(model=KIT, config=ModelConfig(cache_folder=tmp_path), store=store)
@@ -117,3 +119,26 @@ def test_a_probe_tells_that_the_figures_of_a_gpu_are_wrong(
     without = recall(read_gguf(KIT), ModelConfig(gpu_memory=0, cache_folder=tmp_path))
     assert without
     assert not without.is_disturbed, "nothing of the GPU is in it"
+
+
+def test_gpus_whose_memory_others_take_are_noted_and_all_else_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first some kernels were measured while there was room: not enough to time a pass."""
+
+    def refuse(*given: object, **named: object) -> None:
+        raise KernelError("the GPU has no 9 bytes free; end what uses it")
+
+    know_device(tmp_path, KIT)
+    monkeypatch.setattr(devices, "find_gpus", lambda: [REAL, replace(REAL, name="GPU1", description="another GPU")])
+    monkeypatch.setattr(devices, "measure_upload", refuse)
+    monkeypatch.setattr(gpu_probe.kernels, "measure_attention", refuse)
+    store = ProfileStore(tmp_path)
+    found = probe(model=KIT, config=ModelConfig(cache_folder=tmp_path), store=store)
+    assert found.kernels
+    assert [bool(gpu.kernels) for gpu in found.gpus] == [True, False]
+    why = "was not measured: the GPU has no 9 bytes free; end what uses it"
+    assert store.problem == f"GPU0 {why}; GPU1 {why}"
+    planner: Any = SimpleNamespace(offload=SimpleNamespace(gpu=REAL))
+    assert Planner._gpu_of(planner, found) is None
+    assert Planner._gpu_of(planner, replace(found, gpus=(replace(found.gpus[0], node_s=1e-6),)))

@@ -64,3 +64,13 @@ def test_the_latest_are_kept(tmp_path: Path) -> None:
     findings.write({str(number): number for number in range(MOST_FINDINGS + 5)})
     found = findings.read(dict) or {}
     assert list(found.values()) == list(range(5, MOST_FINDINGS + 5))
+
+
+def test_what_is_decided_anew_is_the_latest(tmp_path: Path) -> None:
+    findings = KeptFindings(tmp_path / "found")
+    findings.write({"a": 1, "b": 2})
+    for decided, order in (({"a": 1}, "ab"), ({"a": 3}, "ba"), ({"c": 4}, "bac"), ({"b": 5, "c": 4}, "abc")):
+        findings.decide(findings.read(dict) or {}, decided)
+        kept = findings.read(dict) or {}
+        assert "".join(kept) == order
+        assert kept.items() >= decided.items()
