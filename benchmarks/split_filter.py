@@ -18,7 +18,7 @@ import numpy as np
 from _box import need, skip, write_results
 from split import DEVIATION, MEAN, VISION
 
-from edge_run.runtime.split.bundle import HEAD, read_bundle
+from edge_run.runtime.split.bundle import HEAD_FILE, read_bundle
 from edge_run.runtime.split.images import ImageFolder
 from edge_run.runtime.split.networks import INTEREST
 from edge_run.runtime.split.onnx_session import open_session
@@ -34,9 +34,9 @@ def measure(folder: Path, out: Path, most_missed: float, epochs: tuple[float, fl
     model = VISION / "resnet-cifar10" / "resnet56.onnx"
     task = TrainTask(model, folder / "train", "input", out, EMPTY, most_missed)
     train_split(task, TrainConfig(mean=MEAN, deviation=DEVIATION, feature_epochs=epochs[0], answer_epochs=epochs[1]))
-    bundle = read_bundle(out / HEAD)
+    bundle = read_bundle(out / HEAD_FILE)
     images = ImageFolder(folder / "test", bundle.size)
-    head = open_session(bundle.checked(HEAD), HEAD, None)
+    head = open_session(bundle.checked(HEAD_FILE), HEAD_FILE, None)
     name = head.get_inputs()[0].name
     scores = np.concatenate(
         [

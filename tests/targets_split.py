@@ -116,8 +116,8 @@ def bundles(folder: Path, stack: ExitStack) -> Target:
     files = ("a" * 64, "b" * 64, "c" * 64)
     shapes = ((3, 16, 16), (6, 4, 5))
     code = split_bundle.StoredCode(split_bundle.FORMAT, *files, "cut", *shapes, ("logits",), rates, (threshold,))
-    split_bundle.write_code(folder, code)
-    path = folder / split_bundle.CODE
+    (folder / split_bundle.CODE_FILE).write_bytes(split_bundle.code_json(code))
+    path = folder / split_bundle.CODE_FILE
     seed = path.read_bytes()
 
     def read() -> bool:
@@ -138,15 +138,16 @@ def split_answers(folder: Path, stack: ExitStack) -> Target:
     import numpy as np
 
     from edge_run.base.errors import ProtocolError
+    from edge_run.partition.split_choice import FrameCost
     from edge_run.runtime.split import protocol
 
-    tails = [{"fingerprint": "0102030405", "code_s": 0.001, "image_s": 0.002}]
+    costs = {"code": FrameCost(0.001, 30), "image": FrameCost(0.002, 30)}
     arrays = protocol.pack_arrays([np.arange(10, dtype=np.float32).reshape(2, 5), np.array(3, np.int64)])
 
     def reply(body: bytes, length: int | None = None) -> bytes:
         return protocol.REPLY.pack(0, 1, 0.1, 0.2, len(body) if length is None else length) + body
 
-    hello = protocol.make_hello(tails)
+    hello = protocol.make_hello({"0102030405": costs})
     value = json.loads(hello[4:])
 
     def feed(data: bytes) -> bool:
@@ -158,7 +159,7 @@ def split_answers(folder: Path, stack: ExitStack) -> Target:
             far.shutdown(socket.SHUT_WR)
             with mock.patch.object(socket, "create_connection", return_value=near), _no_delay():
                 link = protocol.ServerLink(("server", 1), 2.0)
-            answer = link.ask(protocol.PROBE, b"", 2.0)
+            answer = link.ask(protocol.ASK_PROBE, b"", 2.0)
             protocol.unpack_arrays(answer.body)
             assert answer.queue_s + answer.server_s + answer.network_s < 1e7
             return True
@@ -240,13 +241,13 @@ def split_requests(folder: Path, stack: ExitStack) -> Target:
     file = BytesIO()
     Image.fromarray(make_pixels(1)[0].transpose(1, 2, 0)).save(file, "PNG")
     bodies_of = {
-        protocol.CODE: bundle.codec.encode(latents, 0),
-        protocol.IMAGE: bundle.codec.fingerprint + file.getvalue(),
-        protocol.PROBE: b"",
+        protocol.ASK_CODE: bundle.codec.encode(latents, 0),
+        protocol.ASK_IMAGE: bundle.codec.fingerprint + file.getvalue(),
+        protocol.ASK_PROBE: b"",
     }
 
     def request(kind: int, body: bytes, length: int | None = None) -> bytes:
-        return protocol.REQUEST.pack(kind, 1, len(body) if length is None else length % 2**32) + body
+        return protocol.REQUEST.pack(kind, 1, 20.0, len(body) if length is None else length % 2**32) + body
 
     def feed(data: bytes) -> bool:
         """Whether all that came back are answers; the server must be there for the next."""
@@ -272,13 +273,13 @@ def split_requests(folder: Path, stack: ExitStack) -> Target:
         return count > 0
 
     def special(chance: random.Random) -> bytes:
-        kind = chance.choice((protocol.CODE, protocol.CODE, protocol.IMAGE))
+        kind = chance.choice((protocol.ASK_CODE, protocol.ASK_CODE, protocol.ASK_IMAGE))
         body = broken_bytes(bodies_of[kind], list(bodies_of.values()), chance)
         if chance.random() < 0.7:
-            start = 1 if kind == protocol.CODE else 0
+            start = 1 if kind == protocol.ASK_CODE else 0
             good = bundle.codec.fingerprint
             body = body[:start] + good + body[start + len(good) :]
-        return request(kind, body) + request(protocol.PROBE, b"")
+        return request(kind, body) + request(protocol.ASK_PROBE, b"")
 
     seeds = [request(kind, body) for kind, body in bodies_of.items()]
     return Target("split requests", feed, (), [*seeds, b"".join(seeds)], 64 * MIB, special=special)

@@ -128,21 +128,22 @@ def make_bundle(folder: Path) -> Path:
     encoder = make_encoder(SHAPE, CUT, parts.cut_shape, LATENT, transform)
     decoder = make_decoder(SHAPE, LATENT, CUT, parts.cut_shape, transform)
     files = {
-        split_bundle.HEAD: chain(model, *front, encoder).SerializeToString(),
-        split_bundle.TAIL: chain(model, decoder, parts.rest).SerializeToString(),
-        split_bundle.MODEL: chain(model, pixels, model.proto.graph).SerializeToString(),
+        split_bundle.HEAD_FILE: chain(model, *front, encoder).SerializeToString(),
+        split_bundle.TAIL_FILE: chain(model, decoder, parts.rest).SerializeToString(),
+        split_bundle.MODEL_FILE: chain(model, pixels, model.proto.graph).SerializeToString(),
     }
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    latents = run_session(open_session(files[split_bundle.HEAD], "head"), many)[0]
+    latents = run_session(open_session(files[split_bundle.HEAD_FILE], "head"), many)[0]
     latent = latents.shape[1:]
     rates = []
     for step in (2.0, 0.5, 0.05):
         rate = fit_rate(latents.reshape(len(many), latent[0], -1), [1 / step] * latent[0])
         rates.append(split_bundle.StoredRate(100, rate, 10, 1000, 120, 10, 5, 5))
     code = split_bundle.StoredCode(
-        split_bundle.FORMAT, *(split_bundle.digest(files[name]) for name in (split_bundle.MODEL, split_bundle.HEAD,
-        split_bundle.TAIL)), CUT, (3, SIZE, SIZE), latent, ("logits",), tuple(rates), (),
+        split_bundle.FORMAT,
+        *(split_bundle.digest(files[f"{name}.onnx"]) for name in ("model", "head", "tail")),
+        CUT, (3, SIZE, SIZE), latent, ("logits",), tuple(rates), (),
     )  # fmt: skip
-    split_bundle.write_code(folder, code)
-    return folder / split_bundle.HEAD
+    (folder / split_bundle.CODE_FILE).write_bytes(split_bundle.code_json(code))
+    return folder / split_bundle.HEAD_FILE

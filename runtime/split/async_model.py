@@ -31,7 +31,7 @@ class AsyncSplitModel(AsyncOwner[SplitModel]):
     """A split model shared by tasks: `async with AsyncSplitModel(head, server) as model`.
 
     Frames are answered one after the other, first come first served. A frame that is being answered is finished even
-    when its task is cancelled, which takes no longer than its deadline.
+    when its task is cancelled: that takes its deadline at most, or longer where the device itself takes longer for it.
     """
 
     def __init__(self, head: str | Path, server: str | None = None, **options: Unpack[SplitOptions]) -> None:

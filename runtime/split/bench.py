@@ -19,9 +19,10 @@ from edge_run.base.split import CurvePoint, SplitBench, WayTime
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import available_bytes
 from edge_run.partition.latent_codec import MOST_PAYLOAD_BYTES, CodeTooLong
-from edge_run.runtime.split.bundle import HEAD, MODEL, TAIL, Bundle, read_bundle
+from edge_run.runtime.split.bundle import HEAD_FILE, MODEL_FILE, TAIL_FILE, Bundle, read_bundle
 from edge_run.runtime.split.images import (
     KEPT_BYTES,
+    SCAN,
     ImageFolder,
     ImageSize,
     decode_image,
@@ -34,7 +35,7 @@ JPEG_QUALITIES = (1, 5, 10, 20, 30, 45, 65, 85)
 WEBP_QUALITIES = (0, 5, 15, 30, 50, 70, 90)
 AT_ONCE = 8  # images in a pass: no more is ever held of images and tensors, however many there are
 KEPT_SHARE = 4  # decoded images are kept in at most a quarter of what is free
-_SCAN, _END = b"\xff\xda", b"\xff\xd9"
+_END = b"\xff\xd9"
 
 
 def bench_split(
@@ -110,7 +111,9 @@ class _Bench:
     ) -> None:
         self._bundle, self._images, self._show = bundle, images, show
         self._most_bytes = most_bytes or 1 << 30
-        self._head, self._tail, self._model = (bundle.open(name, threads) for name in (HEAD, TAIL, MODEL))
+        self._head, self._tail, self._model = (
+            bundle.open(name, threads) for name in (HEAD_FILE, TAIL_FILE, MODEL_FILE)
+        )
         self.worst_overhead_bytes = -float("inf")
 
     def uncut(self) -> tuple[float, int]:
@@ -203,7 +206,7 @@ def coded_bytes(file: bytes) -> int:
     """Return what a JPEG or WebP file has of its own: the entropy-coded scan, or the frame in its container."""
     if file[:4] == b"RIFF":
         return len(file) - 20
-    start = file.index(_SCAN)
+    start = file.index(SCAN)
     return len(file) - start - 2 - int.from_bytes(file[start + 2 : start + 4], "big") - len(_END)
 
 

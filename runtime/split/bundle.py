@@ -23,12 +23,11 @@ from edge_run.base.strict_json import decode, parse
 from edge_run.base.units import format_count
 from edge_run.partition.latent_codec import LatentCodec, Rate
 from edge_run.runtime.split.images import ImageSize, read_bytes
-from edge_run.runtime.split.onnx_session import open_session, run_session
+from edge_run.runtime.split.onnx_session import MOST_NETWORK_BYTES, MOST_VALUES, open_session, run_session
 
-HEAD, TAIL, MODEL, CODE = "head.onnx", "tail.onnx", "model.onnx", "code.json"
+HEAD_FILE, TAIL_FILE, MODEL_FILE, CODE_FILE = "head.onnx", "tail.onnx", "model.onnx", "code.json"
 FORMAT = "edge-run split 2"
-MOST_CODE_JSON_BYTES, MOST_NETWORK_BYTES = 16 << 20, 2**31 - 1
-MOST_VALUES = 1 << 24  # of an image, or of latents
+MOST_CODE_JSON_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +115,10 @@ class Bundle:
         Raises ModelFileError where it is missing or not the one trained, TierReadError by its drive.
         """
         data = read_bytes(self.folder / name, MOST_NETWORK_BYTES, "a network")
-        wanted = {HEAD: self.code.head, TAIL: self.code.tail, MODEL: self.code.model}[name]
+        wanted = {HEAD_FILE: self.code.head, TAIL_FILE: self.code.tail, MODEL_FILE: self.code.model}[name]
         if digest(data) != wanted:
             raise ModelFileError(
-                f"{self.folder / name}: is not the one that {CODE} describes; train again, or copy both"
+                f"{self.folder / name}: is not the one that {CODE_FILE} describes; train again, or copy both"
             )
         return data
 
@@ -129,7 +128,7 @@ class Bundle:
         Raises as `checked`, ModelFileError also where it does not fit `code.json`, and KernelError where it fails.
         """
         session = open_session(self.checked(name), str(self.folder / name), threads)
-        shape, kind = ((1, *self.code.latent), "float") if name == TAIL else ((1, *self.code.input), "uint8")
+        shape, kind = ((1, *self.code.latent), "float") if name == TAIL_FILE else ((1, *self.code.input), "uint8")
         taken = [(one.type, tuple(one.shape)) for one in session.get_inputs()]
         if len(taken) != 1 or taken[0][0] != f"tensor({kind})" or not _may_be(taken[0][1], shape):
             found = ", ".join(f"{type_name} of {_times(size)}" for type_name, size in taken)
@@ -140,7 +139,7 @@ class Bundle:
     def check_answers(self, name: str, made: Sequence[Any]) -> None:
         """Raise ModelFileError where the network `name` made other tensors of one frame than `code.json` says."""
         is_right = all(isinstance(one, np.ndarray) and one.dtype.kind in "biuf" for one in made)
-        if name == HEAD:
+        if name == HEAD_FILE:
             shape, has_filter = (1, *self.code.latent), bool(self.code.filters)
             needed = f"float32 of {_times(shape)}{', and the interest' * has_filter}"
             is_right = is_right and len(made) == 1 + has_filter and all(one.size for one in made)
@@ -155,7 +154,9 @@ class Bundle:
 
     def _misfit(self, name: str, why: str) -> ModelFileError:
         place = self.folder / name
-        return ModelFileError(f"{place}: does not fit {CODE} beside it, {why}; train again, or copy all files together")
+        return ModelFileError(
+            f"{place}: does not fit {CODE_FILE} beside it, {why}; train again, or copy all files together"
+        )
 
 
 def read_bundle(path: Path) -> Bundle:
@@ -166,7 +167,7 @@ def read_bundle(path: Path) -> Bundle:
     folder = path if path.is_dir() else path.parent
     if not path.exists():
         raise ModelFileMissing(f"{path}: there is no such file; `edge-run split train` makes one")
-    source = folder / CODE
+    source = folder / CODE_FILE
     try:
         value = parse(read_bytes(source, MOST_CODE_JSON_BYTES, "one of ours"))
         if isinstance(value, dict) and value.get("format") != FORMAT:
@@ -177,9 +178,9 @@ def read_bundle(path: Path) -> Bundle:
         raise ModelFileError(f"{source}: cannot be read ({str(error)[:200]}); train again") from error
 
 
-def write_code(folder: Path, code: StoredCode) -> None:
-    """Write `code.json` into `folder`."""
-    (folder / CODE).write_text(json.dumps(asdict(code)), encoding="utf-8")
+def code_json(code: StoredCode) -> bytes:
+    """Return what `code.json` holds."""
+    return json.dumps(asdict(code)).encode()
 
 
 def digest(data: bytes) -> str:

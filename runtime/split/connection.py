@@ -1,6 +1,7 @@
 """The connection of a device to its server: a thread keeps it, measures it, and finds the server again.
 
-There are two TCP connections. Frames have one for themselves, so that no frame waits behind a probe's reply.
+There are two TCP connections. Frames have one for themselves, so that no frame waits behind a probe's reply; and none
+is given up for what becomes of a probe, which may wait behind a frame.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from edge_run.base.errors import ProtocolError
 from edge_run.partition.split_choice import Chooser
-from edge_run.runtime.split.protocol import PROBE, LinkLost, Reply, ServerLink
+from edge_run.runtime.split.protocol import ASK_PROBE, LinkLost, Reply, ServerLink
 
 PROBE_EVERY_S = 0.2
 FRAMES_TELL_S = (
@@ -25,6 +28,16 @@ PROBE_LIMIT_S, CONNECT_LIMIT_S = 2.0, 2.0
 STAY_S = 3.0  # after so long without a word each connection says something: a server drops who is silent for 10 s
 FIRST_BACKOFF_S, MOST_BACKOFF_S = 0.05, 2.0
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """What two probes showed of the link, and of the server's queue."""
+
+    empty_s: float
+    size_bytes: int
+    full_s: float
+    queue_s: float
 
 
 class ServerConnection:
@@ -39,6 +52,7 @@ class ServerConnection:
         self._tried = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="edge-run-split-link", daemon=True)
         self._answered_s = 0.0
+        self._backoff_s = FIRST_BACKOFF_S
         self._speaking = threading.RLock()  # held by who uses the connection of the frames
         self.problem = "not connected yet"
 
@@ -93,71 +107,106 @@ class ServerConnection:
         self.lose("closed")
 
     def _keep(self) -> None:
-        backoff_s = FIRST_BACKOFF_S
         while not self._is_closed.is_set():
             try:
                 with contextlib.closing(ServerLink(self._address, CONNECT_LIMIT_S)) as probes:
-                    self._probe_while_there(probes)
-                backoff_s = FIRST_BACKOFF_S
+                    frames = self._meet(probes)
+                    self._tried.set()
+                    self._watch(probes, frames)
             except (LinkLost, ProtocolError) as error:
-                self.lose(str(error))
+                self._miss(str(error))
             except Exception as error:  # whatever it is: no other thread would find the server again
                 _log.info("server %s: what was not expected", self._address[0], exc_info=True)
-                self.lose(f"{self._address[0]}: {type(error).__name__}: {error}")
+                self._miss(f"{self._address[0]}: {type(error).__name__}: {error}")
             self._tried.set()
-            self._is_closed.wait(backoff_s * random.uniform(0.5, 1.5))
-            backoff_s = min(backoff_s * 2, MOST_BACKOFF_S)
+            self._is_closed.wait(self._backoff_s * random.uniform(0.5, 1.5))
+            self._backoff_s = min(self._backoff_s * 2, MOST_BACKOFF_S)
         self.lose("closed")  # also what was connected to after `close` had waited for long enough
 
-    def _probe_while_there(self, probes: ServerLink) -> None:
-        """Measure the link, open that of the frames, and go on measuring; return when the frames have lost theirs."""
-        server_s = probes.hello.get(self._fingerprint)
-        if server_s is None:
+    def _miss(self, reason: str) -> None:
+        """Note that the server cannot be connected to: a connection that the frames have is kept where it answers."""
+        frames = self._frames
+        if frames is None:
+            self.lose(reason)
+        else:
+            self._stay(frames)
+
+    def _meet(self, probes: ServerLink) -> ServerLink:
+        """Measure link and server; return the connection of the frames: the one that there is, or a new one."""
+        costs = probes.hello.get(self._fingerprint)
+        if costs is None:
             known = ", ".join(probes.hello) or "none"
             raise ProtocolError(
                 f"server: has no tail for {self._fingerprint} (it has {known}); give both the files of one training"
             )
+        samples = [self._measure(probes, LEAST_PROBE_BYTES) for _ in range(2)]
+        frames = self._frames
+        if frames is None:
+            frames = ServerLink(self._address, CONNECT_LIMIT_S)
+            with self._lock:
+                self._frames, self.problem = frames, ""
+                self._chooser.server_back(costs, samples[-1].queue_s)
+            _log.info("server %s: connected", self._address[0])
+        else:
+            self._stay(frames)  # it may have gone with that of the probes
+        self._tell(samples)
+        self._backoff_s = FIRST_BACKOFF_S
+        return frames
+
+    def _watch(self, probes: ServerLink, frames: ServerLink) -> None:
+        """Measure link and server, and keep both connections, until one of them has gone.
+
+        Not while a frame is under way: a probe would wait behind it.
+        """
         size_bytes = LEAST_PROBE_BYTES
-        samples = [self._measure(probes, size_bytes) for _ in range(2)]
-        frames = ServerLink(self._address, CONNECT_LIMIT_S)
-        with self._lock:
-            self._frames, self.problem = frames, ""
-            self._chooser.server_back(server_s)
-        self._tell(samples, size_bytes)
-        _log.info("server %s: connected", self._address[0])
-        self._tried.set()
         stayed_s = probed_s = time.monotonic()
         while not self._is_closed.wait(PROBE_EVERY_S) and self._frames is frames:
             now_s = time.monotonic()
             if now_s - max(stayed_s, self._answered_s) > STAY_S and self._stay(frames):
                 stayed_s = now_s
-            if now_s - self._answered_s < FRAMES_TELL_S and now_s - probed_s < STAY_S:
+            with self._between_frames() as is_free:
+                pass
+            if not is_free or (now_s - self._answered_s < FRAMES_TELL_S and now_s - probed_s < STAY_S):
                 continue
-            sample, probed_s = self._measure(probes, size_bytes), now_s
-            self._tell([sample], size_bytes)
-            is_quick = sample[1] - sample[0] < PROBE_TAKES_S / 2
+            try:
+                sample, probed_s = self._measure(probes, size_bytes), now_s
+            except (LinkLost, ProtocolError):
+                return  # that of the frames may be well: it shows where the server is met again
+            self._tell([sample])
+            is_quick = sample.full_s - sample.empty_s < PROBE_TAKES_S / 2
             size_bytes = min(size_bytes * 2, MOST_PROBE_BYTES) if is_quick else LEAST_PROBE_BYTES
 
     def _stay(self, frames: ServerLink) -> bool:
-        """Say something on the connection of the frames, so that the server keeps it; False while a frame does."""
-        if not self._speaking.acquire(blocking=False):
-            return False
+        """Ask something on the connection of the frames, which keeps it, or lose it; False while a frame does."""
+        with self._between_frames() as is_free:
+            if is_free:
+                try:
+                    frames.ask(ASK_PROBE, b"", PROBE_LIMIT_S)
+                except (LinkLost, ProtocolError) as error:
+                    self.lose(str(error))
+        return is_free
+
+    @contextlib.contextmanager
+    def _between_frames(self) -> Iterator[bool]:
+        """Yield whether no frame is under way; none gets under way in this block then."""
+        is_free = self._speaking.acquire(blocking=False)
         try:
-            frames.ask(PROBE, b"", PROBE_LIMIT_S)
+            yield is_free
         finally:
-            self._speaking.release()
-        return True
+            if is_free:
+                self._speaking.release()
 
-    def _measure(self, probes: ServerLink, size_bytes: int) -> tuple[float, float]:
-        """Return the seconds of an empty probe, and of one of this size."""
-        return probes.ask(PROBE, b"", PROBE_LIMIT_S).network_s, probes.ask(
-            PROBE, bytes(size_bytes), PROBE_LIMIT_S
-        ).network_s
+    def _measure(self, probes: ServerLink, size_bytes: int) -> _Sample:
+        """Return what two probes show, an empty one and one of this size."""
+        empty = probes.ask(ASK_PROBE, b"", PROBE_LIMIT_S)
+        full = probes.ask(ASK_PROBE, bytes(size_bytes), PROBE_LIMIT_S)
+        return _Sample(empty.network_s, size_bytes, full.network_s, full.queue_s)
 
-    def _tell(self, samples: list[tuple[float, float]], size_bytes: int) -> None:
+    def _tell(self, samples: list[_Sample]) -> None:
         with self._lock:
             if self._frames is None:
                 return
-            for empty_s, full_s in samples:
-                self._chooser.crossed(0, empty_s)
-                self._chooser.crossed(size_bytes, full_s)
+            for sample in samples:
+                self._chooser.crossed(0, sample.empty_s)
+                self._chooser.crossed(sample.size_bytes, sample.full_s)
+                self._chooser.queued(sample.queue_s)

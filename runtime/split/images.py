@@ -34,7 +34,7 @@ KEPT_BYTES = 1 << 30  # of decoded images are kept at most, where there is room
 _PIECE_BYTES = 1 << 20
 _NOT_OPENED = (errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP)  # sockets, and devices that nothing drives
 MOST_SCANS = 500  # of a JPEG, whose encoders make ten: each goes through all blocks, and may take a few bytes
-_JPEG_START, _SCAN = b"\xff\xd8", b"\xff\xda"  # the latter by chance some 250 times in 16 MiB of other bytes
+JPEG_START, SCAN = b"\xff\xd8\xff", b"\xff\xda"  # the latter by chance some 250 times in 16 MiB of other bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def decode_image(data: bytes, size: ImageSize) -> NDArray[np.uint8]:
     shows before any pixel is decoded.
     """
     image = need("PIL.Image", SPLIT)
-    if data.startswith(_JPEG_START) and (n_scans := data.count(_SCAN)) > MOST_SCANS:
+    if data.startswith(JPEG_START) and (n_scans := data.count(SCAN)) > MOST_SCANS:
         raise ProtocolError(f"image: a JPEG of {n_scans:,} scans; at most {MOST_SCANS} are read")
     try:
         with image.open(io.BytesIO(data), formats=FORMATS) as opened:

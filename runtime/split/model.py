@@ -21,14 +21,13 @@ from edge_run.partition.latent_codec import CodeTooLong
 from edge_run.partition.split_choice import CODE, IMAGE, LOCAL, Chooser, Mode
 from edge_run.runtime.processes.forks import OwnerProcess
 from edge_run.runtime.split import protocol
-from edge_run.runtime.split.bundle import HEAD, MODEL, read_bundle
+from edge_run.runtime.split.bundle import HEAD_FILE, MODEL_FILE, read_bundle
 from edge_run.runtime.split.connection import ServerConnection
-from edge_run.runtime.split.images import ImageSize, decode_image, encode_image, pixels_of, read_image_bytes
+from edge_run.runtime.split.images import JPEG_START, ImageSize, decode_image, encode_image, pixels_of, read_image_bytes
 from edge_run.runtime.split.onnx_session import median_s, run_session
 from edge_run.runtime.split.protocol import DEFAULT_PORT, FrameRefused, LinkLost, unpack_arrays
 
 AUTO, EMPTY = "auto", "empty"
-_JPEG_START = b"\xff\xd8\xff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class SplitModel(Closing):
     """A trained split on its device. A context manager. For one thread at a time.
 
     Every frame is answered: when the server does not answer in time, the device computes the frame itself, and all
-    further ones until the server is back.
+    further ones until the server is back. One that leaves frames unanswered in turn is asked less and less often.
 
     It is over 200 lines because a frame that fails on its way to the server goes on where it is on the device.
     """
@@ -72,8 +71,8 @@ class SplitModel(Closing):
         codes would at any rate. threads: None is one for each core. Raises ConfigError, ModelFileError, NotSupported,
         TierReadError.
         """
-        if not 0 < deadline_s <= 3600:
-            raise ConfigError(f"deadline {deadline_s}: must be above 0 and at most 3600 s")
+        if not 0 < deadline_s <= protocol.MOST_PATIENCE_S:
+            raise ConfigError(f"deadline {deadline_s}: must be above 0 and at most {protocol.MOST_PATIENCE_S:.0f} s")
         self._bundle = read_bundle(Path(head))
         self._codec, self._deadline_s = self._bundle.codec, deadline_s
         if most_bytes is not None and most_bytes < 1:
@@ -85,9 +84,9 @@ class SplitModel(Closing):
         self._threshold = filters[0].threshold if use_filter else 0.0
         modes = _modes(mode, len(self._codec.rates))
         address = None if server is None else parse_place(server, DEFAULT_PORT)
-        self._head, self._model = self._bundle.open(HEAD, threads), self._bundle.open(MODEL, threads)
+        self._head, self._model = self._bundle.open(HEAD_FILE, threads), self._bundle.open(MODEL_FILE, threads)
         self._owner_process = OwnerProcess()
-        self._chooser = Chooser(modes, self._measure(), {})
+        self._chooser = Chooser(modes, self._measure())
         for number, rate in enumerate(self._bundle.code.rates):
             self._chooser.sized(Mode(CODE, number), rate.coded_bytes // max(rate.images, 1))
         pixels = np.zeros(self._bundle.code.input, dtype=np.uint8)
@@ -144,7 +143,7 @@ class SplitModel(Closing):
         with self._lock:
             if encoded is not None:
                 self._chooser.sized(Mode(IMAGE), len(encoded))
-            mode = self._chooser.choose()
+            mode = self._chooser.choose(self._deadline_s)
         losses = self._counts["losses"]
         if mode.kind != LOCAL and self._connection is not None:
             with contextlib.suppress(CodeTooLong):
@@ -154,7 +153,7 @@ class SplitModel(Closing):
                     return self._finish(mode, started_s, outputs, len(body), interest=interest)
         begun_s = time.perf_counter()
         outputs = run_session(self._model, pixels[None])
-        self._bundle.check_answers(MODEL, outputs)
+        self._bundle.check_answers(MODEL_FILE, outputs)
         with self._lock:
             self._chooser.computed(LOCAL, time.perf_counter() - begun_s)
         lost = self._counts["losses"] > losses
@@ -182,7 +181,7 @@ class SplitModel(Closing):
     def _compute_head(self, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float32], float]:
         """Return the latents (channels, positions), and how likely the frame is of interest, -1 without a filter."""
         made = run_session(self._head, pixels[None])
-        self._bundle.check_answers(HEAD, made)
+        self._bundle.check_answers(HEAD_FILE, made)
         return made[0].reshape(self._codec.channels, -1), float(made[1].reshape(-1)[0]) if len(made) > 1 else -1.0
 
     def _body(
@@ -201,7 +200,7 @@ class SplitModel(Closing):
             return self._codec.fingerprint + data, mode
         if latent is None:
             latent, _ = self._compute_head(pixels)
-        most_bytes = self._most_bytes or protocol.MOST_BODY_BYTES[protocol.CODE]
+        most_bytes = self._most_bytes or protocol.MOST_BODY_BYTES[protocol.ASK_CODE]
         code, rate = self._codec.encode_within(latent, mode.rate, most_bytes)
         with self._lock:
             self._chooser.computed(CODE, time.perf_counter() - begun_s)
@@ -216,7 +215,7 @@ class SplitModel(Closing):
         with self._lock:
             spent_s = time.perf_counter() - started_s
             patience_s = self._chooser.patience_s(mode, self._deadline_s, spent_s)
-        kind = protocol.CODE if mode.kind == CODE else protocol.IMAGE
+        kind = protocol.ASK_CODE if mode.kind == CODE else protocol.ASK_IMAGE
         try:
             reply = self._connection.ask(kind, body, patience_s)
             outputs = unpack_arrays(reply.body)
@@ -231,11 +230,14 @@ class SplitModel(Closing):
             return None
         except (LinkLost, ProtocolError) as error:
             self._counts["losses"] += 1
+            with self._lock:
+                self._chooser.unanswered(mode.kind)
             self._connection.lose(str(error), was_asked=True)
             return None
         with self._lock:
-            self._chooser.crossed(len(body), reply.network_s)
-            self._chooser.served(mode.kind, reply.queue_s, reply.server_s)
+            self._chooser.crossed(len(body) + len(reply.body), reply.network_s)
+            self._chooser.queued(reply.queue_s)
+            self._chooser.served(mode.kind, reply.server_s, len(reply.body))
         return outputs
 
     def _finish(
@@ -262,7 +264,7 @@ def _open_image(
         return None, image
     data = image if isinstance(image, bytes) else read_image_bytes(Path(image))
     pixels = decode_image(data, size) if isinstance(image, bytes) else pixels_of(Path(image), data, size)
-    fits = data.startswith(_JPEG_START) and len(data) < protocol.MOST_BODY_BYTES[protocol.IMAGE] - 16
+    fits = data.startswith(JPEG_START) and len(data) < protocol.MOST_BODY_BYTES[protocol.ASK_IMAGE] - 16
     return (data if fits else None), pixels
 
 

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, not_opened, reason_of
 from edge_run.base.extras import TRAIN, need
 from edge_run.partition.cuts import Network, Operation, find_cuts, multiply_adds, operations_between, peak_bytes
-from edge_run.runtime.split.onnx_session import arbitrary, first_line, traced
+from edge_run.runtime.split.onnx_session import MOST_NETWORK_BYTES, MOST_VALUES, arbitrary, first_line, traced
 
-MOST_INPUT_VALUES = 1 << 24  # as of an image of a bundle
-MOST_MODEL_BYTES = 2**31 - 1  # what protobuf can hold in one piece
 _NUMBERS = "biuf"  # kinds of NumPy types: truth values, integers, numbers
 
 
@@ -111,10 +109,10 @@ def _load_beside(proto: Any, path: Path) -> None:
 
 
 def _check_size(path: Path, size_bytes: int) -> None:
-    if size_bytes > MOST_MODEL_BYTES:
+    if size_bytes > MOST_NETWORK_BYTES:
         raise NotSupported(
             f"{path}: has {size_bytes:,} bytes or more with the weights beside it; an ONNX file can be cut up to "
-            f"{MOST_MODEL_BYTES:,}"
+            f"{MOST_NETWORK_BYTES:,}"
         )
 
 
@@ -197,9 +195,9 @@ def _input_shape(value: Any, path: Path) -> tuple[tuple[int, ...], bool]:
             f"{path}: input {value.name} has open dimensions ({written}); only the first, the batch, may be open: "
             "export the model with a fixed size"
         )
-    if (n_values := math.prod(sizes[1:])) > MOST_INPUT_VALUES:
+    if (n_values := math.prod(sizes[1:])) > MOST_VALUES:
         raise NotSupported(
-            f"{path}: input {value.name} has {n_values:,} values, {MOST_INPUT_VALUES:,} are the most that can be cut"
+            f"{path}: input {value.name} has {n_values:,} values, {MOST_VALUES:,} are the most that can be cut"
         )
     if sizes[0] > 1:
         raise NotSupported(f"{path}: input {value.name} has a batch of {sizes[0]}; export it with 1 or an open one")

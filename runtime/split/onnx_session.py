@@ -29,6 +29,8 @@ from edge_run.devices.host.memory import available_bytes
 from edge_run.runtime.processes.cell import Cell, Overrun
 from edge_run.runtime.processes.cell_child import allow_memory
 
+MOST_VALUES = 1 << 24  # of an image that a network takes, or of the latents that its head makes
+MOST_NETWORK_BYTES = 2**31 - 1  # what protobuf can hold in one piece
 TIMED_RUNS = 7
 TIMED_S = 0.5
 LONGEST_S = 600.0  # of a pass that finds the shapes of tensors

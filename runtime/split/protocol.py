@@ -1,11 +1,14 @@
 """The protocol of device and server over a TCP connection: sizes before bytes, and a deadline for every wait.
 
-The server begins with a hello: `length (4) | JSON`. Requests and replies follow, little endian:
+The server begins with a hello: `length (4) | JSON`, which says what it serves, or why it lets nobody in. Requests and
+replies follow, little endian:
 
-    request   kind (1), number (4), length (4) | body: nothing that is looked at, a code, or an encoded image
+    request   kind (1), number (4), patience (4, float), length (4) | body: not looked at, a code, or an encoded image
     reply     status (1), number (4), queue seconds (4, float), computing seconds (4, float), length (4) | body
 
-The body of a reply is a list of arrays, or with the status REFUSED the reason. Nothing is unpickled or evaluated.
+Patience is how many seconds from now the device waits for the reply. Who closes a connection wants nothing more of it.
+The queue of a reply is how long the frame waited; of one to a probe, how long a frame would wait now. The body of a
+reply is a list of arrays, or with the status REFUSED the reason. Nothing is unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,25 +27,29 @@ from numpy.typing import NDArray
 from edge_run.base.errors import ProtocolError, reason_of
 from edge_run.base.strict_json import parse
 from edge_run.devices.link.hosts import place_text
+from edge_run.partition.split_choice import CODE, IMAGE, FrameCost
 
-VERSION = 1
+VERSION = 2
 DEFAULT_PORT = 7447
-PROBE, CODE, IMAGE = 0, 1, 2
+ASK_PROBE, ASK_CODE, ASK_IMAGE = 0, 1, 2
 DONE, REFUSED = 0, 1
-REQUEST, REPLY, LENGTH = struct.Struct("<BII"), struct.Struct("<BIffI"), struct.Struct("<I")
-MOST_BODY_BYTES = {PROBE: 1 << 16, CODE: (1 << 16) + 16, IMAGE: 16 << 20}
+REQUEST, REPLY, LENGTH = struct.Struct("<BIfI"), struct.Struct("<BIffI"), struct.Struct("<I")
+MOST_BODY_BYTES = {ASK_PROBE: 1 << 16, ASK_CODE: (1 << 16) + 16, ASK_IMAGE: 16 << 20}
 MOST_REPLY_BYTES, MOST_HELLO_BYTES = 64 << 20, 1 << 16
 MOST_SECONDS = 1e6  # that a server may say it took
+MOST_PATIENCE_S = 3600.0  # that a device may have
 FINGERPRINT_BYTES = 5  # in front of an image, as a code has it in its header
+_HELLO, _FULL = "edge-run split", "full"
 _TYPES = ("float32", "float64", "float16", "int8", "int16", "int32", "int64", "uint8", "bool")
 _ARRAY = struct.Struct("<BB")
+_RESET = struct.pack("ii", 1, 0)  # a socket that is closed is reset, however that happens: the server notices at once
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A server's answer.
 
-    queue_s: in the server's queue.
+    queue_s: that the frame waited in the server's queue; of a probe, that a frame would wait.
     server_s: of the server's computing.
     network_s: what the exchange took besides.
     """
@@ -111,6 +118,7 @@ class ServerLink:
             raise LinkLost(f"{place_text(*address)}: {reason}") from error
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             (length,) = LENGTH.unpack(self._receive(LENGTH.size, end_s))
             if length > MOST_HELLO_BYTES:
                 raise ProtocolError(f"{place_text(*address)}: what answers there is no edge-run split server")
@@ -126,7 +134,8 @@ class ServerLink:
         end_s = started_s + limit_s
         try:
             self._socket.settimeout(limit_s)
-            self._socket.sendall(REQUEST.pack(kind, self._number, len(body)) + body)
+            patience_s = min(max(limit_s, 0.0), MOST_PATIENCE_S)
+            self._socket.sendall(REQUEST.pack(kind, self._number, patience_s, len(body)) + body)
         except OSError as error:
             raise LinkLost(str(error)) from error
         status, number, queue_s, server_s, length = REPLY.unpack(self._receive(REPLY.size, end_s))
@@ -137,7 +146,8 @@ class ServerLink:
         if status != DONE:
             raise FrameRefused(f"server: refuses: {answer[:300].decode('utf-8', 'replace')}")
         waited_s = time.monotonic() - started_s
-        return Reply(answer, queue_s, server_s, max(waited_s - queue_s - server_s, 0.0))
+        spent_s = 0.0 if kind == ASK_PROBE else queue_s + server_s
+        return Reply(answer, queue_s, server_s, max(waited_s - spent_s, 0.0))
 
     def close(self) -> None:
         """End the connection; again is no harm."""
@@ -160,30 +170,42 @@ class ServerLink:
         return bytes(pieces)
 
 
-def make_hello(tails: Sequence[dict[str, Any]]) -> bytes:
-    """Return the hello of a server with these networks (fingerprint, code_s, image_s)."""
-    text = json.dumps({"edge-run split": VERSION, "tails": list(tails)}).encode()
+def make_hello(tails: Mapping[str, Mapping[str, FrameCost]]) -> bytes:
+    """Return the hello of a server with these networks: what it says of each kind of mode, by fingerprint."""
+    listed = [
+        {"fingerprint": fingerprint} | {kind: [one.seconds, one.answer_bytes] for kind, one in costs.items()}
+        for fingerprint, costs in tails.items()
+    ]
+    return _hello({"tails": listed})
+
+
+def make_full_hello(reason: str) -> bytes:
+    """Return the hello of a server that lets nobody in now."""
+    return _hello({_FULL: reason})
+
+
+def _hello(content: dict[str, Any]) -> bytes:
+    text = json.dumps({_HELLO: VERSION, **content}).encode()
     return LENGTH.pack(len(text)) + text
 
 
-def _read_hello(data: bytes, address: tuple[str, int]) -> dict[str, dict[str, float]]:
-    """Return the seconds that a server needs, by fingerprint and kind of mode."""
+def _read_hello(data: bytes, address: tuple[str, int]) -> dict[str, dict[str, FrameCost]]:
+    """Return what a server says of each kind of mode, by fingerprint."""
     where = place_text(*address)
     try:
         value = parse(data)
-        if value["edge-run split"] != VERSION:
-            raise ProtocolError(
-                f"{where}: speaks version {value['edge-run split']!a:.20}, known is {VERSION}; update one side"
-            )
-        return {
-            str(one["fingerprint"]): {"code": _seconds(one["code_s"]), "image": _seconds(one["image_s"])}
-            for one in value["tails"]
-        }
+        if value[_HELLO] != VERSION:
+            raise ProtocolError(f"{where}: speaks version {value[_HELLO]!a:.20}, known is {VERSION}; update one side")
+        if _FULL in value:
+            raise ProtocolError(f"{where}: lets nobody in now: {str(value[_FULL])[:300]}")
+        return {str(one["fingerprint"]): {kind: _cost(*one[kind]) for kind in (CODE, IMAGE)} for one in value["tails"]}
     except (ValueError, KeyError, TypeError) as error:
         raise ProtocolError(f"{where}: what answers there is no edge-run split server") from error
 
 
-def _seconds(value: object) -> float:
-    if not isinstance(value, int | float) or not 0 <= value < MOST_SECONDS:
+def _cost(seconds: object, answer_bytes: object) -> FrameCost:
+    if not isinstance(seconds, int | float) or not 0 <= seconds < MOST_SECONDS:
         raise ValueError("no time that a network takes")
-    return float(value)
+    if not isinstance(answer_bytes, int) or not 0 <= answer_bytes <= MOST_REPLY_BYTES:
+        raise ValueError("no size that an answer has")
+    return FrameCost(float(seconds), answer_bytes)

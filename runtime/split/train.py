@@ -37,14 +37,16 @@ from edge_run.runtime.split.bottleneck import (
     make_encoder,
 )
 from edge_run.runtime.split.bundle import (
+    CODE_FILE,
     FORMAT,
-    HEAD,
-    MODEL,
+    HEAD_FILE,
+    MODEL_FILE,
     MOST_CODE_JSON_BYTES,
-    TAIL,
+    TAIL_FILE,
     StoredCode,
     StoredFilter,
     StoredRate,
+    code_json,
     codec_identity,
     digest,
 )
@@ -54,13 +56,14 @@ from edge_run.runtime.split.networks import LATENT, Parts, chain, preprocessing,
 from edge_run.runtime.split.onnx_file import OnnxModel, describe, extract
 from edge_run.runtime.split.onnx_session import check_finite, open_session, run_session
 from edge_run.runtime.split.onnx_torch import TorchGraph, check_same
-from edge_run.runtime.split.result_folder import check_result_folder, room_for_result, write_result_folder
+from edge_run.runtime.split.result_folder import check_result_folder, room_for_result
 from edge_run.runtime.split.training import Quantiser, Student, TrainConfig, check_learning, train
 
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 2000
 MOST_PRIOR_IMAGES, MOST_TRANSFORM_IMAGES = 5000, 2000
 AT_ONCE, AT_ONCE_BYTES = 100, 128 << 20  # images in a pass, and what the largest tensor of the network may take in it
 SAMPLE_BYTES = 512 << 20  # of latents that are held to count them: of fewer images where they are large
+FILTER_BYTES = 1 << 20  # more than a filter adds to the head
 _NO_ANSWER = -2  # a class that no image has: -1 is that of images in no folder
 _Show = Callable[[str], None]
 
@@ -141,16 +144,16 @@ class _Workshop:
         check_learning(front, rest, pixels, name)
         self._show("finding the transform")
         self._make_bottleneck(self._find_transform())
-        needed_bytes = sum(one.ByteSize() for one in self._networks().values()) + MOST_CODE_JSON_BYTES
-        with room_for_result(self._task.out, needed_bytes):
+        sizes = {name: one.ByteSize() + FILTER_BYTES for name, one in self._networks().items()}
+        with room_for_result(self._task.out, {**sizes, CODE_FILE: MOST_CODE_JSON_BYTES}, mode) as room:
             files, code = self._learn()
-        write_result_folder(self._task.out, files, code, mode)
-        return _report(self._task, self._model, (self._head_adds, len(files[HEAD])), len(self._chosen), code)
+            room.write({**files, CODE_FILE: code_json(code)})
+        return _report(self._task, self._model, (self._head_adds, len(files[HEAD_FILE])), len(self._chosen), code)
 
     def _learn(self) -> tuple[dict[str, bytes], StoredCode]:
         """Return the networks, trained, and what is measured of them."""
         head = open_session(
-            chain(self._model, *self._front, self._encoder).SerializeToString(), HEAD, self._config.threads
+            chain(self._model, *self._front, self._encoder).SerializeToString(), HEAD_FILE, self._config.threads
         )
         quantiser = Quantiser(self._latents(head, MOST_TRANSFORM_IMAGES), self._config.rates_bytes)
         student = self._student(quantiser)
@@ -169,7 +172,7 @@ class _Workshop:
         blank = blank_transform(self._config.shape, self._parts.cut, self._parts.cut_shape)
         self._make_bottleneck(blank)
         networks = self._networks()
-        halves = [describe(networks[name], self._task.model) for name in (HEAD, TAIL)]
+        halves = [describe(networks[name], self._task.model) for name in (HEAD_FILE, TAIL_FILE)]
         self._head_adds = halves[0].multiply_adds  # found out here: after the training nothing may fail for a report
         tensors = sum(sum(one.sizes_bytes.values()) for one in halves)
         weights = sum(one.ByteSize() for one in networks.values())
@@ -187,9 +190,9 @@ class _Workshop:
     def _networks(self) -> dict[str, Any]:
         """Return what is written, by name."""
         return {
-            HEAD: chain(self._model, *self._front, self._encoder),
-            TAIL: chain(self._model, self._decoder, self._parts.rest),
-            MODEL: self._whole,
+            HEAD_FILE: chain(self._model, *self._front, self._encoder),
+            TAIL_FILE: chain(self._model, self._decoder, self._parts.rest),
+            MODEL_FILE: self._whole,
         }
 
     def _find_transform(self) -> Transform:
@@ -265,14 +268,14 @@ class _Workshop:
         self, files: dict[str, bytes], gains: NDArray[np.float32], filters: tuple[StoredFilter, ...]
     ) -> StoredCode:
         """Return `code.json`: priors counted on training images, and each rate measured on those held out."""
-        head = open_session(files[HEAD], HEAD, self._config.threads)
+        head = open_session(files[HEAD_FILE], HEAD_FILE, self._config.threads)
         rows = (self._latent[0], self._latent[1] * self._latent[2])
         seen = self._latents(head, MOST_PRIOR_IMAGES)
         wanted = zip(gains.tolist(), self._config.rates_bytes, strict=True)
         rates = tuple(fit_rate_to_size(seen.reshape(len(seen), *rows), one, size) for one, size in wanted)
         outputs = tuple(one.name for one in self._parts.rest.output)
         code = StoredCode(
-            FORMAT, digest(files[MODEL]), digest(files[HEAD]), digest(files[TAIL]), self._parts.cut,
+            FORMAT, digest(files[MODEL_FILE]), digest(files[HEAD_FILE]), digest(files[TAIL_FILE]), self._parts.cut,
             self._images.size.shape, self._latent, outputs, (), filters,
         )  # fmt: skip
         codec = LatentCodec(*codec_identity(code), rates)
@@ -285,7 +288,7 @@ class _Workshop:
         An image without a code, since at each rate it would be too long, is answered wrongly in the longest one.
         """
         self._show(f"measuring rate {rate + 1} of {len(codec.rates)}")
-        head, tail = (open_session(files[name], name, self._config.threads) for name in (HEAD, TAIL))
+        head, tail = (open_session(files[name], name, self._config.threads) for name in (HEAD_FILE, TAIL_FILE))
         sizes: list[int] = []
         agreeing = right = model_right = 0
         for chosen, latents in self._passes(head, self._held_out):

@@ -14,7 +14,16 @@ import pytest
 from edge_run import ModelFileError, SplitModel
 from edge_run.runtime.split import model as split_model
 from edge_run.runtime.split.bench import bench_split
-from edge_run.runtime.split.bundle import HEAD, MODEL, TAIL, StoredCode, digest, read_bundle, write_code
+from edge_run.runtime.split.bundle import (
+    CODE_FILE,
+    HEAD_FILE,
+    MODEL_FILE,
+    TAIL_FILE,
+    StoredCode,
+    code_json,
+    digest,
+    read_bundle,
+)
 from edge_run.runtime.split.server import SplitServer
 from vision_models import make_images, make_pixels
 
@@ -29,16 +38,16 @@ def folder(head: Path, tmp_path: Path) -> Path:
 def change(folder: Path, **fields: Any) -> StoredCode:
     """Have `code.json` say something else; return what it said."""
     code = read_bundle(folder).code
-    write_code(folder, dataclasses.replace(code, **fields))
+    (folder / CODE_FILE).write_bytes(code_json(dataclasses.replace(code, **fields)))
     return code
 
 
 def open_model(folder: Path) -> None:
-    SplitModel(folder / HEAD, threads=1).close()
+    SplitModel(folder / HEAD_FILE, threads=1).close()
 
 
 def open_server(folder: Path) -> None:
-    SplitServer([folder / TAIL], 1)
+    SplitServer([folder / TAIL_FILE], 1)
 
 
 @pytest.mark.parametrize("opening", [open_model, open_server])
@@ -66,23 +75,23 @@ def test_images_of_another_size(folder: Path) -> None:
 
 
 def test_networks_that_changed_places(folder: Path, tmp_path: Path) -> None:
-    shutil.copy(folder / MODEL, folder / HEAD)
-    change(folder, head=digest((folder / HEAD).read_bytes()))
+    shutil.copy(folder / MODEL_FILE, folder / HEAD_FILE)
+    change(folder, head=digest((folder / HEAD_FILE).read_bytes()))
     images = make_images(tmp_path / "images", per_class=1)
-    for opening in (open_model, lambda one: bench_split(one / HEAD, images, threads=1)):
+    for opening in (open_model, lambda one: bench_split(one / HEAD_FILE, images, threads=1)):
         with pytest.raises(ModelFileError, match="head" + MISFIT + "makes float32 of"):
             opening(folder)
 
 
 def test_a_network_that_makes_something_else_of_a_later_frame(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with SplitModel(folder / HEAD, threads=1) as model:
+    with SplitModel(folder / HEAD_FILE, threads=1) as model:
         monkeypatch.setattr(split_model, "run_session", lambda *_: [np.zeros((1, 3), np.float32)] * 2)
         with pytest.raises(ModelFileError, match="model" + MISFIT + "makes float32 of 1 x 3, float32 of 1 x 3"):
             model.run(make_pixels(1)[0])
 
 
 def test_a_network_that_finds_nothing_in_a_frame(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with SplitModel(folder / HEAD, threads=1) as model:
+    with SplitModel(folder / HEAD_FILE, threads=1) as model:
         monkeypatch.setattr(split_model, "run_session", lambda *_: [np.zeros((0, 4), np.float32)])
         frame = model.run(make_pixels(1)[0])
     assert [one.shape for one in frame.outputs.values()] == [(0, 4)]

@@ -110,15 +110,15 @@ def test_seconds_that_cannot_be_are_no_reply(seconds: tuple[float, float]) -> No
 
         def answer() -> None:
             with listener.accept()[0] as device:
-                device.sendall(protocol.make_hello([]))
-                _, number, _ = protocol.REQUEST.unpack(device.recv(protocol.REQUEST.size))
+                device.sendall(protocol.make_hello({}))
+                _, number, _, _ = protocol.REQUEST.unpack(device.recv(protocol.REQUEST.size))
                 device.sendall(protocol.REPLY.pack(protocol.DONE, number, *seconds, 0))
 
         thread = threading.Thread(target=answer)
         thread.start()
         link = ServerLink(("127.0.0.1", listener.getsockname()[1]), 20)
         with contextlib.closing(link), pytest.raises(protocol.LinkLost, match="not to what was asked"):
-            link.ask(protocol.PROBE, b"", 20)
+            link.ask(protocol.ASK_PROBE, b"", 20)
         thread.join()
 
 

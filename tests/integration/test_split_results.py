@@ -18,6 +18,7 @@ from edge_run.base.errors import ConfigError, TierReadError
 from edge_run.runtime.split import onnx_file
 from edge_run.runtime.split import train as split_train
 from edge_run.runtime.split.bundle import read_bundle
+from edge_run.runtime.split.result_folder import ResultRoom
 from edge_run.runtime.split.train import TrainTask, train_split
 from split_training import config
 from vision_models import CUT, make_images, residual_network
@@ -84,7 +85,7 @@ def test_what_was_learned_is_reported_also_where_nothing_more_can_be_written(
     model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder for temporary files may be full by then; the figures are those of the head all the same."""
-    write, head = split_train.write_result_folder, tmp_path / "out" / "head.onnx"
+    write, head = ResultRoom.write, tmp_path / "out" / "head.onnx"
 
     def full(*_: object) -> None:
         raise TierReadError("network.onnx: cannot be written (No space left on device)")
@@ -95,7 +96,7 @@ def test_what_was_learned_is_reported_also_where_nothing_more_can_be_written(
             write(*given)
             patch.setattr(onnx_file, "traced", full)
 
-        patch.setattr(split_train, "write_result_folder", write_then_full)
+        patch.setattr(ResultRoom, "write", write_then_full)
         task = TrainTask(model, images, CUT, head.parent, empty=("class3",), most_missed=0.05)
         report = train_split(task, config())
     assert report.head_multiply_adds == onnx_file.describe(onnx.load(str(head)), head).multiply_adds

@@ -202,7 +202,7 @@ def test_fuzzed_frames_are_refused_and_the_server_goes_on(head: Path, server: in
     latent = generator.normal(size=(bundle.codec.channels, bundle.positions)).astype(np.float32)
     good = bundle.codec.encode(latent, 1)
     link = ServerLink(("127.0.0.1", server), 20)
-    wanted = link.ask(protocol.CODE, good, 20).body
+    wanted = link.ask(protocol.ASK_CODE, good, 20).body
     refused = 0
     for _ in range(150):
         code = bytearray(good)
@@ -216,11 +216,11 @@ def test_fuzzed_frames_are_refused_and_the_server_goes_on(head: Path, server: in
         else:
             code[int(generator.integers(7, len(code)))] ^= int(generator.integers(1, 256))
         try:
-            unpack_arrays(link.ask(protocol.CODE if kind else int(generator.integers(1, 3)), bytes(code), 20).body)
+            unpack_arrays(link.ask(protocol.ASK_CODE if kind else int(generator.integers(1, 3)), bytes(code), 20).body)
         except ProtocolError:
             refused += 1
     assert refused > 80
-    assert link.ask(protocol.CODE, good, 20).body == wanted
+    assert link.ask(protocol.ASK_CODE, good, 20).body == wanted
     link.close()
 
 
@@ -230,14 +230,14 @@ def test_fuzzed_connections_do_not_stop_the_server(head: Path, server: int) -> N
         with socket.create_connection(("127.0.0.1", server), 30) as raw:
             raw.sendall(generator.bytes(int(generator.integers(0, 60))))
     with socket.create_connection(("127.0.0.1", server), 30) as raw:  # a length that would be 4 GiB
-        raw.sendall(protocol.REQUEST.pack(protocol.CODE, 1, 0xFFFFFFFF))
+        raw.sendall(protocol.REQUEST.pack(protocol.ASK_CODE, 1, 9.0, 0xFFFFFFFF))
         raw.settimeout(30)
         received = b""
         while piece := raw.recv(65536):
             received += piece
         assert b"too large" in received
     with contextlib.closing(ServerLink(("127.0.0.1", server), 20)) as link:
-        link.ask(protocol.PROBE, b"", 20)
+        link.ask(protocol.ASK_PROBE, b"", 20)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's timers are read from /proc/net/tcp")
@@ -329,9 +329,9 @@ def test_a_connection_without_memory_does_not_end_the_others(head: Path, monkeyp
     def talk(port: int) -> None:
         address = ("127.0.0.1", port)
         with contextlib.closing(ServerLink(address, 30.0)) as link, pytest.raises(protocol.LinkLost):
-            link.ask(protocol.PROBE, b"", 30.0)
+            link.ask(protocol.ASK_PROBE, b"", 30.0)
         with contextlib.closing(ServerLink(address, 30.0)) as link:
-            assert link.ask(protocol.PROBE, b"", 30.0).body == b""
+            assert link.ask(protocol.ASK_PROBE, b"", 30.0).body == b""
 
     async def run() -> None:
         async with anyio.create_task_group() as group:

@@ -111,7 +111,7 @@ class FrameReport:
 class SplitStats:
     """Frames since a SplitModel was opened, by how they were answered.
 
-    server_losses: how often the server was lost.
+    server_losses: how often the server did not answer a frame; frames of its kind are then sent less often.
     refused: frames that the server refused, and the device computed; their kind is then sent less often.
     refusal: why, of the last of these.
     has_server: whether it is there now.

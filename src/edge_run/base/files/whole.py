@@ -87,27 +87,36 @@ def whole_folder(path: Path) -> Iterator[Path]:
     with draft_of(path) as draft:
         draft.mkdir()
         yield draft
-        for one in (*draft.iterdir(), draft):
-            sync(one)
-        draft.rename(path)
-        sync(path.parent)
+        place_folder(draft, path)
 
 
-@contextlib.contextmanager
-def reserved(path: Path, size_bytes: int) -> Iterator[None]:
-    """Keep so much of the disk that `path` is to lie on for this process, until the end of this block.
+def place_folder(draft: Path, path: Path) -> None:
+    """Have a draft folder take the place of `path`, as `whole_folder` does. Raises OSError."""
+    for one in (*draft.iterdir(), draft):
+        sync(one)
+    draft.rename(path)
+    sync(path.parent)
 
-    Raises OSError before it, where there is not so much. A file system that cannot keep room keeps none.
+
+def reserve_file(path: Path, size_bytes: int, mode: int = 0o666) -> None:
+    """Make a file for `fill_file`, with so much room on the disk. Raises OSError where there is not so much.
+
+    mode: who may read and write it, less the umask. A file system that cannot keep room keeps none.
     """
-    with draft_of(path) as draft:
-        with draft.open("wb") as file:
-            try:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, size_bytes)
-            except OSError as error:
-                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                    raise
-        yield
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size_bytes)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+
+
+def fill_file(path: Path, content: bytes) -> None:
+    """Write `content` into a file of `reserve_file`: into its room, of which the rest is given back. Raises OSError."""
+    with path.open("r+b") as file:
+        file.write(content)
+        file.truncate()
 
 
 def folder_to_write(path: Path, what: str) -> Path:

@@ -13,9 +13,10 @@ from edge_run.base.files import whole
 from edge_run.base.files.drafts import remove_drafts
 from edge_run.base.files.whole import (
     file_to_write,
+    fill_file,
     folder_to_write,
     keep_file,
-    reserved,
+    reserve_file,
     whole_file,
     whole_folder,
     writing,
@@ -157,19 +158,23 @@ def test_a_secret_is_on_the_drive_before_it_takes_the_place_of_another(
 
 
 def test_room_is_kept_until_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with reserved(tmp_path / "split", 1 << 20):
-        (draft,) = tmp_path.iterdir()
-        assert draft.stat().st_size == 1 << 20
-    assert not list(tmp_path.iterdir())
+    reserve_file(tmp_path / "one", 1 << 20, 0o600)
+    before = (tmp_path / "one").stat()
+    assert (before.st_size, before.st_mode & 0o777) == (1 << 20, 0o600)
+    with pytest.raises(TypeError):
+        fill_file(tmp_path / "one", "no bytes")  # type: ignore[arg-type]
+    assert (tmp_path / "one").stat().st_size == 1 << 20, "its room is not given back before it is written"
+    fill_file(tmp_path / "one", b"content")
+    assert (tmp_path / "one").read_bytes() == b"content"
 
     def refuse(*_: int) -> None:
         raise OSError(refused, os.strerror(refused))
 
     monkeypatch.setattr(os, "posix_fallocate", refuse, raising=False)
     refused = errno.EOPNOTSUPP
-    with reserved(tmp_path / "split", 1 << 20):
-        pass
+    reserve_file(tmp_path / "two", 1 << 20)
+    fill_file(tmp_path / "two", b"content")
+    assert (tmp_path / "two").read_bytes() == b"content"
     refused = errno.ENOSPC
-    with pytest.raises(OSError, match="No space left"), reserved(tmp_path / "split", 1 << 20):
-        pass
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="No space left"):
+        reserve_file(tmp_path / "three", 1 << 20)

@@ -19,7 +19,7 @@ from edge_run.base.errors import ModelFileError, ProtocolError, TierReadError
 from edge_run.partition.entropy_coding import FrequencyTable
 from edge_run.partition.latent_codec import Rate
 from edge_run.runtime.split import images as split_images
-from edge_run.runtime.split.bundle import FORMAT, StoredCode, StoredRate, read_bundle, write_code
+from edge_run.runtime.split.bundle import CODE_FILE, FORMAT, StoredCode, StoredRate, code_json, read_bundle
 from edge_run.runtime.split.images import ImageFolder, ImageSize, decode_image, read_bytes, read_image
 
 
@@ -81,7 +81,8 @@ def test_images_have_one_channel_or_three(tmp_path: Path) -> None:
     rate = Rate((1.0,), (FrequencyTable(0, (1, 1)),))
     sizes = (StoredRate(100, rate, 1, 1, 1, 1, 1, 1),)
     for channels in (1, 2, 3, 4):
-        write_code(tmp_path, StoredCode(FORMAT, "", "", "", "cut", (channels, 8, 8), (1, 2, 2), ("y",), sizes, ()))
+        code = StoredCode(FORMAT, "", "", "", "cut", (channels, 8, 8), (1, 2, 2), ("y",), sizes, ())
+        (tmp_path / CODE_FILE).write_bytes(code_json(code))
         if channels in (1, 3):
             assert read_bundle(tmp_path).size == ImageSize(channels, 8, 8)
         else:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from edge_run.partition.cuts import Operation
-from edge_run.partition.split_choice import Chooser
+from edge_run.partition.split_choice import Chooser, FrameCost
 from edge_run.runtime.split import connection as split_connection
 from edge_run.runtime.split.connection import ServerConnection
 from edge_run.runtime.split.onnx_file import _multiply_adds
-from edge_run.runtime.split.protocol import CODE, LinkLost, Reply, ServerLink
+from edge_run.runtime.split.protocol import ASK_CODE, LinkLost, Reply, ServerLink
 
 
 def test_no_time_is_left_once_it_is_ones_turn() -> None:
     connection: Any = ServerConnection.__new__(ServerConnection)
     connection._frames, connection._speaking = object(), threading.Lock()
     with pytest.raises(LinkLost, match="in time"):
-        connection.ask(CODE, b"", 0.0)
+        connection.ask(ASK_CODE, b"", 0.0)
     assert not connection._speaking.locked()
 
 
@@ -38,12 +39,12 @@ def test_a_frame_that_comes_to_nothing_leaves_a_connection_alone_that_was_made_s
         def close(self) -> None:
             self.is_open = False
 
-    connection: Any = ServerConnection(("there", 1), "00", Chooser((), {}, {}), threading.Lock())
+    connection: Any = ServerConnection(("there", 1), "00", Chooser((), {}), threading.Lock())
     old, new = Link(), Link()
     connection._frames = old
     for asked, is_there in ((old, True), (new, False)):
         with pytest.raises(LinkLost, match="too late"):
-            connection.ask(CODE, b"", 60.0)
+            connection.ask(ASK_CODE, b"", 60.0)
         connection.lose("too late", was_asked=True)
         assert not asked.is_open or asked is new
         assert (connection._frames is new) == new.is_open == is_there
@@ -61,7 +62,7 @@ class SlowServer:
         class Link:
             def __init__(self, address: tuple[str, int], limit_s: float) -> None:
                 server.links.append(self)
-                self.hello, self.is_open = {"00": {"code": 0.1, "image": 0.1}}, True
+                self.hello, self.is_open = {"00": {"code": FrameCost(0.1, 9), "image": FrameCost(0.1, 9)}}, True
                 if len(server.links) > 1:
                     server.is_asked.set()
                     assert server.may_connect.wait(60)
@@ -73,7 +74,7 @@ class SlowServer:
                 self.is_open = False
 
         monkeypatch.setattr(split_connection, "ServerLink", Link)
-        self.connection = ServerConnection(("there", 1), "00", Chooser((), {}, {}), threading.Lock())
+        self.connection = ServerConnection(("there", 1), "00", Chooser((), {}), threading.Lock())
 
     def wait_until_over(self) -> None:
         self.may_connect.set()
@@ -105,6 +106,33 @@ def test_ctrl_c_while_the_server_is_waited_for_leaves_no_thread(monkeypatch: pyt
     monkeypatch.setattr(server.connection._tried, "wait", stop)
     with pytest.raises(KeyboardInterrupt):
         server.connection.start(5.0)
+    server.wait_until_over()
+
+
+def test_a_server_that_was_found_again_is_looked_for_at_once_when_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it was not there before."""
+    monkeypatch.setattr(split_connection, "PROBE_EVERY_S", 0.01)
+    monkeypatch.setattr(split_connection, "MOST_BACKOFF_S", 0.08)
+    server = SlowServer(monkeypatch)
+    link, failures = split_connection.ServerLink, [LinkLost("not there")] * 4
+    pauses = list[float]()
+
+    def connect(address: tuple[str, int], limit_s: float) -> Any:
+        if failures:
+            raise failures.pop()
+        pauses.append(server.connection._backoff_s)
+        return link(address, limit_s)
+
+    monkeypatch.setattr(split_connection, "ServerLink", connect)
+    server.may_connect.set()
+    server.connection.start(60.0)
+    for _ in range(600):
+        if pauses and server.connection._backoff_s == split_connection.FIRST_BACKOFF_S:
+            break
+        time.sleep(0.1)
+    assert pauses == [split_connection.MOST_BACKOFF_S] * 2
+    assert server.connection._backoff_s == split_connection.FIRST_BACKOFF_S
+    server.connection.close()
     server.wait_until_over()
 
 
