@@ -38,7 +38,7 @@ def direct_read_bandwidth(path: Path, n_threads: int, total_bytes: int) -> float
     length = (n_threads * SLOTS + 1) * BLOCK
     memory = _libc.map_anonymous(length)
     first = -(-memory // BLOCK) * BLOCK
-    _libc.prepare_for_weights(first, length - BLOCK)
+    _libc.advise_working_memory(first, length - BLOCK)
     for slot in range(n_threads * SLOTS):
         _libc.view(first + slot * BLOCK, 1)[0] = 1
 

@@ -62,7 +62,7 @@ def bundling(path: Path, rounds: int) -> list[dict[str, Any]]:
     source, readers = SourceFile(path), Readers(N_READERS)
     size, most = path.stat().st_size, max(MISSING) * N_PIECES * max(PIECES_BYTES)
     memory = _libc.map_anonymous(most)
-    _libc.prepare_for_weights(memory, most)
+    _libc.advise_working_memory(memory, most)
     _libc.view(memory, most)[::PAGE] = b"\1" * (most // PAGE)
 
     def place(length: int) -> int:

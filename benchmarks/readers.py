@@ -29,7 +29,7 @@ def uring_bandwidth(path: Path, depth: int, total_bytes: int) -> float:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     memory = _libc.map_anonymous((depth + 1) * BLOCK)
     first = -(-memory // BLOCK) * BLOCK
-    _libc.prepare_for_weights(first, depth * BLOCK)
+    _libc.advise_working_memory(first, depth * BLOCK)
     vectors = [uring.Iovec([_libc.view(first + i * BLOCK, BLOCK)]) for i in range(depth)]
     ring, cqe = uring.Ring(), uring.Cqe()
     uring.io_uring_queue_init(depth, ring, 0)

@@ -167,21 +167,12 @@ class ExpertCache:
             self._policy.remove(expert)
             self._forget(expert)
 
-    def make_room(self, cost: int) -> tuple[LayerExpert, ...]:
-        """Evict the experts worth least until `cost` is free, and return them. The next look-up may take the room.
-
-        Units that were looked up last stay, so that less may become free.
-        """
-        evicted: list[LayerExpert] = []
-        while self.cost + cost > self.capacity and (victim := self._policy.victim(None)) is not None:
-            self._forget(victim)
-            evicted.append(victim)
-        return tuple(evicted)
-
     def resize(self, capacity: int) -> tuple[LayerExpert, ...]:
         """Set the capacity, and return the experts evicted for it; those that were looked up last go last."""
-        self.capacity = capacity
-        evicted = list(self.make_room(0))
+        self.capacity, evicted = capacity, list[LayerExpert]()
+        while self.cost > capacity and (victim := self._policy.victim(None)) is not None:
+            self._forget(victim)
+            evicted.append(victim)
         for expert in [(layer, number) for layer, numbers in self._resident.items() for number in numbers]:
             if self.cost <= capacity:
                 break

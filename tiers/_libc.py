@@ -112,9 +112,18 @@ def map_file(descriptor: int, length: int, offset: int = 0, at: int | None = Non
     return _checked(_mmap(at, length, PROT_READ, flags, descriptor, offset), f"mmap of {length} bytes of a file")
 
 
-def populate(address: int, length: int) -> None:
-    """Bring all pages of a mapped range to memory; a page that cannot be read is an error here, and no signal."""
-    _checked(_madvise(address, length, _MADV_POPULATE_READ), f"madvise of {length} bytes")
+def populate(address: int, length: int) -> bool:
+    """Bring all pages of a mapped range to memory; a page that cannot be read is an error here, and no signal.
+
+    Return whether the kernel can: one before Linux 5.14 cannot.
+    """
+    try:
+        _checked(_madvise(address, length, _MADV_POPULATE_READ), f"madvise of {length} bytes")
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
 
 
 def unmap(address: int, length: int) -> None:
@@ -167,8 +176,8 @@ def forget_pages(descriptor: int, offset: int = 0, length: int = 0) -> None:
             os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
 
-def prepare_for_weights(address: int, length: int, *, is_sparse: bool = False) -> None:
-    """Keep the range out of forks and core dumps, and ask for huge pages.
+def advise_working_memory(address: int, length: int, *, is_sparse: bool = False) -> None:
+    """Keep a range that we fill and use ourselves out of forks and core dumps, and ask for huge pages.
 
     is_sparse: the range is filled page by page, so that huge pages would waste memory: none are asked for.
 

@@ -135,13 +135,13 @@ class AddressSpace:
         """Map zeros over all spans, for reading only; this takes no memory."""
         for span in self.spans:
             _libc.map_anonymous(span.stop - span.start, _libc.PROT_READ, at=span.start)
-            _libc.prepare_for_weights(span.start, span.stop - span.start)
+            _libc.advise_working_memory(span.start, span.stop - span.start)
 
     def renew(self) -> None:
         """Map fresh memory over all spans, whatever is there; it is taken as it is written."""
         for span in self.spans:
             _libc.map_anonymous(span.stop - span.start, _libc.PROT_READ_WRITE, at=span.start)
-            _libc.prepare_for_weights(span.start, span.stop - span.start, is_sparse=self._is_sparse)
+            _libc.advise_working_memory(span.start, span.stop - span.start, is_sparse=self._is_sparse)
 
     def border_before(self, address: int, span: MappedSpan) -> int:
         """Return where the chunk that holds `address`, inside `span`, would begin if the mapping had no ends."""
@@ -152,7 +152,7 @@ class AddressSpace:
         """Map zeros over `chunks`, which have no memory, for reading only; this takes none."""
         for address, length in self._runs(chunks):
             _libc.map_anonymous(length, _libc.PROT_READ, at=address)
-            _libc.prepare_for_weights(address, length)
+            _libc.advise_working_memory(address, length)
 
     def unmap(self, chunks: Iterable[int]) -> None:
         """Give the memory of `chunks` back to the kernel; leave them unreadable, if it has room for more mappings."""
@@ -240,7 +240,7 @@ class AddressSpace:
         except OSError:
             _libc.map_anonymous(length, _libc.PROT_NONE, at=address)  # the kernel may have left a hole
             raise
-        _libc.prepare_for_weights(address, length, is_sparse=self._is_sparse)
+        _libc.advise_working_memory(address, length, is_sparse=self._is_sparse)
 
     def _whole(self, chunk: int, count: int) -> int:
         """Return the first address of `count` whole chunks in a row, from `chunk` on; raise MoveRefused for others.

@@ -70,7 +70,7 @@ class RowTable:
         self._sums = ContentSums(range.length // _libc.PAGE)
         at = None if range.is_apart else range.start
         self._memory = _libc.map_anonymous(range.length, _libc.PROT_READ_WRITE, at=at)
-        _libc.prepare_for_weights(self._memory, range.length, is_sparse=True)
+        _libc.advise_working_memory(self._memory, range.length, is_sparse=True)
 
     def close(self) -> None:
         """Free memory of its own, when no reader is at work any more. Idempotent."""

@@ -41,6 +41,14 @@ class Source(Protocol):
         ...
 
 
+class PiecewiseSource(Source, Protocol):
+    """A source that fills several pieces of memory in one read."""
+
+    def read_pieces(self, pieces: Sequence[tuple[int, int]], offset: int) -> int:
+        """Fill the `pieces` of memory, (address, length) each, one after the other, as `read_into` does."""
+        ...
+
+
 def read_patiently(read: Callable[[], int], is_void: Callable[[], bool] = lambda: False) -> int:
     """Return what `read` does; what fails as drives do for a moment is tried once more after a pause.
 
@@ -129,18 +137,18 @@ class SourceFile:
     def map_cached(self, address: int, length: int, offset: int) -> bool:
         """Map `length` bytes at `offset` at `address`, if next to all of them lie in the page cache.
 
-        Return whether all do then: the rest is brought there, and where that fails, nothing is mapped.
+        Return whether all can be read there then: the rest is brought, and where that fails, nothing is mapped.
         """
         if self._cache is None or not self._cache.holds(offset, length):
             return False
         try:
             self.map(address, length, offset)
-            if not self._cache.holds(offset, length, least_share=1):
-                _libc.populate(address, length)
+            is_there = _libc.populate(address, length) or self._cache.holds(offset, length, least_share=1)
         except OSError:
+            is_there = False
+        if not is_there:
             _libc.map_anonymous(length, _libc.PROT_NONE, at=address)  # the kernel may have left a hole
-            return False
-        return True
+        return is_there
 
     def map(self, address: int, length: int, offset: int) -> None:
         """Map `length` bytes at `offset` at `address`, wherever they lie; after `use_page_cache`. Raises OSError."""

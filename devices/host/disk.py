@@ -165,7 +165,7 @@ def _memory(ring_bytes: int) -> Iterator[int]:
     mapped = _libc.map_anonymous(length)
     try:
         ring = round_up(mapped, CHUNK_BYTES)
-        _libc.prepare_for_weights(ring, ring_bytes)
+        _libc.advise_working_memory(ring, ring_bytes)
         _libc.view(ring, ring_bytes)[:: _libc.PAGE] = b"\1" * (ring_bytes // _libc.PAGE)
         yield ring
     finally:
@@ -192,7 +192,7 @@ def _unused(area: int, number: int) -> int:
     address = area + number * UNIT_BYTES
     for chunk in range(address, address + UNIT_BYTES, CHUNK_BYTES):
         _libc.map_anonymous(CHUNK_BYTES, at=chunk)
-        _libc.prepare_for_weights(chunk, CHUNK_BYTES)
+        _libc.advise_working_memory(chunk, CHUNK_BYTES)
     return address
 
 

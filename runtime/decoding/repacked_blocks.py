@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from edge_run.tiers.packed_file import PackedFile
 from edge_run.tiers.packed_index import read_table
-from edge_run.tiers.source import SourceFile
-
-if TYPE_CHECKING:
-    from edge_run.tiers.packed import PackedSource
+from edge_run.tiers.source import PiecewiseSource, SourceFile
 
 
 class _Stretch(NamedTuple):
@@ -25,9 +22,7 @@ class _Stretch(NamedTuple):
 class RepackedBlocks:
     """A shard whose blocks in the packed file are read from there, and all else from `plain`. Thread-safe."""
 
-    def __init__(
-        self, plain: SourceFile | PackedSource, shard: int, packed: PackedFile, packed_file: SourceFile
-    ) -> None:
+    def __init__(self, plain: PiecewiseSource, shard: int, packed: PackedFile, packed_file: SourceFile) -> None:
         """packed: the packed file. packed_file: the same, open for reading."""
         self._plain, self._file = plain, packed_file
         self.path: Path = plain.path
@@ -54,7 +49,7 @@ class RepackedBlocks:
             n_bytes += source.read_pieces(_within(pieces, start - offset, end - offset), place)
         return n_bytes
 
-    def _parts(self, start: int, stop: int) -> Iterator[tuple[SourceFile | PackedSource, int, int, int]]:
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[PiecewiseSource, int, int, int]]:
         """Yield (source, first byte, stop, place of the first byte in the source) of what [start, stop) consists of."""
         for stretch in self._stretches:
             if stretch.stop <= start or start >= stop:

@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
 from edge_run.base.units import round_down, round_up
 from edge_run.runtime.llama import _ggml as ggml
@@ -19,13 +18,7 @@ from edge_run.runtime.llama.holdings import repacking_bytes
 from edge_run.runtime.llama.repacking import RepackedWeight
 from edge_run.tiers import _libc
 from edge_run.tiers.readers import ThreadMemory
-from edge_run.tiers.source import SourceFile
-
-if TYPE_CHECKING:
-    from edge_run.runtime.decoding.repacked_blocks import RepackedBlocks
-    from edge_run.tiers.packed import PackedSource
-
-    _Plain: TypeAlias = SourceFile | PackedSource | RepackedBlocks
+from edge_run.tiers.source import PiecewiseSource
 
 
 class RepackRooms:
@@ -57,7 +50,9 @@ class _Part:
 class RepackedSource:
     """A shard whose weights are read from `plain` and repacked. Thread-safe."""
 
-    def __init__(self, plain: _Plain, weights: Sequence[tuple[int, RepackedWeight]], rooms: RepackRooms) -> None:
+    def __init__(
+        self, plain: PiecewiseSource, weights: Sequence[tuple[int, RepackedWeight]], rooms: RepackRooms
+    ) -> None:
         """Repack `weights`, each with its first byte in the file, in order."""
         self._plain, self._weights, self._rooms = plain, weights, rooms
         self._starts = [start for start, _ in weights]

@@ -16,10 +16,9 @@ from edge_run.runtime.llama.holdings import repacking_bytes
 from edge_run.runtime.llama.model import LlamaModel
 from edge_run.runtime.llama.repacking import RepackedWeight, Repacking
 from edge_run.tiers.gguf import GgufModel
-from edge_run.tiers.source import Source, SourceFile
+from edge_run.tiers.source import PiecewiseSource, Source, SourceFile
 
 if TYPE_CHECKING:
-    from edge_run.tiers.packed import PackedSource
     from edge_run.tiers.packed_file import PackedFile
 
 
@@ -73,13 +72,13 @@ class RepackedWeights:
         """Give the weights, none of which was read, the kernels that they had; the context must be made anew."""
         self._repacking.undo()
 
-    def sources(self, plain: Sequence[SourceFile | PackedSource]) -> list[Source]:
+    def sources(self, plain: Sequence[PiecewiseSource]) -> list[Source]:
         """Return the shards `plain`, by number, with the weights repacked as they are read. Raises ModelFileError."""
         if self.packed and self._file is None:
             self._file = SourceFile(self.packed.path, self.packed.identity)
         return [self._source(shard, source) for shard, source in enumerate(plain)]
 
-    def _source(self, shard: int, plain: SourceFile | PackedSource) -> Source:
+    def _source(self, shard: int, plain: PiecewiseSource) -> Source:
         weights = sorted(self._weights.get(shard, ()), key=itemgetter(0))
         if self.packed is None or self._file is None:
             return RepackedSource(plain, weights, self._rooms)

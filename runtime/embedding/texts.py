@@ -10,7 +10,6 @@ from edge_run.base.errors import ConfigError, ContextFull
 from edge_run.base.options import is_list, is_whole_number, whole_numbers
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.inspection.embedding_shape import can_be_cut
-from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.model import LlamaModel
 from edge_run.runtime.llama.prompt_text import CLEARLY, PIECE_CHARACTERS, USUAL_CHARACTERS, refuse_what_is_too_long
 
@@ -96,5 +95,5 @@ def _first_tokens(model: LlamaModel, text: str, most: int) -> list[int]:
 def _cut(engine: Engine, tokens: list[int], most: int) -> list[int]:
     """Return the first tokens of a text, and the end that the vocabulary adds to every text."""
     added = engine.model.tokenize("", add_special=True, parse_special=False)
-    is_added = len(added) > L.llama_vocab_get_add_bos(engine.model.vocab) and tokens[-1] == added[-1]
+    is_added = len(added) > engine.model.adds_bos and tokens[-1] == added[-1]
     return [*tokens[: most - 1], tokens[-1]] if is_added else tokens[:most]

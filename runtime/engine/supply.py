@@ -149,9 +149,11 @@ class Supply:
             self._check_files()
 
     def check_read(self) -> None:
-        """Raise ModelFileError when a file changed while weights were read in a pass."""
+        """Raise ModelFileError when a file changed while weights were read in a pass, or on its pages themselves."""
         if self.plan.mode == "streamed":
             self._check_files()
+        elif self._cached:
+            self._cached.check_read()
 
     def bring(self) -> bool:
         """Wait, the first time, for weights that are read once; return whether it was the first time.

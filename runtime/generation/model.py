@@ -91,7 +91,8 @@ class Model(ModelTexts):
         self._running: Answer | BatchedAnswers | None = None  # the last, which the next one ends
         self._templates, self._grammars = template_cell(), GrammarRoom(self.path)
         self._engine = open_engine(self.path, config, mesh, interrupt)
-        self._workplace = Workplace(self.path, self._engine.interrupt, self._engine.close)
+        engine = self._engine
+        self._workplace = Workplace(self.path, engine.interrupt, engine.close, engine.model.visitors)
         self._notices: list[str] = []
         self._salt = ""  # of what the conversation at hand is for
         weakref.finalize(self, self._workplace.close, _WAITS_AT_EXIT_S)
@@ -104,7 +105,7 @@ class Model(ModelTexts):
                 self._engine.before_closing(self._keeper.close)
             self._template = ChatTemplate.from_model(
                 self.metadata,
-                self._special(L.llama_vocab_bos(self._vocab)),
+                self._special(self._engine.model.bos_token),
                 self._special(L.llama_vocab_eos(self._vocab)),
                 chat_template,
                 self._templates,

@@ -18,7 +18,6 @@ from edge_run.runtime.formats.output import MakeParser, PlainOutput
 from edge_run.runtime.formats.tool_use import ToolUse, with_arguments
 from edge_run.runtime.generation.chat import ChatTemplate, leave_out_oldest, plain_messages, without_oldest
 from edge_run.runtime.generation.request import Message, Request
-from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.prompt_text import CLEARLY_IN_A_CHAT, refuse_what_is_too_long, tokenize_prompt
 
@@ -77,7 +76,8 @@ class ModelTexts(Closing):
     def detokenize(self, tokens: Sequence[int], *, has_control: bool = False) -> str:
         """Return the text of `tokens`. has_control: with that of control tokens."""
         self._check_tokens("tokens", tokens)
-        return b"".join(ggml.token_bytes(self._vocab, t, has_control) for t in tokens).decode("utf-8", "replace")
+        model = self._opened.model
+        return b"".join(model.token_bytes(one, has_control=has_control) for one in tokens).decode("utf-8", "replace")
 
     def token_bytes(self, token: int, *, has_control: bool = False) -> bytes:
         """Return the bytes that a token stands for, which may be a part of a character.
@@ -85,7 +85,7 @@ class ModelTexts(Closing):
         has_control: those of its text for a control token, which stands for none else.
         """
         self._check_tokens("token", (token,))
-        return ggml.token_bytes(self._vocab, token, has_control)
+        return self._opened.model.token_bytes(token, has_control=has_control)
 
     def text_tokens(self, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:
         """Return the tokens that `embed` computes of texts; it raises what that raises of them."""
@@ -168,7 +168,7 @@ class ModelTexts(Closing):
             return self.context_tokens + 1
 
     def _special(self, token: int) -> str:
-        return ggml.token_bytes(self._vocab, token, True).decode("utf-8", "replace") if token >= 0 else ""
+        return self.token_bytes(token, has_control=True).decode("utf-8", "replace") if token >= 0 else ""
 
     def _control_token(self, text: str) -> list[int]:
         """Return the one token that a text is; none where it is several."""

@@ -9,7 +9,6 @@ from edge_run.runtime.decoding.padding import LEAST_TOKENS
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.engine.pass_costs import pass_costs
-from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.speculation.drafting import Drafter
 from edge_run.runtime.speculation.lookup import Lookup
 from edge_run.runtime.speculation.overlap import Overlap
@@ -70,7 +69,7 @@ def _context_shift(engine: Engine) -> ContextShift | None:
         engine.decoder,
         engine.config.context_keep_tokens,
         engine.front.capabilities.context_tokens,
-        adds_bos=bool(L.llama_vocab_get_add_bos(engine.model.vocab)),
+        adds_bos=engine.model.adds_bos,
     )
 
 

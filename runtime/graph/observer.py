@@ -123,7 +123,8 @@ def chosen_experts(address: int, n_experts: int) -> npt.NDArray[np.int32]:
     flat = ggml.read_int32(ids.data, (n_tokens - 1) * width + n_used)
     rows = flat[[[row * width + i for i in range(n_used)] for row in range(n_tokens)]]
     if rows.min() < 0 or rows.max() >= n_experts:
-        raise KernelError(f"llama.cpp chose expert {rows.max()} of {n_experts}; please report this model")
+        beyond = rows[(rows < 0) | (rows >= n_experts)][0]
+        raise KernelError(f"llama.cpp chose expert {beyond} of {n_experts}; please report this model")
     return rows
 
 

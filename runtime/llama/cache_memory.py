@@ -66,7 +66,7 @@ class CacheMemory:
         """Lay fresh memory under the caches of a context that is made; those of one that failed are freed already."""
         for address, length in self.ranges if is_made else ():
             _libc.map_anonymous(length, at=address)
-            _libc.prepare_for_weights(address, length, is_sparse=True)
+            _libc.advise_working_memory(address, length, is_sparse=True)
         if self.ranges:
             count_peak_anew(self._peak_bytes)
 

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edge_run.base.closing import Closing
 from edge_run.base.config import POOLING
@@ -21,7 +21,9 @@ from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.load_placement import LoadPlacement
 from edge_run.runtime.llama.spelling import Spelling
 from edge_run.runtime.llama.splitting import Splitting
+from edge_run.runtime.processes.visitors import Visitors
 
+_Result = TypeVar("_Result")
 _BUFFER = re.compile(r"(\S+) +(?:compute|output) buffer size =\s*([\d.]+) MiB")
 _CACHE_PART = re.compile(r"(\S+) +(?:KV|RS|DSV4 .*state) buffer size =\s*([\d.]+) MiB")
 _CACHE = re.compile(r"(?<!buffer )size =\s*([\d.]+) MiB(?:.*?(\d+) layers)?")
@@ -84,7 +86,10 @@ def _load(paths: Sequence[Path], params: Any) -> Any:
 
 
 class LlamaModel(Closing):
-    """A loaded model: weights described, vocabulary read. A context manager; closing is idempotent."""
+    """A loaded model: weights described, vocabulary read. A context manager; closing is idempotent.
+
+    What turns texts into tokens and back is thread-safe, and raises ConfigError once `visitors` are let in no more.
+    """
 
     def __init__(
         self,
@@ -147,9 +152,10 @@ class LlamaModel(Closing):
             raise
         if not self.handle:
             raise _refusal(self.path, lines.reason(), has_gpu=placement is not None)
-        self.vocab = L.llama_model_get_vocab(self.handle)
+        self.vocab, self.visitors = L.llama_model_get_vocab(self.handle), Visitors(self.path)
         self._spelling, self._splitting = Spelling(self.vocab), Splitting(self.handle, self.vocab)
         self.vocabulary: int = L.llama_vocab_n_tokens(self.vocab)
+        self.bos_token, self.adds_bos = L.llama_vocab_bos(self.vocab), L.llama_vocab_get_add_bos(self.vocab)
         self.trained_context_tokens: int = L.llama_model_n_ctx_train(self.handle)
         self.sliding_window_tokens: int = L.llama_model_n_swa(self.handle)
         self.is_recurrent: bool = L.llama_model_is_recurrent(self.handle) or L.llama_model_is_hybrid(self.handle)
@@ -164,13 +170,20 @@ class LlamaModel(Closing):
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the tokens of `text`; see `ggml.tokenize`. Raises ConfigError when the vocabulary cannot write it."""
-        self._spelling.check(text)
-        return self._splitting.call(text, lambda: ggml.tokenize(self.vocab, text, add_special, parse_special))
+        return self._from_text(text, lambda: ggml.tokenize(self.vocab, text, add_special, parse_special))
 
     def count_tokens(self, text: str) -> int:
         """Return how many tokens `text` has, control tokens in it included. Raises ConfigError."""
-        self._spelling.check(text)
-        return self._splitting.call(text, lambda: ggml.count_tokens(self.vocab, text))
+        return self._from_text(text, lambda: ggml.count_tokens(self.vocab, text))
+
+    def token_bytes(self, token: int, *, has_control: bool) -> bytes:
+        """Return the bytes that `token` stands for; see `ggml.token_bytes`."""
+        return self.visitors.visit(lambda: ggml.token_bytes(self.vocab, token, has_control))
+
+    def _from_text(self, text: str, function: Callable[[], _Result]) -> _Result:
+        """Return what `function` returns, which tokenizes `text`, on whatever thread and stack."""
+        self.visitors.visit(lambda: self._spelling.check(text))
+        return self._splitting.call(text, lambda: self.visitors.visit(function))
 
     def can_write(self, text: str) -> str:
         """Return what the vocabulary can write of `text`."""
@@ -178,7 +191,10 @@ class LlamaModel(Closing):
         return "".join(character for character in text if character not in missing)
 
     def close(self) -> None:
-        """Free the model; its contexts must be closed. Unmaps its weights, whatever memory lies there by now."""
+        """Free the model. Unmaps its weights, whatever memory lies there by now.
+
+        Its contexts must be closed, and nobody may be reading of it (`visitors`).
+        """
         if self.handle:
             L.llama_model_free(self.handle)
             self.handle = None

@@ -11,6 +11,7 @@ from typing import TypeVar
 from edge_run.base.errors import ConfigError
 from edge_run.base.interrupt import Interrupt
 from edge_run.runtime.processes.forks import OwnerProcess
+from edge_run.runtime.processes.visitors import Visitors
 
 _Result = TypeVar("_Result")
 _LOOK_S = 0.01  # between looks at who is still at work
@@ -22,14 +23,19 @@ class Workplace:
     Nothing is held while an answer waits to be asked for its next piece.
     """
 
-    def __init__(self, name: object, interrupt: Interrupt, free: Callable[[], object]) -> None:
-        """name: what the model is called in errors. interrupt: ends what is done. free: frees the model; idempotent."""
+    def __init__(
+        self, name: object, interrupt: Interrupt, free: Callable[[], object], visitors: Visitors | None = None
+    ) -> None:
+        """name: what the model is called in errors. interrupt: ends what is done. free: frees the model; idempotent.
+
+        visitors: who reads of it beside who works.
+        """
         self._name, self._interrupt, self._free = name, interrupt, free
         self._process = OwnerProcess()
         self._lock = threading.Lock()
         self._inside = set[int]()  # the threads that are at work, or in the moment before
         self._patient = 0  # the thread that is never refused for another one
-        self._is_closed = False
+        self._visitors = visitors or Visitors(name)
 
     @property
     def is_here(self) -> bool:
@@ -39,8 +45,7 @@ class Workplace:
     def check(self) -> None:
         """Raise NotSupported in a forked child, and ConfigError where the model was closed."""
         self._process.check(self._name)
-        if self._is_closed:
-            raise ConfigError(f"{self._name}: this model was closed; open it again with Model(...)")
+        self._visitors.check()
 
     def wait_here(self) -> None:
         """Have the calling thread wait, from here on, where another one is at work, and is refused else."""
@@ -77,15 +82,16 @@ class Workplace:
     def close(self, timeout_s: float = math.inf, first: Callable[[], object] = lambda: None) -> None:
         """Let nobody begin any more, cancel what is being done, wait for it, call `first`, and free the model.
 
-        Nothing is freed under who is still at work after the timeout, nor in a forked child. Raises ConfigError where
-        this very thread is at work, further up; the model stays open then.
+        Visitors are waited for too. Nothing is freed under who is still there after the timeout, nor in a forked child.
+        Raises ConfigError where this very thread is at work or visits, further up; the model stays open then.
         """
         if not self.is_here:
             return
-        if self._lock.locked() and threading.get_ident() in self._inside:
-            raise self.refusal()
-        self._is_closed, until_s = True, time.monotonic() + timeout_s
-        while self._lock.locked():
+        thread, until_s = threading.get_ident(), time.monotonic() + timeout_s
+        if (self._lock.locked() and thread in self._inside) or thread in self._visitors.inside:
+            raise self.refusal(thread)
+        self._visitors.close()
+        while self._lock.locked() or self._visitors.inside:
             if time.monotonic() >= until_s:
                 return
             self._interrupt.cancel()  # again and again: what had just begun has reset it

@@ -33,12 +33,12 @@ from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.residency import Residency
 from edge_run.tiers.rows import RowRange, RowTable
-from edge_run.tiers.source import Source, SourceFile
+from edge_run.tiers.source import PiecewiseSource, Source, SourceFile
 from edge_run.tiers.weights import MAX_READ_CHUNKS, READ_BYTES, Weights
 
 if TYPE_CHECKING:
     from edge_run.runtime.decoding.repacked_weights import RepackedWeights
-    from edge_run.tiers.packed import PackedBlocks, PackedSource
+    from edge_run.tiers.packed import PackedBlocks
 
 ON = "on"
 
@@ -68,7 +68,7 @@ class WeightMemory:
         self,
         state: Residency | OnDemand,
         run_chunks: int,
-        sources: Sequence[SourceFile | PackedSource] = (),
+        sources: Sequence[PiecewiseSource] = (),
         *,
         compares: bool = True,
     ) -> Weights:
@@ -195,7 +195,7 @@ def _dense_in_order(
 
 def _unpacking(
     sources: Sequence[SourceFile], terms: Terms, undo: contextlib.ExitStack
-) -> tuple[Sequence[SourceFile | PackedSource], PackedBlocks | None]:
+) -> tuple[Sequence[PiecewiseSource], PackedBlocks | None]:
     """Return the sources of the weights, and the packed blocks that they read, if any."""
     if not terms.packed:
         return sources, None

@@ -62,7 +62,11 @@ class ChosenRows:
                 steps.add_before(i, self._forget)
 
     def before_unknown(self, node: Node, address: int) -> bool:
-        """Look at all rows where the graph is not known, but forget those that are written."""
+        """Choose nothing where the graph is not known, but forget rows that are written.
+
+        What the last known attention of the pass hid stays hidden: llama.cpp may have given the memory of the mask to
+        another node by now, so that nothing may be written there.
+        """
         if node.op == WRITES_ROWS:
             self._forget(address)
         return False

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from edge_run.base.config import ModelConfig
+from edge_run.base.errors import ModelFileError
 from edge_run.base.units import GIB, MIB
+from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine import caching
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.llama.model import LlamaContext
 from exactness import open_at, run
 from in_child import in_child
 from tiny_models import make_model
@@ -81,4 +86,28 @@ def test_what_streams_never_uses_it(tmp_path: Path) -> None:
     run(engine, TOKENS, 36)
     assert engine.read_totals.bytes_read > 0
     assert engine.read_totals.cached_bytes == 0
+    engine.close()
+
+
+@in_child
+def test_a_file_that_changes_in_the_first_pass_is_told_before_its_token_is(tmp_path: Path) -> None:
+    """That pass computes on the kernel's own pages, and gave the logits of other weights."""
+    path, decode = make_model("llama", tmp_path), LlamaContext.decode
+    path.read_bytes()
+    engine = Engine.open(path, ModelConfig(memory=GIB, **OPTIONS))
+    assert engine.plan.mode == "resident"
+    if not engine._passes._supply()._cached.mapped:  # type: ignore[union-attr]
+        pytest.skip("no file stays in the page cache here, or the kernel does not say so")
+    session = Session(engine.decoder)
+
+    def change_first(context: LlamaContext, batch: Any) -> int:
+        os.utime(path)
+        return decode(context, batch)
+
+    with (
+        mock.patch.object(LlamaContext, "decode", change_first),
+        pytest.raises(ModelFileError, match="changed while it was in use"),
+    ):
+        session.feed(TOKENS)
+    assert not session.history
     engine.close()

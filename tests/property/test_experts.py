@@ -25,7 +25,6 @@ steps = st.lists(
         st.tuples(st.just("look up"), layers, experts, widths),
         st.tuples(st.just("admit"), layers, experts),
         st.tuples(st.just("drop"), layer_experts),
-        st.tuples(st.just("make room"), st.integers(0, 40)),
         st.tuples(st.just("resize"), st.integers(1, 80)),
     ),
     max_size=40,
@@ -56,11 +55,8 @@ class Checked:
         elif kind == "drop":
             self.cache.drop(arguments[0])
             self.held.discard(arguments[0])
-        elif kind == "resize":
-            self.capacity = arguments[0]
-            self.held -= set(self.cache.resize(self.capacity))
         else:
-            self.make_room(*arguments)
+            self.resize(*arguments)
         assert self.held == set(self.residents())
         assert self.cache.cost == sum(map(self.size_of, self.held)) <= self.capacity
 
@@ -80,14 +76,14 @@ class Checked:
         assert all(evicted[0] != self.layer for evicted in outcome.evicted)
         self.replace(layer, outcome)
 
-    def make_room(self, cost: int) -> None:
-        evicted = self.cache.make_room(cost)
-        assert not self.touched & set(evicted)
+    def resize(self, capacity: int) -> None:
+        self.capacity, evicted = capacity, self.cache.resize(capacity)
+        assert len(set(evicted)) == len(evicted)
         assert set(evicted) <= self.held
+        looked_up_last = [expert in self.touched for expert in evicted]
+        assert looked_up_last == sorted(looked_up_last), "they go last"
+        assert not evicted or self.cache.cost + self.size_of(evicted[-1]) > capacity, "more than was needed"
         self.held -= set(evicted)
-        free = self.capacity - self.cache.cost
-        assert free >= cost or self.held <= self.touched
-        assert not evicted or free - self.size_of(evicted[-1]) < cost, "more than was needed"
 
     def replace(self, layer: int, outcome: Outcome) -> None:
         assert len(set(outcome.evicted)) == len(outcome.evicted)

@@ -52,7 +52,7 @@ class CachedStart:
             self._begin()
 
     def check(self) -> None:
-        """Check before each pass that no file has changed since its pages were mapped, until all are copied.
+        """Check before each batch that no file has changed since its pages were mapped, until all are copied.
 
         Raises ModelFileError, or TierReadError when a copy failed, which is tried again then.
         """
@@ -61,13 +61,19 @@ class CachedStart:
         if self._has_begun:
             self._may_copy.set()
         self._has_begun = True
-        is_last = not self._thread.is_alive()
-        if is_last and (error := self._error):
+        if not self._thread.is_alive() and (error := self._error):
             self._begin()
             raise error
+        self.check_read()
+
+    def check_read(self) -> None:
+        """Raise ModelFileError where a file has changed while passes may have read its pages."""
+        if self._is_verified:
+            return
+        is_copied = not self._thread.is_alive() and not self._error  # asked first: a copy may be of what changes now
         for source in self._sources:
             source.check_unchanged()
-        self._is_verified = is_last
+        self._is_verified = is_copied
 
     def close(self) -> None:
         """Stop copying. Idempotent."""
@@ -111,7 +117,7 @@ class CachedStart:
         try:
             mapping = _libc.map_anonymous(PIECE_BYTES + CHUNK_BYTES)
             room = round_up(mapping, CHUNK_BYTES)  # so that pages stay huge when they move
-            _libc.prepare_for_weights(room, PIECE_BYTES)
+            _libc.advise_working_memory(room, PIECE_BYTES)
             for piece in self._pieces[self._n_copied :]:
                 if self._is_closed:
                     return

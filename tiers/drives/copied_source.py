@@ -191,7 +191,7 @@ def _new_buffer() -> int:
     for start, stop in ((area, buffer), (buffer + PART_BYTES, area + 2 * PART_BYTES)):
         if stop > start:
             _libc.unmap(start, stop - start)
-    _libc.prepare_for_weights(buffer, PART_BYTES)
+    _libc.advise_working_memory(buffer, PART_BYTES)
     return buffer
 
 

@@ -145,13 +145,9 @@ class CellCount:
         """Tokens from `position` on come next, of several sequences, or of one beside others."""
         self._least_position = position if self._least_position is None else min(position, self._least_position)
 
-    def after(self, n_tokens: int) -> int:
-        """Return up to which cell anything may be written after a pass of `n_tokens` tokens more."""
-        return min(self._most, max(self.top, self.used + n_tokens))
-
     def add(self, n_tokens: int) -> None:
         """A pass of `n_tokens` tokens is computed."""
-        self.top = self.after(n_tokens)
+        self.top = min(self._most, max(self.top, self.used + n_tokens))
         self.used = min(self._most, self.used + n_tokens)
         if self._least_position is not None:
             self._rise = max(self._rise, self.used - self._least_position)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_run.base.errors import KernelError
 from edge_run.runtime.graph.nodes import Node, WeightRead
-from edge_run.runtime.graph.observer import Observer, looked_up_rows
+from edge_run.runtime.graph.observer import Observer, chosen_experts, looked_up_rows
 from edge_run.runtime.llama import _ggml
 
 F32, I32 = 0, 26
@@ -149,3 +150,18 @@ def test_a_multiplication_by_experts_knows_who_chose_them(ggml: Any) -> None:
     assert nodes[1].reads == (whole("experts", ggml.experts),)
     (alone,) = observe(ggml.node("alone", "ggml_mul_mat_id", ggml.experts, wide, ggml.chosen))
     assert alone.expert_ids is None, "an input of the graph"
+
+
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_an_expert_that_there_is_not_is_named(ggml: Any, wrong: int) -> None:
+    wide = ggml.base.ggml_new_tensor_3d(ggml.nodes, F32, WIDTH, 1, 6)
+    node = ggml.node("out", "ggml_mul_mat_id", ggml.experts, wide, ggml.chosen)
+
+    def choose(expert: int) -> Any:
+        ids = np.array([0, expert] * 6, np.int32)
+        ctypes.memmove(_ggml.tensor_at(ggml.chosen).data, ids.ctypes.data, ids.nbytes)
+        return chosen_experts(node, 4).tolist()
+
+    assert choose(3) == [[0, 3]] * 6
+    with pytest.raises(KernelError, match=f"chose expert {wrong} of 4;"):
+        choose(wrong)

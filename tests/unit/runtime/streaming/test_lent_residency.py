@@ -39,7 +39,7 @@ class FakeWeights:
 def buffer(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Memory that is taken for llama.cpp's, at its address."""
     address = _libc.map_anonymous(SIZE)
-    _libc.prepare_for_weights(address, SIZE, is_sparse=True)
+    _libc.advise_working_memory(address, SIZE, is_sparse=True)
     monkeypatch.setattr(compute_buffer.ggml, "compute_buffer", lambda node: (address + 32, SIZE - 64) if node else None)
     monkeypatch.setattr(compute_buffer, "touched_page_bytes", lambda: _libc.PAGE)
     yield address

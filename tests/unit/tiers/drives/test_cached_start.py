@@ -150,18 +150,42 @@ def test_a_page_that_the_kernel_took_away_is_brought_back(
 def test_one_that_cannot_be_read_is_left_to_a_reader_who_can_say_so(
     source: SourceFile, space: AddressSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: int) -> None:
+    """The kernel counts what it tried to read in vain as there."""
+
+    def fail(*_: int) -> bool:
         raise OSError(errno.EFAULT, "a signal otherwise")
 
-    assert source._cache is not None
-    holds = source._cache.holds
-    monkeypatch.setattr(
-        source._cache, "holds", lambda at, length, least_share=0.9: least_share < 1 and holds(at, length)
-    )
     monkeypatch.setattr(_libc, "populate", fail)
     with started(space, source) as start:
         assert not start.mapped
     assert not is_readable(space.place(4).address)
+
+
+@pytest.mark.parametrize("is_all_there", [True, False])
+def test_a_kernel_that_cannot_be_told_to_read_is_asked_whether_all_is_there(
+    source: SourceFile, space: AddressSpace, monkeypatch: pytest.MonkeyPatch, is_all_there: bool
+) -> None:
+    assert source._cache is not None
+    monkeypatch.setattr(source._cache, "holds", lambda *_, least_share=0.9: least_share < 1 or is_all_there)
+    monkeypatch.setattr(_libc, "populate", lambda *_: False)
+    with started(space, source) as start:
+        assert start.mapped == frozenset(range(20) if is_all_there else ())
+    assert is_readable(space.place(4).address) == is_all_there
+
+
+def test_what_cannot_be_brought_to_memory_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(bytes(PAGE))
+    descriptor = os.open(path, os.O_RDONLY)
+    address = _libc.map_file(descriptor, 2 * PAGE)
+    try:
+        if not _libc.populate(address, PAGE):
+            pytest.skip("this kernel cannot be told to")
+        with pytest.raises(OSError, match="madvise"):
+            _libc.populate(address, 2 * PAGE)
+    finally:
+        _libc.unmap(address, 2 * PAGE)
+        os.close(descriptor)
 
 
 def test_nothing_is_mapped_without_a_page_cache(path: Path, space: AddressSpace) -> None:
@@ -189,12 +213,28 @@ def test_a_file_that_changes_before_it_is_copied_is_told_before_the_next_pass(
             start.check()
 
 
+def test_a_file_that_changes_in_a_pass_is_told_before_what_it_computed_is(
+    path: Path, source: SourceFile, space: AddressSpace, held: threading.Event
+) -> None:
+    with started(space, source) as start:
+        start.check()
+        start.check_read()
+        with path.open("r+b") as file:
+            file.write(b"other")
+        os.utime(path, ns=(1, 1))
+        held.set()
+        start._thread.join()  # within the pass
+        with pytest.raises(ModelFileError, match="changed"):
+            start.check_read()
+
+
 def test_once_all_is_copied_the_file_may_change(path: Path, source: SourceFile, space: AddressSpace) -> None:
     with started(space, source) as start:
         start._thread.join()
         start.check()
         path.write_bytes(b"other")
         start.check()
+        start.check_read()
         assert len(bytes_in(space, start.mapped)) == 20 * CHUNK_BYTES
 
 
