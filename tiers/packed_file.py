@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from edge_run.base.errors import ModelFileError, PackedFileError, reason_of
+from edge_run.base.errors import PackedFileError, not_opened, reason_of
 from edge_run.base.files.identity import FileIdentity
 from edge_run.base.units import KIB, MIB
 from edge_run.tiers._libc import PAGE
@@ -110,7 +110,7 @@ def model_key(gguf: GgufModel, names: Sequence[str]) -> str:
                 for tensor in (known[name] for name in names if name in known and known[name].shard == number):
                     digest.update(read_at(file.fileno(), *_middle(tensor)))
     except OSError as error:
-        raise ModelFileError(f"{gguf.shards[0].path}: cannot be read ({reason_of(error)})") from error
+        raise not_opened(error, f"{gguf.shards[0].path}: cannot be read ({reason_of(error)})") from error
     return digest.hexdigest()
 
 

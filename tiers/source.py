@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from edge_run.base.errors import ModelFileError, TierReadError, from_system, reason_of
+from edge_run.base.errors import ModelFileError, TierReadError, from_system, not_opened, reason_of
 from edge_run.base.files.identity import FileIdentity, changed
 from edge_run.tiers import _libc
 from edge_run.tiers.drives.direct_io import open_direct
@@ -88,7 +88,8 @@ class SourceFile:
             self._identity, self._changed_ns = self._identify()
         except OSError as error:
             self.close()
-            raise ModelFileError(f"{path}: cannot be opened ({reason_of(error)}); check its permissions") from error
+            why = f"{path}: cannot be opened ({reason_of(error)}); check its permissions"
+            raise not_opened(error, why) from error
         if expected not in (None, self._identity):
             self.close()
             raise changed(path)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import ModelFileError, TierReadError, from_system, reason_of
+from edge_run.base.errors import TierReadError, from_system, not_opened, reason_of
 from edge_run.base.units import round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import MappedSpan
@@ -73,7 +73,7 @@ class Stubs(Closing):
             source = shard.path.open("rb")
         except OSError as error:
             why = reason_of(error)
-            raise ModelFileError(f"{shard.path}: cannot be opened ({why}); check its permissions") from error
+            raise not_opened(error, f"{shard.path}: cannot be opened ({why}); check its permissions") from error
         with source:
             try:
                 if head is None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from edge_run.base.errors import ConfigError, ModelFileError, TierReadError, reason_of
+from edge_run.base.errors import ConfigError, ModelFileError, TierReadError, not_opened, reason_of
 from edge_run.base.files.whole import common_mode, file_to_write, whole_file
 
 
@@ -18,9 +18,8 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     try:
         file = path.open("rb")
     except OSError as error:
-        raise ModelFileError(
-            f"{path}: cannot be opened ({reason_of(error)}); check the drive and its permissions"
-        ) from error
+        why = reason_of(error)
+        raise not_opened(error, f"{path}: cannot be opened ({why}); check the drive and its permissions") from error
     with file:
         yield file
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_run.base.errors import ModelFileError, reason_of
+from edge_run.base.errors import not_opened, reason_of
 from edge_run.base.files.identity import file_facts
 from edge_run.base.files.whole import keep_file
 from edge_run.base.interrupt import go_on
@@ -56,9 +56,8 @@ def _digests(path: Path, cache_folder: Path, check: Callable[[], None]) -> tuple
                 return facts.size_bytes, digests
         digests = _read(path, check)
     except OSError as error:
-        raise ModelFileError(
-            f"{path}: cannot be read ({reason_of(error)}); check its permissions, and the drive"
-        ) from error
+        why = reason_of(error)
+        raise not_opened(error, f"{path}: cannot be read ({why}); check its permissions, and the drive") from error
     keep_file(kept, digests + _seal(key, digests), "a model's digests")
     return facts.size_bytes, digests
 

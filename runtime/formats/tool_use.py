@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from edge_run.base import strict_json
 from edge_run.base.errors import ConfigError
@@ -17,9 +17,23 @@ from edge_run.runtime.formats.output import MakeParser, PlainOutput
 from edge_run.runtime.formats.tool_format import HERMES, ToolFormat, can_think, format_of
 from edge_run.runtime.formats.tools import Toolbox
 
+Render: TypeAlias = Callable[[Sequence[dict[str, Any]], Mapping[str, Any]], str]  # messages and variables to a text
 _CALL = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
 _MOST_CALLS = 1_000  # of an answer; further ones are left out
 _MOST_LETTERS = 1 << 24  # of the arguments of a call, whose text is bounded by the context
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """What the answer of a conversation continues, and how it is read.
+
+    text: with what is given of the answer at its end. parser: makes what parses the answer. marks: control tokens that
+    are a part of its text.
+    """
+
+    text: str
+    parser: MakeParser
+    marks: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +78,32 @@ class ToolUse:
             return replace(asked, json_schema=toolbox.call_or_schema(form, asked.json_schema_text))
         return asked
 
-    def opened(self, text: str, asked: SamplingConfig, beginning: str = "") -> tuple[str, str]:
-        """Return the text that the answer continues, and the marks at its end that are a part of the answer.
+    def text(self, render: Render, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        """Return what the template makes of a conversation, with messages as of `told`.
 
-        text: what the template made. asked: what form the answer has. beginning: what the answer begins with.
+        render: has it do so. variables: what it is told besides.
         """
+        told, more = self.told(messages)
+        return render(told, {**variables, **more})
+
+    def prompt(
+        self,
+        render: Render,
+        messages: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any],
+        asked: SamplingConfig,
+        beginning: str = "",
+    ) -> ChatPrompt:
+        """Return what the answer of a conversation continues. render, messages, variables: as of `text`.
+
+        asked: what form the answer has. beginning: what it begins with.
+        """
+        text, begins = self._opened(self.text(render, messages, variables), asked, beginning)
+        parser = self.parser(text, begins)
+        return ChatPrompt(text, parser, () if parser is PlainOutput else self.form.marks)
+
+    def _opened(self, text: str, asked: SamplingConfig, beginning: str) -> tuple[str, str]:
+        """Return the text that the answer continues, and the marks at its end that are a part of the answer."""
         form = self.form
         if beginning:
             return f"{_after_thought(text)}{form.answer_begins}{beginning}", form.answer_begins

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from edge_run.runtime.formats.tool_format import ToolFormat
 MOST_TOOLS = 128
 MOST_TOOLS_LETTERS = 1 << 19  # some editors bring 60,000
 NONE, AUTO, REQUIRED = "none", "auto", "required"
-TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
+TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,128}\Z"  # `$` would allow a line break
 _FORM = '{"type": "function", "function": {"name": "...", "description": "...", "parameters": {...}}}'
 _CHOSEN = '{"type": "function", "function": {"name": "..."}}'
 
@@ -32,18 +32,11 @@ _HOW = (
 
 @dataclass(frozen=True, slots=True)
 class FunctionTool:
-    """A function that may be called. parameters: a JSON schema of its arguments, an object.
-
-    Raises ConfigError for a name that is not letters, digits, `_`, `.` and `-`, 128 at most.
-    """
+    """A function that may be called. name: as of TOOL_NAME. parameters: a JSON schema of its arguments, an object."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(TOOL_NAME, self.name):
-            raise ConfigError(f"the name of a tool, {self.name!r:.60}: must be 1 to 128 letters, digits, _, . and -")
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -57,22 +50,24 @@ class FunctionTool:
 
 
 @dataclass(frozen=True, slots=True)
+class Chosen:
+    """The choice of the tool that must be called, by its name, which may be a word such as `auto`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Toolbox:
-    """What may be called. choice: `none`, `auto`, `required`, or the name of the tool that must be called."""
+    """What may be called. choice: `none`, `auto`, `required`, or the tool that must be called."""
 
     tools: Sequence[FunctionTool] = ()
-    choice: str = AUTO
+    choice: str | Chosen = AUTO
     is_parallel: bool = True
 
     @classmethod
-    def of(cls, tools: Sequence[object], choice: object = AUTO) -> Toolbox:
+    def of(cls, tools: Sequence[object], choice: str | Mapping[str, Any] = AUTO) -> Toolbox:
         """Return the toolbox of tools and a choice as OpenAI's clients write them. Raises ConfigError, as `check`."""
-        if isinstance(choice, Mapping):
-            function = choice.get("function")
-            choice = function.get("name") if isinstance(function, Mapping) else None
-            if not isinstance(choice, str):
-                raise ConfigError(f"tool_choice: must be none, auto, required, or {_CHOSEN}")
-        made = cls([_function_tool(number, tool) for number, tool in enumerate(tools)], str(choice))
+        made = cls([_function_tool(f"tools[{number}]", tool) for number, tool in enumerate(tools)], _choice(choice))
         made.check()
         return made
 
@@ -83,10 +78,10 @@ class Toolbox:
         """
         if len(self.tools) > MOST_TOOLS:
             raise ConfigError(f"tools: {len(self.tools)} tools, {MOST_TOOLS} are the most")
-        if len(self.names) < len(self.tools):
+        if len({tool.name for tool in self.tools}) < len(self.tools):
             raise ConfigError("tools: two tools of one name")
         bounded_json({"tools": [tool.document() for tool in self.tools]}, "tools", MOST_TOOLS_LETTERS)
-        if self.choice not in (NONE, AUTO, REQUIRED, *self.names) or (self.choice == REQUIRED and not self.tools):
+        if self.choice not in (NONE, AUTO) and not self.callable:
             raise ConfigError("tool_choice: names none of the tools")
 
     def check_form(self, asked: SamplingConfig) -> None:
@@ -99,16 +94,11 @@ class Toolbox:
             )
 
     @property
-    def names(self) -> frozenset[str]:
-        """The names of the tools."""
-        return frozenset(tool.name for tool in self.tools)
-
-    @property
     def callable(self) -> Sequence[FunctionTool]:
         """The tools that this answer may call."""
-        if self.choice in (NONE, AUTO, REQUIRED):
-            return () if self.choice == NONE else self.tools
-        return [tool for tool in self.tools if tool.name == self.choice]
+        if isinstance(self.choice, Chosen):
+            return [tool for tool in self.tools if tool.name == self.choice.name]
+        return () if self.choice == NONE else self.tools
 
     @property
     def is_forced(self) -> bool:
@@ -141,8 +131,12 @@ class Toolbox:
         return json.dumps(form.call_or_schema(calls, asked))
 
     def told(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return a conversation for a template that knows no tools: what it would say of them is in the texts."""
-        told = [_as_text(message) for message in messages]
+        """Return a conversation for a template that knows no tools: what it would say of them is in the texts.
+
+        What calls gave is the user's word, as one message with what comes before and behind it: many such templates
+        want the user and the assistant to take turns.
+        """
+        told = _joined(map(_as_text, messages))
         if not self.tools:
             return told
         how = "\n".join([_HOW, *(dumped(tool.document()["function"]) for tool in self.tools)])
@@ -151,16 +145,38 @@ class Toolbox:
         return [{"role": "system", "content": how}, *told]
 
 
-def _function_tool(number: int, tool: object) -> FunctionTool:
+def _joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages, those of the user that follow each other as one."""
+    joined = list[dict[str, Any]]()
+    for message in messages:
+        if joined and message["role"] == joined[-1]["role"] == "user":
+            joined[-1] = {**joined[-1], "content": f"{joined[-1]['content']}\n{message['content']}"}
+        else:
+            joined.append(message)
+    return joined
+
+
+def _choice(given: str | Mapping[str, Any]) -> str | Chosen:
+    if isinstance(given, str) and given in (NONE, AUTO, REQUIRED):
+        return given
+    function = given.get("function") if isinstance(given, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ConfigError(f"tool_choice: must be none, auto, required, or {_CHOSEN}")
+    return Chosen(function["name"])
+
+
+def _function_tool(where: str, tool: object) -> FunctionTool:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ConfigError(f"tools: number {number} must be as {_FORM}")
-    description, parameters = function.get("description"), function.get("parameters")
+        raise ConfigError(f"{where}: must be as {_FORM}")
+    name, description, parameters = function["name"], function.get("description"), function.get("parameters")
+    if not re.match(TOOL_NAME, name):
+        raise ConfigError(f"{where}.function.name: {name!r:.60} must be 1 to 128 letters, digits, _, . and -")
     if not isinstance(description, str | None) or not isinstance(parameters, Mapping | None):
-        raise ConfigError(f"tools: of {function['name'][:60]}, description must be text, parameters a JSON schema")
+        raise ConfigError(f"{where}.function: description must be text, parameters a JSON schema")
     if parameters is not None:  # a copy, as the caller may change his own while the request waits
         parameters = json.loads(bounded_json(dict(parameters), "tools", MOST_TOOLS_LETTERS))
-    return FunctionTool(function["name"], description, parameters)
+    return FunctionTool(name, description, parameters)
 
 
 def _as_text(message: dict[str, Any]) -> dict[str, Any]:

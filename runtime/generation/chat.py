@@ -82,26 +82,24 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[dict[str, Any]],
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt for `messages`, oldest first, each with a `role` and a `content`: text, or parts of text.
+        """Return the prompt for `messages`, oldest first, as `plain_messages` returns them.
 
-        A message that calls tools (`tool_calls`) needs no content. add_generation_prompt: end with what opens the
-        assistant's answer. variables: what the template is told besides, `tools` for one. The text holds special tokens
-        as text, with the one that begins a sequence where the template writes it: parse them when tokenizing, and begin
-        the sequence only once. Raises ConfigError for messages that cannot be or that the template refuses, and
-        ModelFileError (ConfigError for an override) when the template itself fails, or takes more time or memory than
-        rendering may take. Ctrl-C ends it at once.
+        add_generation_prompt: end with what opens the assistant's answer. variables: what the template is told besides,
+        `tools` for one. The text holds special tokens as text, with the one that begins a sequence where the template
+        writes it: parse them when tokenizing, and begin the sequence only once. Raises ConfigError for messages that
+        the template refuses, and ModelFileError (ConfigError for an override) when the template itself fails, or takes
+        more time or memory than rendering may take. Ctrl-C ends it at once.
         """
-        plain = plain_messages(messages)
-        if not plain:
+        if not messages:
             raise ConfigError("chat: no messages; give at least one, such as the user's")
         told = {
             **self._variables,
             **(variables or {}),
-            "messages": plain,
+            "messages": messages,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -131,7 +129,8 @@ class ChatTemplate:
 def plain_messages(messages: Sequence[object]) -> list[dict[str, Any]]:
     """Return copies of the messages as templates know them: each content a text, what a `developer` says the system's.
 
-    Raises ConfigError that says which message cannot be.
+    A content may be parts of text, and a message that calls tools (`tool_calls`) needs none. Raises ConfigError that
+    says which message cannot be.
     """
     return [_checked(index, message) for index, message in enumerate(messages)]
 

@@ -379,7 +379,7 @@ class Model(ModelTexts):
         room_tokens = engine.front.capabilities.context_tokens
         has_end = request.max_tokens is not None or not engine.config.context_shift
         most_tokens = request.max_tokens if has_end else MOST_CONTEXT_TOKENS
-        sampling = self.sampling_of(request)
+        sampling = request.sampling if grammar else self.sampling_of(request)  # a grammar was made of that already
         answer = Continuation(  # last, as nobody would close it, nor its grammar, where anything else raises
             engine.model, read.tokens, most_tokens, sampling, room_tokens, self._grammars, self._table, grammar
         )

@@ -14,11 +14,10 @@ from edge_run.base.errors import ConfigError, ContextFull, NotSupported
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.formats.output import MakeParser, PlainOutput
+from edge_run.runtime.formats.output import MakeParser
 from edge_run.runtime.formats.tool_use import ToolUse, with_arguments
 from edge_run.runtime.generation.chat import ChatTemplate, leave_out_oldest, plain_messages, without_oldest
 from edge_run.runtime.generation.request import Message, Request
-from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.prompt_text import CLEARLY_IN_A_CHAT, refuse_what_is_too_long, tokenize_prompt
 
 
@@ -102,19 +101,22 @@ class ModelTexts(Closing):
         """Return the text that the template makes of messages, as they are, without the BOS that `prompt_tokens` adds.
 
         It is what `stream_chat` continues where no tools are called. variables: what else the template is told, such as
-        `tools`. Raises NotSupported when there is no template, and what `ChatTemplate.render` raises.
+        `tools`. Raises NotSupported when there is no template, and what `plain_messages` and `ChatTemplate.render`
+        raise.
         """
+        return self._rendered(plain_messages(messages), variables)
+
+    def _rendered(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None) -> str:
         if self._template is None:
             raise NotSupported(
                 f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)"
             )
         room_tokens = self.context_tokens
-        plain = plain_messages(messages)
-        said = "\n".join(message["content"] for message in plain)
+        said = "\n".join(message["content"] for message in messages)
         refuse_what_is_too_long(self._opened.model, said, room_tokens, CLEARLY_IN_A_CHAT)
-        text = self._template.render(plain, variables=variables)
-        bos = self._special(L.llama_vocab_bos(self._vocab))
-        if bos and L.llama_vocab_get_add_bos(self._vocab) and text.startswith(bos):
+        text = self._template.render(messages, variables=variables)
+        bos = self._special(self._opened.model.bos_token)
+        if bos and self._opened.model.adds_bos and text.startswith(bos):
             return text[len(bos) :]
         return text
 
@@ -144,10 +146,10 @@ class ModelTexts(Closing):
                 count_tokens = partial(self._count_tokens, use)
                 kept = leave_out_oldest(messages, self.context_tokens, count_tokens, request.max_tokens)
                 messages, n_dropped = kept, len(messages) - len(kept)
-            prompt, begins = use.opened(self._told(use, messages), request.sampling)
+            chat = use.prompt(self._rendered, _for_templates(messages), {}, request.sampling)
+            prompt = chat.text
             if request.tools:
-                parser = use.parser(prompt, begins)
-                marks = marks if parser is PlainOutput else (*marks, *use.form.marks)
+                parser, marks = chat.parser, (*marks, *chat.marks)
         tokens = self.prompt_tokens(prompt) if isinstance(prompt, str) else cast("Sequence[int]", prompt)
         if not tokens:
             raise ConfigError("prompt: is empty; give at least one token")
@@ -155,15 +157,9 @@ class ModelTexts(Closing):
         found = frozenset(token for mark in marks for token in self._control_token(mark))
         return ReadRequest(tokens, found, parser, n_dropped)
 
-    def _told(self, use: ToolUse, messages: Sequence[Message]) -> str:
-        """Return the text of a conversation, in which calls of tools and their results are as the template has them."""
-        plain = [with_arguments(index, message) for index, message in enumerate(plain_messages(messages))]
-        told, variables = use.told(plain)
-        return self.chat_prompt(told, variables)
-
     def _count_tokens(self, use: ToolUse, messages: Sequence[Message]) -> int:
         try:
-            return len(self.prompt_tokens(self._told(use, messages)))
+            return len(self.prompt_tokens(use.text(self._rendered, _for_templates(messages), {})))
         except ContextFull:
             return self.context_tokens + 1
 
@@ -181,3 +177,8 @@ class ModelTexts(Closing):
         outside = [token for token in tokens if not 0 <= token < vocabulary]
         if outside:
             raise ConfigError(f"{what}: token {outside[0]} is outside the vocabulary of {vocabulary}")
+
+
+def _for_templates(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return a conversation with its calls of tools and their results as templates know them."""
+    return [with_arguments(index, message) for index, message in enumerate(plain_messages(messages))]

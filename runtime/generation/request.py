@@ -59,7 +59,7 @@ class Request:
     tools: the functions that the answer of a conversation may call, as OpenAI's clients write them:
         `{"type": "function", "function": {"name", "description", "parameters"}}`, the last a JSON schema.
     tool_choice: `auto`, `none`, `required` (a call must be made), or the function that must be called:
-        `{"type": "function", "function": {"name"}}`.
+        `{"type": "function", "function": {"name"}}`, which may itself be called `auto`.
     toolbox: what the answer may call, made of these two.
     """
 

@@ -108,9 +108,8 @@ class Sampler(Closing):
         banned = dict.fromkeys(self._table.end_tokens, -math.inf) if config.ignore_eos else {}
         biases = {**config.logit_bias, **banned}
         self._biased, self._bias = np.array([*biases], np.int64), np.array([*biases.values()], np.float32)
-        has_effects = self._last_n_tokens or biases or grammar_text(config)[0]
-        self._takes_best = config.temperature == 0 and not has_effects
         self._grammar = grammar or _open_grammar(vocab, config, n_vocab, room)
+        self._takes_best = config.temperature == 0 and not (self._last_n_tokens or biases or self._grammar)
         self._config, self._is_closed = config, False
         self._opened_chain: Any = None  # before it is used: answers that wait take no memory for it
 

@@ -73,10 +73,7 @@ class SharedPasses:
 
     def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Answer a request; iterate over the pieces. Closing it, or cancelling the task, ends the answer."""
-        return self._roomed(request) if self._has_grammar(request) else self._stream(request)
-
-    def _has_grammar(self, request: Request) -> bool:
-        return bool(grammar_text(self._model.sampling_of(request))[0])
+        return self._roomed(request) if _has_grammar(request) else self._stream(request)
 
     async def _roomed(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Answer a request with a grammar, once one more may be open: those of all that wait would fill the memory."""
@@ -132,7 +129,7 @@ class SharedPasses:
             inbox.batch, self._inboxes[inbox.number] = batch, inbox
 
         try:
-            if self._has_grammar(request):
+            if _has_grammar(request):
                 await self._open(open_grammar, request.turn.deadline_s)
             await self._thread.run(submit)
         except BaseException:
@@ -213,3 +210,8 @@ class SharedPasses:
         if self._is_computing:
             batch.cancel(inbox.number)
         await self._thread.run(drop, is_owed=True)
+
+
+def _has_grammar(request: Request) -> bool:
+    """Return whether the answer follows a grammar, which takes longer to make."""
+    return request.toolbox.is_forced or bool(grammar_text(request.sampling)[0])

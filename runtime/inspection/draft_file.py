@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError, ModelFileError, NotSupported, reason_of
+from edge_run.base.errors import BudgetError, NotSupported, not_opened, reason_of
 from edge_run.base.units import MIB, format_size, round_down, round_up
 from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.memory import process_memory
@@ -176,4 +176,4 @@ def _blocks(path: Path, entry: MetadataEntry, n_bytes: int) -> Iterator[bytes]:
             for start in range(0, n_bytes, _BLOCK_BYTES):
                 yield file.read(min(_BLOCK_BYTES, n_bytes - start))
     except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read ({reason_of(error)}); check its permissions") from error
+        raise not_opened(error, f"{path}: cannot be read ({reason_of(error)}); check its permissions") from error

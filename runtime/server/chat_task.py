@@ -8,8 +8,7 @@ from typing import Any
 
 from edge_run.base.errors import ConfigError, ContextFull
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.runtime.formats.output import PlainOutput
-from edge_run.runtime.formats.tool_use import ToolUse
+from edge_run.runtime.formats.tool_use import ChatPrompt, ToolUse
 from edge_run.runtime.formats.tools import Toolbox
 from edge_run.runtime.generation.chat import leave_out_oldest
 from edge_run.runtime.server.catalogue.served_model import ServedModel
@@ -34,8 +33,7 @@ class ChatTask:
 
     async def prompt(self, served: ServedModel) -> str:
         """Return the text that the answer continues. Raises Refusal, and what `Model.chat_prompt` raises."""
-        text, _ = await self._prompt(served, self._use(served), SamplingConfig())
-        return text
+        return (await self._prompt(served, self._use(served), SamplingConfig())).text
 
     async def job(self, served: ServedModel, sampling: SamplingConfig, max_tokens: int | None, choices: int = 1) -> Job:
         """Return what is to be generated. Raises Refusal, and what `Model.chat_prompt` raises."""
@@ -49,47 +47,42 @@ class ChatTask:
         limit, task = served.limit(max_tokens), self
         if self.drops_oldest and served.model.has_chat_template:
             task = await served.prepare(self._shortened, served, use, limit)
-        text, begins = await task._prompt(served, use, asked)
-        tokens = await served.prompt_tokens(text)
-        parser = use.parser(text, begins)
-        marks = () if parser is PlainOutput else use.form.marks
-        return Job(tokens, sampling, limit, choices, parser, marks=marks)
+        chat = await task._prompt(served, use, asked)
+        tokens = await served.prompt_tokens(chat.text)
+        return Job(tokens, sampling, limit, choices, chat.parser, marks=chat.marks)
 
     def _use(self, served: ServedModel) -> ToolUse:
         return ToolUse(served.model.chat_template, self.toolbox, self.has_thoughts)
 
-    async def _prompt(self, served: ServedModel, use: ToolUse, asked: SamplingConfig) -> tuple[str, str]:
-        """Return the text that the answer continues, and the marks at its end that are a part of the answer."""
-        messages, variables, beginning = self._for_template(use)
-        text = await served.chat_prompt(messages, variables)
-        return use.opened(text, asked, beginning)
+    async def _prompt(self, served: ServedModel, use: ToolUse, asked: SamplingConfig) -> ChatPrompt:
+        model, (messages, beginning) = served.model, self._begun()
+        if not model.has_chat_template:
+            raise Refusal(400, "the model has no chat template: only plain completions work", code="not_supported")
+        return await served.prepare(use.prompt, model.chat_prompt, messages, self.variables, asked, beginning)
 
     def _begun(self) -> tuple[Sequence[dict[str, Any]], str]:
-        """Return the messages to be answered, and what the answer begins with: a last message of the assistant."""
+        """Return the messages to be answered, and what the answer begins with: a last message of the assistant.
+
+        A call that must be made begins an answer of its own.
+        """
         messages, last = self.messages, self.messages[-1]
-        if last["role"] == "assistant" and not last.get("tool_calls") and len(messages) > 1:
+        is_text = last["role"] == "assistant" and not last.get("tool_calls")
+        if is_text and len(messages) > 1 and not self.toolbox.is_forced:
             return messages[:-1], last["content"]
         return messages, ""
 
-    def _for_template(self, use: ToolUse) -> tuple[Sequence[dict[str, Any]], dict[str, Any], str]:
-        """Return the messages and variables for the template, and what the answer begins with."""
-        messages, beginning = self._begun()
-        told, variables = use.told(messages)
-        return told, {**self.variables, **variables}, beginning
-
     def _shortened(self, served: ServedModel, use: ToolUse, max_tokens: int | None) -> ChatTask:
         """Return the task less the oldest turns, where it has no room. Takes its time."""
-        model = served.model
+        model, (messages, _) = served.model, self._begun()
 
-        def count_tokens(messages: Sequence[Mapping[str, Any]]) -> int:
-            told, variables, _ = replace(self, messages=[dict(one) for one in messages])._for_template(use)
+        def count_tokens(some: Sequence[Mapping[str, Any]]) -> int:
             try:
-                return len(model.prompt_tokens(model.chat_prompt(told, variables)))
+                return len(model.prompt_tokens(use.text(model.chat_prompt, [*map(dict, some)], self.variables)))
             except ContextFull:
                 return model.context_tokens + 1
 
-        kept = leave_out_oldest(self.messages, model.context_tokens, count_tokens, max_tokens)
-        return replace(self, messages=[dict(one) for one in kept])
+        kept = leave_out_oldest(messages, model.context_tokens, count_tokens, max_tokens)
+        return replace(self, messages=[*map(dict, kept), *self.messages[len(messages) :]])
 
 
 async def count(served: ServedModel, make_task: Callable[[], ChatTask]) -> int:

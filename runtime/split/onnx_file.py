@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, not_opened, reason_of
+from edge_run.base.errors import ConfigError, ModelFileError, ModelFileMissing, NotSupported, not_opened, reason_of
 from edge_run.base.extras import TRAIN, need
 from edge_run.partition.cuts import Network, Operation, find_cuts, multiply_adds, operations_between, peak_bytes
 from edge_run.runtime.split.onnx_session import MOST_NETWORK_BYTES, MOST_VALUES, arbitrary, first_line, traced
@@ -84,11 +84,11 @@ def read_onnx(path: Path) -> OnnxModel:
         proto = onnx.load(str(path), load_external_data=False)
         _load_beside(proto, path)
         onnx.checker.check_model(proto)
+    except (NotSupported, ModelFileError):
+        raise
     except OSError as error:
         why = reason_of(error)
         raise not_opened(error, f"{path}: cannot be read ({why}); check the path and its permissions") from error
-    except (NotSupported, ModelFileError):
-        raise
     except Exception as error:  # protobuf and the checker have no common ancestor
         raise ModelFileError(f"{path}: is no ONNX file that can be read ({first_line(error)})") from error
     return describe(proto, path)
@@ -100,8 +100,8 @@ def _load_beside(proto: Any, path: Path) -> None:
     size_bytes = path.stat().st_size
     for tensor in filter(beside.uses_external_data, beside._get_all_tensors(proto)):
         place = beside.ExternalDataInfo(tensor)
-        if place.length is None and not (path.parent / place.location).is_file():
-            raise ModelFileError(f"{path}: its weights in {place.location} are not there; put that file beside it")
+        if not (path.parent / place.location).is_file():
+            raise ModelFileMissing(f"{path}: its weights in {place.location} are not there; put that file beside it")
         n_bytes = (path.parent / place.location).stat().st_size if place.length is None else place.length
         size_bytes += max(n_bytes, 0)
         _check_size(path, size_bytes)

@@ -12,6 +12,8 @@ import pytest
 
 from edge_run import AsyncModel, ConfigError, Generation, Model, Request, SamplingConfig, to_json
 from edge_run.runtime.formats.tool_format import FORMATS, ToolFormat
+from edge_run.runtime.formats.tools import Toolbox
+from edge_run.runtime.generation import chat
 from served import TEMPLATE
 
 if TYPE_CHECKING:
@@ -147,6 +149,31 @@ def test_tasks_and_many_prompts(kit: Path, sequences: int) -> None:
         for answer in model.generate_many([request, request]).results():
             assert isinstance(answer, Generation)
             check_called(answer)
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_what_a_call_needs_is_made_once(kit: Path, sequences: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schema of its grammar, and the messages as templates know them."""
+    made, checked = list[str](), list[int]()
+    forced_schema, check_message = Toolbox.forced_schema, chat._checked
+
+    def counted_schema(toolbox: Toolbox, form: ToolFormat) -> str:
+        made.append(forced_schema(toolbox, form))
+        return made[-1]
+
+    def counted_check(index: int, message: object) -> dict[str, Any]:
+        checked.append(index)
+        return check_message(index, message)
+
+    async def main() -> None:
+        async with AsyncModel(kit, **SHARED, sequences=sequences) as model:
+            check_called(await model.chat(MESSAGES, tools=TOOLS, tool_choice="required", temperature=0))
+
+    monkeypatch.setattr(Toolbox, "forced_schema", counted_schema)
+    monkeypatch.setattr(chat, "_checked", counted_check)
+    anyio.run(main)
+    assert len(made) == 1
+    assert checked == [0]
 
 
 def test_a_form_that_is_asked_for_comes_after_the_thought_that_the_template_begins(kit: Path) -> None:

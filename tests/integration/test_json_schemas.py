@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_run.base.errors import ConfigError
 from edge_run.runtime.formats.tool_format import FORMATS, HERMES, PYTHON_TAG, ToolFormat
-from edge_run.runtime.formats.tools import FunctionTool, Toolbox
+from edge_run.runtime.formats.tools import Chosen, FunctionTool, Toolbox
 from edge_run.runtime.grammars.schema_grammar import ALTERNATIVES, schema_grammar
 from json_grammars import Takes, written
 
@@ -314,7 +314,7 @@ def test_each_tool_has_its_own_definitions(takes: Takes) -> None:
     listed = json.loads(tools.forced_schema(MISTRAL))
     assert takes(listed, written([call_of("one", "a")]))
     assert not takes(listed, written([call_of("one", "b")]))
-    single = json.loads(Toolbox(tools.tools, "one").forced_schema(HERMES))
+    single = json.loads(Toolbox(tools.tools, Chosen("one")).forced_schema(HERMES))
     assert takes(single, written(call_of("one", "a")))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.errors import ModelFileError, ModelFileMissing, TierReadError
 from edge_run.base.protocols import BatchToken
 from edge_run.base.units import KIB
 from edge_run.runtime.engine.engine import Engine
@@ -86,8 +86,12 @@ def test_logits_are_llama_cpps_while_either_drive_fails(shards: list[Path]) -> N
 
 @in_child
 def test_a_model_that_fits_is_read_from_both_too(shards: list[Path]) -> None:
-    os.truncate(shards[0].parent / "copy" / shards[1].name, 4096)
+    copied = shards[0].parent / "copy" / shards[1].name
+    os.truncate(copied, 4096)
     with pytest.raises(ModelFileError, match="no copy of"):
+        Engine.open(shards[0], ModelConfig(also=shards[0].parent / "copy", **OPTIONS))
+    copied.unlink()
+    with pytest.raises(ModelFileMissing, match=f"{copied}: cannot be opened"):
         Engine.open(shards[0], ModelConfig(also=shards[0].parent / "copy", **OPTIONS))
     shutil.copy(shards[1], shards[0].parent / "copy")
     engine = Engine.open(

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.formats.output import Delta
-from edge_run.runtime.formats.tools import AUTO, REQUIRED, FunctionTool, Toolbox
+from edge_run.runtime.formats.tools import AUTO, NONE, REQUIRED, Chosen, FunctionTool, Toolbox
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, joined
 from edge_run.runtime.server.bodies import convert
@@ -124,8 +124,8 @@ class CountRequest(msgspec.Struct, kw_only=True):
                 raise unsupported(f"tools[{index}].type", f"{tool.type!r} is a tool of Anthropic's own")
         tools = [FunctionTool(tool.name, tool.description, tool.input_schema) for tool in self.tools or ()]
         choice = self.tool_choice or ToolChoice()
-        named = {"any": REQUIRED, "tool": choice.name, "none": "none"}.get(choice.type, AUTO)
-        return Toolbox(tools, named, not choice.disable_parallel_tool_use)
+        choices: dict[str, str | Chosen] = {"any": REQUIRED, "tool": Chosen(choice.name), "none": NONE}
+        return Toolbox(tools, choices.get(choice.type, AUTO), not choice.disable_parallel_tool_use)
 
 
 class MessagesRequest(CountRequest, kw_only=True):

@@ -129,7 +129,7 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
         for index, message in enumerate(messages):
             if message.images:
                 raise unsupported(f"messages[{index}].images", "this server reads text only")
-        toolbox = Toolbox([tool.function for tool in self.tools or ()])
+        toolbox = Toolbox([entry.tool() for entry in self.tools or ()])
         return ChatTask(_template_messages(messages), toolbox, self.variables())
 
 

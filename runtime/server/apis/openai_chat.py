@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edge_run.runtime.formats.output import Delta
-from edge_run.runtime.formats.tools import AUTO, FunctionTool, Toolbox
+from edge_run.runtime.formats.tools import AUTO, Chosen, FunctionTool, Toolbox
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_messages import Messages, template_messages
 from edge_run.runtime.server.catalogue.served_model import ServedModel
@@ -55,23 +55,29 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
+class NamedFunction(msgspec.Struct):
+    """A function that may be called."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
 class ToolEntry(msgspec.Struct):
     """A tool that may be called."""
 
-    function: FunctionTool
+    function: NamedFunction
     type: Literal["function"] = "function"
 
-
-class ChosenFunction(msgspec.Struct):
-    """The function that must be called."""
-
-    name: ToolName
+    def tool(self) -> FunctionTool:
+        """Return it as a toolbox has it."""
+        return FunctionTool(self.function.name, self.function.description, self.function.parameters)
 
 
 class ChosenTool(msgspec.Struct):
     """The tool that must be called."""
 
-    function: ChosenFunction
+    function: Chosen
     type: Literal["function"] = "function"
 
 
@@ -133,8 +139,8 @@ class ChatRequest(SamplingFields, kw_only=True):
 
     def toolbox(self) -> Toolbox:
         """Return what the answer may call."""
-        choice = self.tool_choice.function.name if isinstance(self.tool_choice, ChosenTool) else self.tool_choice
-        tools = [entry.function for entry in self.tools or ()]
+        choice = self.tool_choice.function if isinstance(self.tool_choice, ChosenTool) else self.tool_choice
+        tools = [entry.tool() for entry in self.tools or ()]
         return Toolbox(tools, choice or AUTO, self.parallel_tool_calls is not False)
 
     def task(self) -> ChatTask:

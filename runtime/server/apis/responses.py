@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.runtime.formats.tools import AUTO, FunctionTool, Toolbox
+from edge_run.runtime.formats.tools import AUTO, Chosen, FunctionTool, Toolbox
 from edge_run.runtime.server.answers import AnswerResponse, json_response
 from edge_run.runtime.server.apis.openai_messages import (
     MOST_MESSAGES,
@@ -157,7 +157,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
             if tool.type != "function":
                 raise unsupported(f"tools[{index}].type", f"{tool.type[:40]!r} is a tool of OpenAI's own")
         tools = [FunctionTool(tool.name, tool.description, tool.parameters) for tool in self.tools or ()]
-        choice = self.tool_choice.name if isinstance(self.tool_choice, FlatChoice) else self.tool_choice
+        choice = Chosen(self.tool_choice.name) if isinstance(self.tool_choice, FlatChoice) else self.tool_choice
         return Toolbox(tools, choice or AUTO, self.parallel_tool_calls is not False)
 
 

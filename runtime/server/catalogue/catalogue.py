@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from edge_run.base.errors import EdgeRunError, KernelError, ModelFileError
+from edge_run.base.errors import EdgeRunError, KernelError, ModelFileMissing
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.results import Forecast
 from edge_run.runtime.generation.async_model import AsyncModel
@@ -200,7 +200,7 @@ class Catalogue:
             self._turns.close_when_idle()
         for turn in [turn for turn in self._turns.waiting if self.known.named(turn.name) is None]:
             self._turns.leave(turn)
-            turn.error = ModelFileError(f"{turn.name}: its file is gone")
+            turn.error = ModelFileMissing(f"{turn.name}: its file is gone")
         self._settle()
 
     async def __aenter__(self) -> Catalogue:

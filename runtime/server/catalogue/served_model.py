@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -99,12 +99,6 @@ class ServedModel:
     async def prompt_tokens(self, text: str) -> list[int]:
         """Return the tokens of a text to be continued. Raises ContextFull, ConfigError."""
         return await self.prepare(self.model.prompt_tokens, text)
-
-    async def chat_prompt(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """Return the text of a conversation to be continued. Raises what `Model.chat_prompt` raises, and Refusal."""
-        if not self.model.has_chat_template:
-            raise Refusal(400, "the model has no chat template: only plain completions work", code="not_supported")
-        return await self.prepare(self.model.chat_prompt, messages, variables)
 
     def salt(self, cache_salt: str | None) -> str:
         """Return what keeps a request's beginnings apart from others'. Raises Refusal where that cannot be."""

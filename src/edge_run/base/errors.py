@@ -83,7 +83,7 @@ class ModelFileError(_OfCounts, _OfSizes, EdgeRunError):
 
 
 class ModelFileMissing(ModelFileError, FileNotFoundError):
-    """The model file, the trace or the image is not there, or a shard of the model; the exit code is the same."""
+    """A model, network, image or trace is not there, or a file that belongs to one; the exit code is the same."""
 
     errno = _MISSING
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import ConfigError, NotSupported, PackedFileError, TierReadError
+from edge_run.base.errors import ConfigError, ModelFileMissing, NotSupported, PackedFileError, TierReadError
 from edge_run.base.units import MIB
 from edge_run.runtime.planning import packed_choice
 from edge_run.runtime.planning.packed_choice import choose_packed
@@ -58,6 +58,9 @@ def test_a_model_is_known_by_the_same_key_on_machines_with_other_pages(
     key = model_key(gguf, names)
     monkeypatch.setattr(packed_file, "PAGE", 16 * packed_file.PAGE)
     assert model_key(gguf, names) == key
+    gguf.shards[0].path.unlink()
+    with pytest.raises(ModelFileMissing, match="cannot be read"):
+        model_key(gguf, names)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 4096, 4097])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_run.base.errors import BudgetError, ModelFileError, TierReadError
+from edge_run.base.errors import BudgetError, ModelFileError, ModelFileMissing, TierReadError
 from edge_run.tiers import _libc
 from edge_run.tiers import source as sources
 from edge_run.tiers.source import SourceFile
@@ -214,7 +214,7 @@ def test_memory_that_is_not_there_is_an_error_and_no_crash(path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"none\.gguf: cannot be opened"):
+    with pytest.raises(ModelFileMissing, match=r"none\.gguf: cannot be opened"):
         SourceFile(tmp_path / "none.gguf")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge_run.base.errors import BudgetError, EdgeRunError, ModelFileError, TierReadError
+from edge_run.base.errors import BudgetError, EdgeRunError, ModelFileMissing, TierReadError
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf_header import Shard
 from edge_run.tiers.stub import Stubs
@@ -95,7 +95,7 @@ def test_the_same_model_twice_at_once(shards: list[Shard]) -> None:
 def test_a_model_that_cannot_be_read_any_more(shards: list[Shard]) -> None:
     before = os.listdir("/proc/self/fd")
     shards[1].path.unlink()
-    with pytest.raises(ModelFileError, match="cannot be opened"):
+    with pytest.raises(ModelFileMissing, match="cannot be opened"):
         Stubs(shards)
     assert os.listdir("/proc/self/fd") == before, "the first stub is let go again"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_run.base.errors import ConfigError, ModelFileError, TierReadError
+from edge_run.base.errors import ConfigError, ModelFileMissing, TierReadError
 from edge_run.devices.host.target_file import opened, written
 
 
@@ -49,7 +49,7 @@ def test_a_model_that_cannot_be_read_is_no_disk_that_cannot_be_written(tmp_path:
     source, target = tmp_path / "source", tmp_path / "target"
     source.touch()
     with (
-        pytest.raises(ModelFileError, match=r"gone: cannot be opened \(No such file or directory\)"),
+        pytest.raises(ModelFileMissing, match=r"gone: cannot be opened \(No such file or directory\)"),
         written(target, 3, "3 B", source),
         opened(tmp_path / "gone"),
     ):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_run.base.errors import ModelFileError
+from edge_run.base.errors import ModelFileMissing
 from edge_run.runtime.fetch import fingerprint as module
 from edge_run.runtime.fetch.fingerprint import fingerprint
 
@@ -45,7 +45,7 @@ def test_what_is_kept_of_another_file_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"cannot be read \(No such file or directory\); check its permissions"):
+    with pytest.raises(ModelFileMissing, match=r"cannot be read \(No such file or directory\); check its permissions"):
         fingerprint([tmp_path / "none"], tmp_path)
 
 

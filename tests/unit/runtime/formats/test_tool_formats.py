@@ -197,16 +197,19 @@ def job_of(template: str, prompt: str = "user: hi", **task: Any) -> tuple[Job, s
     """Return the job of a conversation, the text that it continues, and the messages as the template has them."""
     seen: list[Any] = []
 
-    async def chat_prompt(messages: Any, variables: Any) -> str:
+    def chat_prompt(messages: Any, variables: Any) -> str:
         seen.extend(messages)
         return prompt
+
+    async def prepare(function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
 
     async def prompt_tokens(text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
     served: Any = SimpleNamespace(
-        model=SimpleNamespace(chat_template=template),
-        chat_prompt=chat_prompt, prompt_tokens=prompt_tokens, limit=lambda most: most,
+        model=SimpleNamespace(chat_template=template, has_chat_template=True, chat_prompt=chat_prompt),
+        prepare=prepare, prompt_tokens=prompt_tokens, limit=lambda most: most,
     )  # fmt: skip
     messages = task.pop("messages", [{"role": "user", "content": "hi"}])
     sampling = task.pop("sampling", SamplingConfig())
@@ -237,6 +240,16 @@ def test_a_call_that_must_be_made(form: ToolFormat, end: str, written: str) -> N
     (delta,) = [*parser.push(written), *parser.finish()]
     assert delta.call
     assert (delta.call.name, delta.call.arguments) == ("add", '{"a": 1}')
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=[form.sign for form in FORMATS])
+def test_a_call_that_must_be_made_follows_what_the_assistant_said(form: ToolFormat) -> None:
+    """It is no part of that text: as one, it would be text as well."""
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Let me see."}]
+    job, prompt, told = job_of(form.sign, messages=messages, toolbox=Toolbox(TOOLS, "required"))
+    fresh, fresh_prompt, _ = job_of(form.sign, toolbox=Toolbox(TOOLS, "required"))
+    assert (prompt, job.sampling, job.marks) == (fresh_prompt, fresh.sampling, fresh.marks)
+    assert told[-1]["content"] == "Let me see."
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=[form.sign for form in FORMATS])

@@ -10,10 +10,13 @@ import pytest
 from edge_run.base.errors import ConfigError
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.formats.tool_format import FORMATS, HERMES, ToolFormat
-from edge_run.runtime.formats.tools import FunctionTool, Toolbox
+from edge_run.runtime.formats.tools import Chosen, FunctionTool, Toolbox
 from edge_run.runtime.grammars.schema_grammar import schema_grammar
+from edge_run.runtime.server.apis.anthropic_messages import CountRequest
+from edge_run.runtime.server.apis.ollama import OllamaChatRequest
 from edge_run.runtime.server.apis.openai_chat import ChatRequest
-from edge_run.runtime.server.bodies import decode
+from edge_run.runtime.server.apis.responses import ResponsesRequest
+from edge_run.runtime.server.bodies import convert, decode
 from edge_run.runtime.server.refusals import Refusal
 
 NUMBER = {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}}
@@ -45,11 +48,37 @@ def test_choices() -> None:
     assert not toolbox(tool_choice="auto").callable
 
 
+@pytest.mark.parametrize("word", ["auto", "none", "required"])
+def test_a_tool_may_be_called_as_a_choice_is(word: str) -> None:
+    tools, messages = [tool(word), tool("now")], [{"role": "user", "content": "Hello"}]
+    functions = [one["function"] for one in tools]
+    flat = [{"type": "function", **one} for one in functions]
+    choice = {"type": "tool", "name": word}
+    for made in (
+        Toolbox.of(tools, tool(word)),
+        toolbox(tools=tools, tool_choice=tool(word)),
+        convert({"input": "Hello", "tools": flat, "tool_choice": flat[0]}, ResponsesRequest).task().toolbox,
+        convert({"messages": messages, "tools": functions, "tool_choice": choice}, CountRequest).task().toolbox,
+    ):
+        made.check()
+        assert ([one.name for one in made.callable], made.is_forced) == ([word], True)
+    assert len(Toolbox.of(tools, "auto").callable) == 2
+
+
+@pytest.mark.parametrize("name", ["bad name", "x" * 129, "", "a\n"])
+def test_a_name_that_cannot_be_is_refused_where_it_is(name: str) -> None:
+    tools = [tool("now"), tool(name)]
+    with pytest.raises(ConfigError, match=r"^tools\[1\]\.function\.name: "):
+        Toolbox.of(tools)
+    for kind in (ChatRequest, OllamaChatRequest):
+        with pytest.raises(Refusal) as caught:
+            convert({"messages": [{"role": "user", "content": "Hello"}], "tools": tools}, kind)
+        assert (caught.value.status, caught.value.param) == (400, "tools[1].function.name")
+
+
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [tool("bad name")]},
-        {"tools": [tool("x" * 129)]},
         {"tools": [{"type": "web_search"}]},
         {"tools": [tool("a"), tool("a")]},
         {"tools": [tool(f"t{n}") for n in range(129)]},
@@ -65,7 +94,7 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any]) -> None:
 
 
 def test_the_schema_of_a_call_is_one_that_a_grammar_can_be_made_of() -> None:
-    one = json.loads(Toolbox([DOUBLE, NOW], "double").forced_schema(HERMES))
+    one = json.loads(Toolbox([DOUBLE, NOW], Chosen("double")).forced_schema(HERMES))
     assert one["properties"]["name"] == {"const": "double"}
     assert one["properties"]["arguments"] == {"$ref": "#/$defs/double"}
     assert one["$defs"]["double"]["$defs"] == NUMBER["$defs"]
@@ -121,3 +150,15 @@ def test_a_template_that_knows_no_tools_is_told_in_words() -> None:
     (system, user) = Toolbox([NOW]).told([{"role": "user", "content": "Hi"}])
     assert (system["role"], user) == ("system", {"role": "user", "content": "Hi"})
     assert Toolbox().told(messages[:1]) == messages[:1]
+
+
+def test_results_of_calls_are_one_message_with_what_the_user_says_beside_them() -> None:
+    """Such templates want the user and the assistant to take turns."""
+    results = [{"role": "tool", "content": text, "tool_call_id": text} for text in ("4", "6")]
+    asked, answered = {"role": "user", "content": "Go on."}, {"role": "assistant", "content": "I see."}
+    _, said, _, last = Toolbox([DOUBLE]).told([*results, asked, answered, asked])
+    assert said["role"] == "user"
+    assert [said["content"].index(text) for text in (">\n4", ">\n6", "\nGo on.")] == sorted(
+        said["content"].index(text) for text in (">\n4", ">\n6", "\nGo on.")
+    )
+    assert last == asked

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.errors import ConfigError, ModelFileError
-from edge_run.runtime.generation.chat import ChatTemplate, template_cell
+from edge_run.runtime.generation.chat import ChatTemplate, plain_messages, template_cell
 
 CHATML = """{% for message in messages %}
 <|im_start|>{{ message.role }}
@@ -189,7 +189,7 @@ def test_an_override_that_cannot_be_read(override: str) -> None:
 )
 def test_messages_that_cannot_be(message: Mapping[str, str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=f"chat message 1: {complaint}"):
-        template(CHATML).render([USER, message])
+        plain_messages([USER, message])
 
 
 def test_a_content_may_be_parts_of_text() -> None:
@@ -197,7 +197,7 @@ def test_a_content_may_be_parts_of_text() -> None:
     parts = [*({"type": kind, "text": kind} for kind in kinds), {"type": "refusal", "refusal": "No."}]
     for content, text in ((parts, "text\ninput_text\noutput_text\nNo."), (tuple(parts[:1]), "text"), ([], "")):
         message = {"role": "user", "content": content}
-        assert template("{{ messages[0].content }}").render([message]) == text
+        assert plain_messages([message]) == [{"role": "user", "content": text}]
         assert message["content"] is content
 
 
@@ -216,14 +216,13 @@ def test_a_content_may_be_parts_of_text() -> None:
 def test_parts_that_are_no_text_are_refused(part: object) -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "x"}, part]}
     with pytest.raises(ConfigError, match="chat message 1: part 1 of its content must be text, as"):
-        template(CHATML).render([USER, message])
+        plain_messages([USER, message])
 
 
 def test_a_developer_is_the_system() -> None:
     """As at the server; few templates know the word, and some leave such a message out."""
-    chat = template("{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}")
     said = {"role": "developer", "content": "Be brief."}
-    assert chat.render([said, {"role": "user", "content": "Hello"}]) == "system: Be brief.;user: Hello;"
+    assert plain_messages([said, USER]) == [SYSTEM, USER]
     assert said["role"] == "developer", "what was given stays as it is"
 
 

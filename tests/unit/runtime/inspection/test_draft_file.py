@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError, ModelFileError
+from edge_run.base.errors import BudgetError, ModelFileMissing
 from edge_run.base.units import GIB
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.inspection.draft_file import MOST_TOKENS_MISSING, DraftFile, has_same_tokens
@@ -60,7 +60,7 @@ def test_a_file_without_tokens_has_those_of_none(tmp_path: Path) -> None:
 def test_a_file_that_is_gone(tmp_path: Path) -> None:
     one, other = model(tmp_path / "one.gguf"), model(tmp_path / "other.gguf")
     (tmp_path / "other.gguf").unlink()
-    with pytest.raises(ModelFileError, match=r"other\.gguf: cannot be read"):
+    with pytest.raises(ModelFileMissing, match=r"other\.gguf: cannot be read"):
         has_same_tokens(one, other)
 
 

@@ -14,7 +14,14 @@ import anyio
 import pytest
 
 from catalogues import FOUND, Files, catalogue_of
-from edge_run.base.errors import BudgetError, Cancelled, KernelError, ModelFileError, TierReadError
+from edge_run.base.errors import (
+    BudgetError,
+    Cancelled,
+    KernelError,
+    ModelFileError,
+    ModelFileMissing,
+    TierReadError,
+)
 from edge_run.base.interrupt import Interrupt
 from edge_run.runtime.server.catalogue import catalogue
 from edge_run.runtime.server.catalogue.catalogue import Catalogue, spare_collections
@@ -170,6 +177,24 @@ async def test_reading_again_closes_what_is_gone() -> None:
             assert [entry.name for entry in catalogue.known.entries] == ["b"]
             with pytest.raises(Refusal):
                 catalogue.asked("a")
+
+
+async def test_who_waits_for_a_file_is_told_that_it_is_gone() -> None:
+    files, now, done = Files(), [FOUND], anyio.Event()
+
+    async def wait(catalogue: Catalogue) -> None:
+        with pytest.raises(ModelFileMissing, match=r"^b: its file is gone$"):
+            await use(catalogue, "b")
+        done.set()
+
+    with anyio.fail_after(30):
+        async with Catalogue(FOUND, files, lambda: now[0]) as catalogue, anyio.create_task_group() as group:
+            group.start_soon(use, catalogue, "a", done)
+            await until(lambda: bool(files.open))
+            group.start_soon(wait, catalogue)
+            await anyio.wait_all_tasks_blocked()
+            now[0] = ModelFolder((ModelEntry("a", Path("a.gguf")),))
+            await catalogue.read_again()
 
 
 @pytest.mark.parametrize("opens", [True, False])
