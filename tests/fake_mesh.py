@@ -119,16 +119,27 @@ class FakeMesh:
         target = self.hub.members.get(node)
         if target is None or node in self.hub.gone or target.handler is None:
             raise DeviceLost(f"{node}: is not there", node=node)
-        with target.orders:
-            try:
-                answer = target.handler(self.node, self.epoch, order)
-            except MeshError:
-                raise
-            except Exception as error:
-                raise MeshError(str(error)) from error
+        if not timeout_s:
+            threading.Thread(target=self._have_carried_out, args=(target, order), daemon=True).start()
+            raise DeviceLost(f"{node}: did not answer in time", node=node)
+        answer = self._have_carried_out(target, order)
+        if isinstance(answer, MeshError):
+            raise answer
         if node in self.hub.gone:
             raise DeviceLost(f"{node}: died over an order", node=node)
         return self.hub.alter_answer(node, order, answer)
+
+    def _have_carried_out(self, target: FakeMesh, order: Document) -> Document | MeshError:
+        assert target.handler is not None
+        with target.orders:
+            try:
+                return target.handler(self.node, self.epoch, order)
+            except MeshError as error:
+                return error
+            except Exception as error:
+                refused = MeshError(str(error))
+                refused.__cause__ = error
+                return refused
 
     def serve(self, handler: Handler) -> None:
         self.handler = handler

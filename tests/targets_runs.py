@@ -375,7 +375,7 @@ def answers_of_a_run(folder: Path, stack: ExitStack) -> Target:
             _refusal({"b": progress}, ["b", "c"], str)
             Fields(answer, "b", "b").words("place")
             return True
-        links = MeasuredLinks(mesh, lambda orders, timeout_s: {}, 4096)
+        links = MeasuredLinks(mesh, lambda orders, timeout_s: ({}, {}), 4096)
         links.measure(["a", "b", "c"])
         links._tried |= {("b", "a"), ("b", "c")}
         links._keep("b", read_measured(answer))

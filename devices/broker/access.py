@@ -18,7 +18,8 @@ from edge_run.base.errors import ProtocolError
 from edge_run.devices.messages.topics import ROOT
 
 MEMBER, HOME = "member", "home"
-CONNECTIONS, GUESTS = 256, 16
+CONNECTIONS, OF_MEMBER, GUESTS = 256, 32, 16
+MOST_PACKET, MOST_OF_GUEST = 300_000, 2 << 10  # who asks to come in says 1 KiB at most
 _DIGEST_LETTERS = 64
 _NODE = re.compile("[a-z2-7]{16}")
 
@@ -31,21 +32,25 @@ class BrokerUser:
     publish: filters of the topics under which it may publish.
     subscribe: filters of the topics to which it may subscribe.
     connections: at a time, at most.
-    client_prefix: what the id of each of its clients begins with, so that nobody connects under another user's id.
+    most_bytes: of a packet, and of a message that is its will.
+    is_shared: it is several devices, so that what a connection may say is not counted for all together.
     """
 
     password_sha256: str = field(repr=False)
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
     connections: int = 4
-    client_prefix: str = ""
+    most_bytes: int = MOST_PACKET
+    is_shared: bool = False
 
     def __post_init__(self) -> None:
-        texts = (self.password_sha256, self.client_prefix, *self.publish, *self.subscribe)
+        texts = (self.password_sha256, *self.publish, *self.subscribe)
         if not all(isinstance(text, str) for text in texts) or len(self.password_sha256) != _DIGEST_LETTERS:
             raise ProtocolError("broker access: a user without a digest of 64 digits, or with filters that are no text")
-        if type(self.connections) is not int or self.connections < 1:
-            raise ProtocolError(f"broker access: {self.connections!r} connections; must be a number of at least 1")
+        if any(type(number) is not int or number < 1 for number in (self.connections, self.most_bytes)):
+            raise ProtocolError(
+                f"broker access: {self.connections!r} connections, {self.most_bytes!r} bytes; must be at least 1 each"
+            )
 
     def has_password(self, password: bytes) -> bool:
         """Whether `password` is this user's."""
@@ -89,17 +94,20 @@ def digest(password: str) -> str:
     return hashlib.sha256(password.encode()).hexdigest()
 
 
-def member_user(cluster: str, password: str, connections: int = 32, *, leads: bool = True) -> BrokerUser:
+def member_user(cluster: str, password: str, *, leads: bool = True, is_shared: bool = False) -> BrokerUser:
     """Return what a member of `cluster` may do; each program on its device is a connection.
 
     leads: whether its role lets it run models on others.
+    is_shared: all members are this user.
     """
-    return BrokerUser(digest(password), member_topics(cluster, leads=leads), (f"{ROOT}/{cluster}/#",), connections)
+    connections, topics = CONNECTIONS if is_shared else OF_MEMBER, member_topics(cluster, leads=leads)
+    return BrokerUser(digest(password), topics, (f"{ROOT}/{cluster}/#",), connections, is_shared=is_shared)
 
 
 def guest_user(cluster: str, password: str) -> BrokerUser:
     """Return what whoever has an invitation may do: ask to come in, and hear who is a member."""
-    return BrokerUser(digest(password), (f"{ROOT}/{cluster}/join/%c",), (f"{ROOT}/{cluster}/members",), GUESTS)
+    asks, hears = (f"{ROOT}/{cluster}/join/%c",), (f"{ROOT}/{cluster}/members",)
+    return BrokerUser(digest(password), asks, hears, GUESTS, MOST_OF_GUEST)
 
 
 def home_user(cluster: str, password: str) -> BrokerUser:

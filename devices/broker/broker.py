@@ -93,6 +93,11 @@ class MqttBroker:
         """Whether a connection was let in."""
         return connection in self._clients
 
+    def user_of(self, connection: int) -> tuple[str, BrokerUser] | None:
+        """Return as whom a connection was let in; None where it was not."""
+        client = self._clients.get(connection)
+        return (client.user, self._access.users[client.user]) if client is not None else None
+
     def set_access(self, access: BrokerAccess) -> list[Close]:
         """Let in whom `access` names, from now on; who is in and may not be any more is sent away at once."""
         before, self._access = self._access, access
@@ -138,7 +143,7 @@ class MqttBroker:
 
     def _let_in(self, connection: int, packet: Connect) -> list[Instruction]:
         user = self._access.users.get(packet.user)
-        name = packet.client or f"{user.client_prefix if user else ''}auto-{secrets.token_hex(8)}"
+        name = packet.client or f"auto-{secrets.token_hex(8)}"
         refusal = self._why_not(packet, user, name)
         if refusal is not None:
             answer, why = refusal
@@ -159,14 +164,15 @@ class MqttBroker:
                 ConnectReturnCode.FORBIDDEN,
                 "has no password" if not packet.password else "has a wrong user or password",
             )
-        if not _CLIENT.fullmatch(name) or not name.startswith(user.client_prefix):
+        if not _CLIENT.fullmatch(name):
             return ConnectReturnCode.CLIENT, f"user {packet.user}: may not connect under this client's id"
         if name != packet.user and name in self._access.users:
             return ConnectReturnCode.CLIENT, f"user {packet.user}: may not connect under another user's name"
         other = self._names.get(name)
         if other is not None and other.user != packet.user:
             return ConnectReturnCode.CLIENT, f"user {packet.user}: may not connect as another user's client"
-        if packet.will is not None and not user.may_publish(packet.will.topic, name):
+        will = packet.will
+        if will and (len(will.payload) > user.most_bytes or not user.may_publish(will.topic, name)):
             return ConnectReturnCode.FORBIDDEN, f"user {packet.user}: may not have such a will"
         if other is None and self._connections_of(packet.user) >= user.connections:
             return ConnectReturnCode.UNAVAILABLE, f"user {packet.user}: has {user.connections} connections already"
@@ -177,9 +183,7 @@ class MqttBroker:
 
     def _fits(self, client: _Client, user: BrokerUser) -> bool:
         """Whether `client` could be let in as it is now."""
-        return client.name.startswith(user.client_prefix) and all(
-            user.may_subscribe(one, client.name) for one in client.filters
-        )
+        return all(user.may_subscribe(one, client.name) for one in client.filters)
 
     def _publish(self, client: _Client, message: Publish) -> list[Instruction]:
         done: list[Instruction] = []

@@ -88,7 +88,7 @@ def find_broker(cluster: Cluster, search_s: float = SEARCH_S, interfaces: list[s
             "address with --broker mqtt://HOST"
         ) from error
     addresses = info.parsed_addresses() if info is not None else []
-    if info is None or not addresses:
+    if info is None or not addresses or not 0 < (info.port or 0) < 1 << 16:
         raise MeshError(
             f"mesh: no broker of cluster {cluster.id} was found on this network in {search_s:g} s; start it, or name "
             "its address with --broker mqtt://HOST"

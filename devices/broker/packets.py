@@ -72,7 +72,6 @@ class Connect:
     client: str
     user: str
     password: bytes = field(repr=False)
-    is_clean: bool
     keepalive_s: int
     will: Publish | None
     level: int = LEVEL
@@ -231,7 +230,7 @@ def _read_connect(reader: _Reader) -> Connect:
     if name != b"MQTT":
         raise ProtocolError("packet: of another protocol than MQTT 3.1.1 or 5")
     if level != LEVEL:  # what follows has another form
-        return Connect("", "", b"", True, keepalive_s, None, level)
+        return Connect("", "", b"", keepalive_s, None, level)
     if flags & 1 or flags >> 3 & 3 > 1 or (not flags & 4 and flags & 0x38) or (flags & 0x40 and not flags & 0x80):
         raise ProtocolError(f"packet: a connection with flags {flags:#x}")
     client, will = reader.text(), None
@@ -241,7 +240,7 @@ def _read_connect(reader: _Reader) -> Connect:
     user = reader.text() if flags & 0x80 else ""
     password = reader.data() if flags & 0x40 else b""
     reader.check_end()
-    return Connect(client, user, password, bool(flags & 2), keepalive_s, will)
+    return Connect(client, user, password, keepalive_s, will)
 
 
 def _read_publish(flags: int, reader: _Reader) -> Publish:

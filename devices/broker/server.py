@@ -2,8 +2,8 @@
 
 This module bounds everything that a client can make grow: the number of connections, also by address and before a
 client has named itself; the size of a packet, which is checked before the packet is read; the bytes that wait to be
-sent; and the rate of a connection, by its bytes and by the time that they take here. A client that has not named
-itself may send a few kilobytes for a few seconds.
+sent; and the rate of all connections of a user together, by their bytes and by the time that they take here. A client
+that has not named itself may send a few kilobytes for a few seconds.
 """
 
 from __future__ import annotations
@@ -20,27 +20,45 @@ from edge_run.devices.broker.access import BrokerAccess
 from edge_run.devices.broker.broker import Instruction, MqttBroker, Send
 from edge_run.devices.broker.packets import Connect, Packet, PacketKind, read_head, read_packet
 
-MOST_PACKET, MOST_FIRST_PACKET = 300_000, 16 << 10
+MOST_FIRST_PACKET = 16 << 10
 MOST_CONNECTIONS, MOST_OF_ADDRESS = 256, 144
 MOST_UNKNOWN, MOST_UNKNOWN_OF_ADDRESS, UNKNOWN_S = 64, 16, 5.0
 MOST_TO_SEND, MOST_TO_SEND_IN_ALL = 6 << 20, 24 << 20
 MOST_TAKEN_IN_ALL = 16 << 20
 BYTES_PER_S, BURST_BYTES, PACKET_COST, SECOND_COST = 1 << 20, 4 << 20, 512, 8 << 20
 TURN_S = 0.01
+LEAST_REST_S = 0.05
 ACCEPTED_AT_ONCE, MOST_WAITING = 8, 128
 LONGEST_KEEPALIVE_S, GOODBYE_S, TELL_S = 300, 2.0, 10.0
 MOST_TOLD, MOST_LETTERS, _READ_BYTES = 8, 200, 64 << 10
 
 
+class Allowance:
+    """How much may be said, by one connection or by all of a user: it grows with time, up to a bound."""
+
+    def __init__(self) -> None:
+        self._left, self._filled_s = float(BURST_BYTES), time.monotonic()
+
+    def spend(self, cost: float) -> float:
+        """Take `cost` from it; return for how many seconds whoever spent that rests, for a burst's time at most."""
+        now_s = time.monotonic()
+        left = min(BURST_BYTES, self._left + (now_s - self._filled_s) * BYTES_PER_S)
+        self._left, self._filled_s = max(-BURST_BYTES, left - cost), now_s
+        return max(LEAST_REST_S, -self._left / BYTES_PER_S) if self._left < 0 else 0.0
+
+
 class Connection(asyncio.BufferedProtocol):
-    """One connection: its bytes until a packet is whole, and how fast it may go on."""
+    """One connection: its bytes until a packet is whole, and how fast it may go on.
+
+    allowance: which the connections of its user share once it was let in.
+    """
 
     def __init__(self, server: MqttServer, number: int) -> None:
         self._server, self.number = server, number
         self.address, self.data = "", bytearray()
         self.since_s = self.heard_s = time.monotonic()
         self.silence_s = UNKNOWN_S
-        self._allowance, self._filled_s = float(BURST_BYTES), self.since_s
+        self.allowance = Allowance()
         self.is_closing = self._is_paused = False
         self.transport: asyncio.Transport  # from `connection_made` on
 
@@ -78,10 +96,10 @@ class Connection(asyncio.BufferedProtocol):
                     self.silence_s = max(UNKNOWN_S, 1.5 * longest_s)
                 cost = PACKET_COST + len(content) + self._server.take(self, taken)
                 now_s = time.thread_time()
-                self._allowance -= cost + SECOND_COST * (now_s - before_s)
+                rest_s = self.allowance.spend(cost + SECOND_COST * (now_s - before_s))
                 before_s = now_s
-                if self._allowance < 0 or now_s - began_s >= TURN_S:
-                    self._rest()
+                if rest_s or now_s - began_s >= TURN_S:
+                    self._rest(rest_s)
                     return
         except ProtocolError as error:
             self.close(str(error))
@@ -118,13 +136,13 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_paused:
             return None
         head = read_head(self.data)
-        is_known = self._server.broker.is_in(self.number)
-        if self.data and not is_known and self.data[0] >> 4 != PacketKind.CONNECT:
+        user = self._server.broker.user_of(self.number)
+        if self.data and user is None and self.data[0] >> 4 != PacketKind.CONNECT:
             raise ProtocolError("spoke before it said who it is")
         if head is None:
             return None
         first, start, size = head
-        most = MOST_PACKET if is_known else MOST_FIRST_PACKET
+        most = user[1].most_bytes if user else MOST_FIRST_PACKET
         if size > most:
             raise ProtocolError(f"packet: of {size} bytes, at most {most} are taken")
         if len(self.data) < start + size:
@@ -135,19 +153,16 @@ class Connection(asyncio.BufferedProtocol):
         del self.data[: start + size]
         return first, content
 
-    def _rest(self) -> None:
+    def _rest(self, rest_s: float) -> None:
         """Read nothing more until this connection may speak again."""
         self._is_paused = True
         self.transport.pause_reading()
-        rest_s = max(0.05, -self._allowance / BYTES_PER_S) if self._allowance < 0 else 0.0
         asyncio.get_running_loop().call_later(rest_s, self._go_on)
 
     def _go_on(self) -> None:
-        now_s = time.monotonic()
-        self._allowance = min(BURST_BYTES, self._allowance + (now_s - self._filled_s) * BYTES_PER_S)
-        self._filled_s, self._is_paused = now_s, False
+        self._is_paused = False
         if not self.is_closing:
-            self.heard_s = now_s
+            self.heard_s = time.monotonic()
             self.work()
             if not self._is_paused and not self.is_closing:
                 self.transport.resume_reading()
@@ -162,6 +177,7 @@ class MqttServer:
         self.read_buffer = memoryview(bytearray(_READ_BYTES))
         self._tell, self._most = tell, min(most_connections, MOST_CONNECTIONS)
         self._connections: dict[int, Connection] = {}  # in the order in which they came
+        self._allowances: dict[str, Allowance] = {}  # of users, which outlive their connections
         self._number = 0
         self._dropped: Counter[tuple[str, str]] = Counter()
         self._mistakes: Counter[str] = Counter()
@@ -186,6 +202,7 @@ class MqttServer:
 
     def set_access(self, access: BrokerAccess) -> None:
         """Let in whom `access` names, from now on; who may not be in any more is cut off."""
+        self._allowances = {user: one for user, one in self._allowances.items() if user in access.users}
         for one in self.broker.set_access(access):
             connection = self._connections.get(one.connection)
             if connection is not None:
@@ -208,6 +225,8 @@ class MqttServer:
     def take(self, connection: Connection, packet: Packet) -> int:
         """Have the broker take in a packet; return how many bytes that was answered with."""
         done = self.broker.take(connection.number, packet)
+        if isinstance(packet, Connect) and (found := self.broker.user_of(connection.number)) and not found[1].is_shared:
+            connection.allowance = self._allowances.setdefault(found[0], connection.allowance)
         self._carry_out(done)
         return sum(one.size_bytes for one in done if isinstance(one, Send) and one.connection == connection.number)
 

@@ -265,6 +265,12 @@ class PeerConnection:
         self._turn = threading.RLock()
         self._why = ""
 
+    def leads_to(self, peer: Peer | None) -> bool:
+        """Whether it is to `peer`, as it is now: the same start of it, which may be reached by other ways too."""
+        if peer is None or (peer.incarnation, peer.key) != (self.peer.incarnation, self.peer.key):
+            return False
+        return self.candidate.place in peer.places
+
     def send(self, kind: FrameKind, header: Document, parts: Sequence[memoryview | bytes], deadline_s: float) -> None:
         """Hand over a message; parts are copied. Raises DeviceLost where it is not taken in time, or all is over."""
         zmq = need("zmq", MESH)

@@ -157,9 +157,11 @@ class DataLink:
 
     def hold(self, is_held: bool) -> None:
         """Keep connections also where nothing is said for a while: an answer is being made."""
-        if self._service.is_held != is_held:
+        with self._service.lock:
+            if self._service.is_held == is_held:
+                return
             self._service.is_held = is_held
-            self._service.wake()
+        self._service.wake()
 
     def close(self) -> None:
         """Close all. Idempotent."""

@@ -38,7 +38,11 @@ _MOST_AT_ONCE = 64  # messages from the listener before the connections are look
 
 
 class LinkService:
-    """What the link's thread does. Fields without an underscore are for others too, under `changed`.
+    """What the link's thread does.
+
+    Fields without an underscore are for other threads too. `lock`, which is that of `changed`, guards those from
+    `peers` to `is_closed`: whoever changes one holds it, and so does who looks at one from another thread, but for
+    `is_closed`, which is never taken back. The others are set once, guard themselves, or are for figures.
 
     It is long because ZeroMQ's sockets belong to the thread that uses them: whatever touches one is done here.
 
@@ -55,6 +59,7 @@ class LinkService:
     sent_away: nodes whose own connections are to be cut.
     controls: control messages to be sent.
     is_held: connections stay also where nothing is said.
+    is_closed: no more is sent or received.
     refused: how many connections and messages were refused.
     inbox: when it is full, nothing more is read from the network.
     bulk: when it is full, what comes for it is dropped.
@@ -117,7 +122,7 @@ class LinkService:
     def connection_to(self, node: str) -> PeerConnection | None:
         """Return the connection to `node` in its present incarnation; `changed` is held."""
         connection = self.connections.get(node)
-        return connection if connection is not None and connection.peer == self.peers.get(node) else None
+        return connection if connection is not None and connection.leads_to(self.peers.get(node)) else None
 
     def why_not(self, node: str, is_measure: bool) -> str:
         """Return why there is no connection to `node`, or none yet; `changed` is held."""
@@ -263,12 +268,13 @@ class LinkService:
             self.inbox.put(message, size)
         elif not self.bulk.is_full:
             self.bulk.put(message, size)
-        self.watched.add(node)
-        own = self.connections.get(node)
-        if own is None:  # whoever speaks to us is watched from here too
-            self.wanted[node, False] = None
-        else:
-            own.is_talked_to, own.used_s = True, time.monotonic()
+        with self.lock:
+            self.watched.add(node)
+            own = self.connections.get(node)
+            if own is None:  # whoever speaks to us is watched from here too
+                self.wanted[node, False] = None
+            else:
+                own.is_talked_to, own.used_s = True, time.monotonic()
 
     def _take_wishes(self) -> None:
         with self.lock:
@@ -344,8 +350,8 @@ class LinkService:
                 continue
             if word in ("broken", "refused"):
                 self._break_up(node, "the connection broke: it ended, froze, or was cut off")
-            elif self.peers.get(node) != connection.peer:
-                self._break_up(node, "it is no longer there, or was started anew")
+            elif not connection.leads_to(self.peers.get(node)):
+                self._break_up(node, "it is no longer there, was started anew, or has another address")
             elif not self.is_held and node not in self.kept and now_s - connection.used_s > IDLE_S:
                 self._end(node, "nothing was said for a while")
                 self._on_change(node, False, "")

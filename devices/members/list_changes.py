@@ -72,7 +72,7 @@ class ListEditor:
         """Return the list with one more invitation; those that are over for a day go, sooner where room is needed."""
         if invitation.role == "lead":
             self._check_founder()
-        kept = tuple(one for one in self.listed.roll.invitations if now_s < one.expires_s + 86_400)
+        kept = tuple(one for one in self.listed.roll.invitations if not one.has_long_ended(now_s))
         if len(kept) >= MOST_INVITATIONS:
             kept = tuple(one for one in kept if one.is_open(now_s))
         if len(kept) >= MOST_INVITATIONS:

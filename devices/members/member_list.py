@@ -31,6 +31,7 @@ MOST_MEMBERS, MOST_INVITATIONS, MOST_REMOVED, MOST_FOUNDERS = 256, 64, 256, 16
 MOST_LETTERS, MOST_NUMBER = 64, 1 << 53
 MOST_SHOWN = 16  # members in a message
 SECRET_BYTES = 32
+DAY_S = 86_400
 
 # Founders before this one, changes of the charter, changes of the roll; and a mark of the content, since two who lead
 # may each make a change at once.
@@ -75,6 +76,10 @@ class Invitation(KeyHolder):
     def is_open(self, now_s: float) -> bool:
         """Whether somebody may still come in with it."""
         return self.uses > 0 and now_s < self.expires_s
+
+    def has_long_ended(self, now_s: float) -> bool:
+        """Whether it ended a day ago or earlier, so that it is of no use to anybody, whatever clocks say."""
+        return now_s >= self.expires_s + DAY_S
 
 
 @dataclass(frozen=True, slots=True)

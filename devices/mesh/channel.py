@@ -27,7 +27,8 @@ from edge_run.devices.messages.outgoing import Outgoing
 
 logger = logging.getLogger(__name__)
 
-KEEPALIVE_S, CONNECT_S, CONFIRM_S = 20, 5.0, 10.0
+KEEPALIVE_S, CONFIRM_S = 20, 10.0
+END_S = 10.0  # of the thread: an attempt to connect takes 5 s, and is not broken off
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
 MOST_DOUBLINGS = 16  # of a wait, however often it failed
 NICENESS = 5  # of the thread: what is said here has seconds, and threads that compute wait for each other
@@ -65,6 +66,7 @@ class Channel:
     """A thread that keeps one connection to the broker.
 
     is_up: whether there is a connection.
+    why_down: why there is none; while one is tried for, what it would be if nothing answered.
     refused_user: as whom the broker refused this device last, empty for nobody; None where that is not why it is down.
     """
 
@@ -77,6 +79,7 @@ class Channel:
         self._ended, self._tick, self._stale = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.is_up = self._was_up = self._is_ending = self._is_nobody = False
         self.refused_user: str | None = None
+        self.why_down = "the broker was not reached yet"
         self._started, self._failure = threading.Event(), ""
         self._thread = threading.Thread(target=self._run, name="edge-run mesh", daemon=True)
 
@@ -106,7 +109,7 @@ class Channel:
         self._is_ending = True
         self._call(self._ended.set)
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
-            self._thread.join(timeout=CONNECT_S + 5)
+            self._thread.join(timeout=END_S)
 
     def _call(self, function: Callable[..., object], *arguments: object) -> bool:
         if self._loop is None:  # it was not started
@@ -146,7 +149,8 @@ class Channel:
         for task in done:
             if not task.cancelled() and (error := task.exception()) is not None:
                 logger.error("mesh: a mistake of edge-run's own", exc_info=error)
-                self._callbacks.on_end(f"a mistake of edge-run's own: {error!r}")  # which may still say something
+                self.why_down = f"a mistake of edge-run's own: {error!r}"
+                self._callbacks.on_end(self.why_down)  # which may still say something
         self._is_ending = True
         for task in tasks:
             task.cancel()
@@ -164,10 +168,13 @@ class Channel:
         while True:
             self._was_up, why, user = False, "the connection to the broker ended", None
             try:
-                await self._stay_connected(await asyncio.to_thread(self._callbacks.find))
+                broker = await asyncio.to_thread(self._callbacks.find)
+                if not attempt:  # who waits for it may not wait for as long as the attempt takes
+                    self.why_down = explain(TimeoutError(), broker)
+                await self._stay_connected(broker)
             except (EdgeRunError, OSError) as error:
                 why, user = str(error), error.user if isinstance(error, _Refusal) else None
-            self.is_up, self.refused_user = False, user
+            self.is_up, self.refused_user, self.why_down = False, user, why
             self._callbacks.on_change(False, why)
             attempt = 0 if self._was_up else attempt + 1
             longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt, MOST_DOUBLINGS))
@@ -183,7 +190,9 @@ class Channel:
         try:
             async with _client(broker, self._name, self._callbacks.make_will(), self._authority, is_nobody) as client:
                 await self._serve(client, broker)
-        except (aiomqtt.MqttError, OSError, UnicodeError) as error:  # the last one of a name that can be none
+        except (aiomqtt.MqttError, OSError, ValueError) as error:  # the last one of a name or a port that can be none
+            if self._was_up and isinstance(error, ValueError):
+                raise  # a mistake of our own
             if self._was_up:
                 raise MeshError(f"broker {broker.place}: the connection broke") from error
             if not is_refusal(error):

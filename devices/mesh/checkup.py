@@ -24,7 +24,8 @@ from edge_run.devices.messages.envelope import CameAgain, ForeignMessage, Imposs
 from edge_run.devices.messages.refusals import Refusals
 from edge_run.devices.presence.membership import IDLE
 
-LISTEN_S, CONNECT_S = IDLE.heartbeat_s + 1.0, 2.0  # whoever does not know us is heard at his next heartbeat
+LISTEN_S = IDLE.heartbeat_s + 1.0  # whoever does not know us is heard at his next heartbeat
+PLACE_S = 2.0  # for which an address is tried
 SLOW_BYTES_PER_S = 10e6
 
 
@@ -184,7 +185,7 @@ def _try(key: str, place: str) -> float | str:
         if not may_try(key, place):
             return "is an address of this device, at which that one does not listen"
         started_s = time.monotonic()
-        with contextlib.closing(socket.create_connection((str(parts.hostname), int(parts.port or 0)), CONNECT_S)):
+        with contextlib.closing(socket.create_connection((str(parts.hostname), int(parts.port or 0)), PLACE_S)):
             return time.monotonic() - started_s
     except TimeoutError:
         return "does not answer (a firewall?)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import threading
 import time
 from pathlib import Path
@@ -15,11 +16,13 @@ from edge_run.devices.members.join_request import ask
 from edge_run.devices.members.member_list import SECRET_BYTES, MemberList, read_list
 from edge_run.devices.mesh.channel import Channel, ChannelCallbacks
 from edge_run.devices.mesh.home_assistant import PlainMessage
-from edge_run.devices.mesh.opening import broker_password, locate_broker
+from edge_run.devices.mesh.opening import FIRST_CONNECTION_S, broker_password, locate_broker
 from edge_run.devices.messages.outgoing import Outgoing
 from edge_run.devices.messages.topics import Topic
 
-CONNECT_S, ASK_S, NEWER_S, TICK_S = 5.0, 2.0, 3.0, 0.25
+logger = logging.getLogger(__name__)
+
+ASK_S, NEWER_S, TICK_S = 2.0, 3.0, 0.25
 
 
 def come_in(folder: Path, invited: Invited, name: str, *, timeout_s: float, authority: str | None = None) -> Cluster:
@@ -47,7 +50,7 @@ class _Entry:
         self._listed: MemberList | None = None
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._why, self._attempts = "the broker was not reached yet", 0
+        self._attempts = 0
         self._asked_s = self._up_s = 0.0
         told = (self._take_in, self._change, self._pass_time, functools.partial(self._change, False))
         callbacks = ChannelCallbacks(self._find, self._make_will, *told)
@@ -59,7 +62,7 @@ class _Entry:
         """Return the list that has this device. Raises MeshError, NotTrusted."""
         until_s = time.monotonic() + timeout_s
         with self._lock:
-            self._changed.wait_for(lambda: self._is_over() or self._channel.is_up, min(CONNECT_S, timeout_s))
+            self._changed.wait_for(lambda: self._is_over() or self._channel.is_up, min(FIRST_CONNECTION_S, timeout_s))
             if self._channel.is_up:
                 self._changed.wait_for(self._is_over, until_s - time.monotonic())
             is_in, listed = self._is_over(), self._listed
@@ -76,7 +79,7 @@ class _Entry:
                 "(`edge-run mesh invite`)"
             )
         if not self._channel.is_up:
-            raise MeshError(f"mesh: {self._why}")
+            raise MeshError(f"mesh: {self._channel.why_down}")
         raise MeshError(
             f"cluster {self._invited.cluster}: nobody who may let this device in was there in {timeout_s:.0f} s; let "
             "`edge-run mesh join` run on the device that made the cluster, or on one that leads"
@@ -125,7 +128,7 @@ class _Entry:
         try:
             listed = read_list(payload, self._invited.cluster, self._invited.founder)
         except EdgeRunError as error:
-            self._why = str(error)
+            logger.info("%s", error)
             return
         with self._lock:
             if self._listed is None or self._listed.order < listed.order:
@@ -134,7 +137,7 @@ class _Entry:
 
     def _change(self, is_up: bool, why: str) -> None:
         with self._lock:
-            self._why, self._asked_s, self._up_s = self._why if is_up else why, 0.0, time.monotonic()
+            self._asked_s, self._up_s = 0.0, time.monotonic()
             self._changed.notify_all()
 
     def _pass_time(self) -> float:

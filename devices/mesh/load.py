@@ -44,13 +44,16 @@ class LoadReport:
         if self._home is not None:
             self._home.introduce()
 
-    def wait_s(self) -> float | None:
-        """Return in how many seconds it is to be said; None when there is nothing to say."""
+    def pass_time(self) -> None:
+        """Have it said that the load is over, where it is by now."""
         if self._clock() >= self._until_s:
             self.set({})
+
+    def wait_s(self) -> float:
+        """Return in how many seconds it is to be said; infinitely many when there is nothing to say."""
         since_s = self._clock() - self._said_s
         if not self._is_due and (self._home is None or since_s < HOME_EVERY_S):
-            return None
+            return math.inf
         return max(0.0, EVERY_S - since_s)
 
     def take(self, rates: Mapping[str, LinkRate], members: int) -> Document:

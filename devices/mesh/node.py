@@ -32,6 +32,7 @@ from edge_run.devices.mesh.clocks import Clocks
 from edge_run.devices.mesh.home_assistant import HomeAssistant
 from edge_run.devices.mesh.load import LoadReport
 from edge_run.devices.mesh.orders import InboundOrder, OrderExecutor
+from edge_run.devices.mesh.own_link import OwnLink
 from edge_run.devices.mesh.state import MeshState
 from edge_run.devices.messages.bodies import check_document, peer_of
 from edge_run.devices.messages.outgoing import Outgoing
@@ -73,26 +74,23 @@ class LocalNode:
         self._file = file
         self._executor: OrderExecutor | None = None
         self._is_closed = False
-        self._why_down, self.broker = "the broker was not reached yet", ""
+        self.broker = ""
+        self._own_link = OwnLink(dict)
         self._why_ended = ""  # of the data link or the channel, without which this device takes no part
         self._report = LoadReport(time.monotonic)
         self._places = AddressFilter()
         told = (self._change_link, self._take_control, self._hear_again, partial(self._end, "the data link"))
         self.link = DataLink(places or ("127.0.0.1",), port, *told)
-        told_too = (
-            self._take_in,
-            self._change_broker,
-            self._pass_time,
-            partial(self._end, "the channel to the broker"),
-        )
-        callbacks = ChannelCallbacks(find, self._make_will, *told_too)
+        heard = (self._take_in, self._change_broker, self._pass_time, partial(self._end, "the channel to the broker"))
+        callbacks = ChannelCallbacks(find, self._make_will, *heard)
         topics = subscriptions(cluster.id, identity.node, is_watching=is_watching)
         self._channel = Channel(identity.node, topics, callbacks, cluster.authority)
 
-    def start(self, link: Document, capabilities: Document) -> None:
-        """Begin to connect. link: where others reach the data link, as `bodies.peer_of` reads it."""
+    def start(self, find_link: Callable[[], Document], capabilities: Document) -> None:
+        """Begin to connect. find_link: returns where others reach the data link now, as `bodies.peer_of` reads it."""
         check_document(capabilities)
-        self.state.describe({**capabilities, "edge_run": self._version}, link)
+        self._own_link = OwnLink(find_link)
+        self.state.describe({**capabilities, "edge_run": self._version}, find_link())
         self._channel.start()
 
     @property
@@ -119,7 +117,7 @@ class LocalNode:
     @property
     def problem(self) -> str:
         """Why the broker is not there; empty when it is."""
-        return self._why_ended or ("" if self._channel.is_up else self._why_down)
+        return self._why_ended or ("" if self._channel.is_up else self._channel.why_down)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[MeshState]:
@@ -151,7 +149,7 @@ class LocalNode:
             wait_checking(self._changed, lambda: self.is_connected or self._is_over, timeout_s, check)
             self._check_link()
             if not self.is_connected and not self._is_closed:
-                raise MeshError(f"mesh: {self._why_down}")
+                raise MeshError(f"mesh: {self._channel.why_down}")
 
     def announce(self, capabilities: Document) -> None:
         """Say what this device has, or has now. Raises ProtocolError where that is no JSON, or too much."""
@@ -200,7 +198,7 @@ class LocalNode:
             return epoch
         self._check_open()
         if not self.is_connected:
-            raise MeshError(f"mesh: no lease without the broker ({self._why_down})")
+            raise MeshError(f"mesh: no lease without the broker ({self._channel.why_down})")
         raise MeshError(
             f"mesh: {name} leads, and went on for {timeout_s:g} s; end its run, or wait"
             if holder
@@ -327,11 +325,12 @@ class LocalNode:
         with self.held() as state:
             state.take_in(topic, payload, sender=node)
 
-    def _change_broker(self, is_up: bool, why: str) -> None:
+    def _change_broker(self, is_up: bool, where: str) -> None:
         with self.held() as state:
-            self._why_down, self.broker = (self._why_down, why) if is_up else (why, self.broker)
             state.connect(is_up)
             if is_up:
+                self.broker = where
+                self._own_link.look_soon()
                 self._report.introduce()
 
     def _change_link(self, node: str, is_up: bool, why: str) -> None:
@@ -355,10 +354,10 @@ class LocalNode:
         with self.held() as state:
             if written is not None:
                 state.take_file(written)
+            self._own_link.tell(state)
             wait_s = state.pass_time()
+            self._report.pass_time()
             due_s = self._report.wait_s()
-            if due_s is None:
-                return wait_s
             if not due_s:
                 state.report(self._report.take(self.link.rates(), len(state.members())))
             return min(wait_s, due_s or wait_s)

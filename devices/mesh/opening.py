@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 
 from edge_run.base.errors import ConfigError, MeshError
-from edge_run.base.fields import Document
+from edge_run.base.fields import Document, JsonValue
 from edge_run.base.interrupt import go_on
 from edge_run.devices.broker.access import MEMBER
-from edge_run.devices.link.data_link import LOOPBACK
+from edge_run.devices.link.data_link import LOOPBACK, DataLink
 from edge_run.devices.link.hosts import parse_place, place_text
 from edge_run.devices.link.places import LEAST_PORT
 from edge_run.devices.members.cluster import (
@@ -39,8 +39,8 @@ from edge_run.devices.mesh.node import LocalNode
 
 logger = logging.getLogger(__name__)
 
-CONNECT_S = 5.0
-EVERYWHERE = ("0.0.0.0", "::")
+FIRST_CONNECTION_S = 5.0  # for which commands wait for it
+EVERYWHERE = {"0.0.0.0": LOOPBACK, "::": "::1"}  # and where a device itself reaches what listens there
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class MeshConfig:
     listen: tuple[str, ...] = ()
     port: int = 0
     is_watching: bool = False
-    connect_s: float = CONNECT_S
+    connect_s: float = FIRST_CONNECTION_S
     capabilities: Document = field(default_factory=dict)
 
 
@@ -103,9 +103,8 @@ def open_mesh(config: MeshConfig, check: Callable[[], None] = go_on) -> LocalNod
         identity.release()
         raise
     try:
-        link = {} if config.is_watching else {"key": node.link.key, "places": reachable(listen, node.link.port)}
         node.check_member()
-        node.start(link, config.capabilities)
+        node.start(lambda: {} if places is None else link_document(node.link, places), config.capabilities)
         if config.connect_s:
             node.wait_connected(timeout_s=config.connect_s, check=check)
     except BaseException:
@@ -161,6 +160,11 @@ def broker_password(device: DeviceKey, cluster: str, other_key: bytes) -> str:
     return device.word_with(other_key, b"edge-run broker\0" + cluster.encode()) if other_key else ""
 
 
+def link_document(link: DataLink, listen: tuple[str, ...]) -> Document:
+    """Return where others reach `link` now, which listens on `listen`, as `bodies.peer_of` reads it."""
+    return {"key": link.key, "places": list[JsonValue](reachable(listen, link.port))}
+
+
 def reachable(listen: tuple[str, ...], port: int) -> list[str]:
     """Return where others may reach what listens on `listen`: on every network card, where it does."""
     places = (f"tcp://{place_text(one, port)}" for address in listen for one in own_addresses(address))
@@ -175,7 +179,7 @@ def own_addresses(listen: str) -> list[str]:
     addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
     up = [card for card in addresses if _is_up(card, states)]
     found = [one.address for card in up for one in addresses[card] if one.family == family and "%" not in one.address]
-    return sorted(found, key=lambda address: address in (LOOPBACK, "::1"))
+    return sorted(found, key=lambda address: address in EVERYWHERE.values())
 
 
 def _is_up(card: str, states: Mapping[str, Any]) -> bool:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 
 from edge_run.base.errors import MeshError, NotTrusted
-from edge_run.devices.broker.access import CONNECTIONS, HOME, MEMBER, BrokerAccess, guest_user, home_user, member_user
+from edge_run.devices.broker.access import HOME, MEMBER, BrokerAccess, guest_user, home_user, member_user
 from edge_run.devices.broker.discovery import Advertisement
 from edge_run.devices.broker.embedded import EmbeddedBroker
 from edge_run.devices.link.hosts import is_loopback, parse_place
 from edge_run.devices.members.cluster import BROKER_PASSWORD, HOME_PASSWORD, PORT, Cluster
 from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.mesh.opening import broker_password, own_addresses
+from edge_run.devices.mesh.own_link import LOOK_S
 
 logger = logging.getLogger(__name__)
 
@@ -29,26 +32,58 @@ def serving(cluster: Cluster, device: DeviceKey) -> Iterator[EmbeddedBroker | No
     with contextlib.ExitStack() as stack:
         broker = EmbeddedBroker(host, port, access_of(cluster, device))
         stack.callback(broker.close)
-        addresses = [one for one in own_addresses(host) if not is_loopback(one)]
+        stack.callback(_Advertiser(cluster, host, port).close)
+        yield broker
+
+
+class _Advertiser:
+    """Advertises the broker at the addresses that this device has, which may be others by and by."""
+
+    def __init__(self, cluster: Cluster, host: str, port: int) -> None:
+        self._cluster, self._host, self._port = cluster, host, port
+        self._addresses: list[str] = []  # that are advertised, or could not be
+        self._advertised, self._ended = contextlib.ExitStack(), threading.Event()
+        self._look()
+        self._thread = threading.Thread(target=self._keep_looking, name="edge-run advertiser", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Advertise it no more."""
+        self._ended.set()
+        self._thread.join()
+        self._advertised.close()
+
+    def _keep_looking(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            with contextlib.suppress(OSError):  # no files are left now
+                self._look()
+
+    def _look(self) -> None:
+        addresses = [one for one in own_addresses(self._host) if not is_loopback(one)]
+        if addresses == self._addresses:
+            return
+        self._addresses = addresses
+        self._advertised.close()
         if addresses:
             try:
-                stack.callback(Advertisement(cluster, addresses, port).close)
+                self._advertised.callback(Advertisement(self._cluster, addresses, self._port).close)
             except MeshError as error:  # as on a network without multicast: the plain address works
                 logger.warning("%s; devices find it by its address only", error)
-        yield broker
 
 
 def access_of(cluster: Cluster, device: DeviceKey) -> BrokerAccess:
     """Return whom the broker of `cluster`, on `device`, lets in: members, who has an invitation, and Home Assistant.
 
-    Without a list of members they share a password; with one, each has its own.
+    Without a list of members they share a password; with one, each has its own. An invitation that has long ended is
+    not let in; one that ended lately is, to be told so, as clocks differ.
     """
     name, listed = cluster.id, cluster.listed
     users = {HOME: home_user(name, home_password(cluster, device))}
     if listed is None:
-        return BrokerAccess(users | {MEMBER: member_user(name, cluster.derive(BROKER_PASSWORD), CONNECTIONS)})
+        return BrokerAccess(users | {MEMBER: member_user(name, cluster.derive(BROKER_PASSWORD), is_shared=True)})
     computing = partial(member_user, leads=False)
-    keys = [(one.node, one.seal_key, guest_user) for one in listed.roll.invitations]
+    invited = [one for one in listed.roll.invitations if not one.has_long_ended(time.time())]
+    keys = [(one.node, one.seal_key, guest_user) for one in invited]
     keys += [
         (one.node, one.seal_key, computing if one.role == "compute" else member_user) for one in listed.roll.members
     ]

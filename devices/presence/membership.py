@@ -153,7 +153,7 @@ class Membership:
         if isinstance(event, Announced):
             member = Member(event.node, event.name, event.incarnation, event.capabilities)
             is_new = member != peer.member or not peer.is_present
-            if event.link != peer.link and peer.link:
+            if peer.link and event.link.get("key") != peer.link.get("key"):  # the link sees what other addresses mean
                 done.append(Unlink(event.node))
             peer.member, peer.link, peer.is_present = member, event.link, True
             return [*done, EmitEvent(Joined(member))] if is_new else done

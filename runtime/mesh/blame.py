@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from edge_run.base.errors import DeviceLost, EdgeRunError, KernelError, ProtocolError, lacks_room
 from edge_run.base.mesh import HasLeft
-from edge_run.runtime.mesh.failover import Deposed, Event, GaveUp, Gone, LessRoom, Refused
-from edge_run.runtime.mesh.run_events import LeaseLost, OfLate
+from edge_run.runtime.mesh.failover import Apart, Deposed, Event, GaveUp, Gone, LessRoom, OfLate, Refused
+from edge_run.runtime.mesh.orders import RunOrders
+from edge_run.runtime.mesh.run_events import LeaseLost
 from edge_run.runtime.mesh.transport import Overdue, PassFailed, RunEnded, Unreached
 from edge_run.runtime.slices.slice import NotNumbers
 
@@ -17,10 +18,11 @@ FAULTS = (DeviceLost, PassFailed, ProtocolError, NotNumbers)  # which another de
 class Blame:
     """Finds the device that caused an error. `node` is this device. Not thread-safe."""
 
-    def __init__(self, node: str, who_is_stuck: Callable[[Sequence[str]], Gone | Deposed]) -> None:
-        """who_is_stuck: asks devices which of them keeps the others waiting."""
-        self._node, self._who_is_stuck = node, who_is_stuck
-        self._tellers: OfLate[PassFailed] = OfLate()  # devices that have said of another one that it did wrong
+    def __init__(self, node: str, orders: RunOrders) -> None:
+        """orders: to devices, which are asked what they do."""
+        self._node, self._orders = node, orders
+        self._tellers: OfLate[EdgeRunError] = OfLate()  # who has said of another one that it did wrong, or is away
+        self._unreached: OfLate[EdgeRunError] = OfLate()  # who is there, and was said to be away
 
     def event_of(self, error: EdgeRunError, others: Sequence[str]) -> Event:
         """Return what `error` means for a run with `others`. Raises it where it is this device's own."""
@@ -28,7 +30,7 @@ class Blame:
         if isinstance(error, LeaseLost | HasLeft):  # who has left goes on alone, as it cannot lead
             return Deposed(error.message)
         if isinstance(error, Overdue):
-            return self._who_is_stuck(others)
+            return self._orders.who_is_stuck(others)
         if isinstance(error, RunEnded):
             return GaveUp(node, error.message)
         if isinstance(error, NotNumbers):
@@ -36,13 +38,26 @@ class Blame:
         if isinstance(error, PassFailed) and isinstance(error.__cause__, EdgeRunError) and lacks_room(error.__cause__):
             return LessRoom(node, error.__cause__)
         teller = error.teller if isinstance(error, PassFailed | Unreached) else ""
-        if isinstance(error, PassFailed) and teller and self._tellers.note(teller, error) > 1:
-            return Refused(teller, f"it blames one device after another; the last time: {error.message}")
+        if isinstance(error, PassFailed | Unreached) and teller and (found := self._event_of_told(error)) is not None:
+            return found
         if isinstance(error, PassFailed | ProtocolError):
             return Refused(node or (*others, "")[0], error.message, teller)
         if isinstance(error, DeviceLost) and node:
             return Gone(node, error.message, teller)
         raise error
+
+    def _event_of_told(self, error: PassFailed | Unreached) -> Event | None:
+        """Return what it means that a device says it of another one, where that is not simply believed.
+
+        Of two devices that are there, and do not reach each other, the one is to blame that does not reach a second
+        one, or is not reached by a second one.
+        """
+        if isinstance(error, Unreached) and (missing := self._orders.who_is_missing([error.node])) is not None:
+            return missing
+        if self._tellers.note(error.teller, error) > 1:
+            return Refused(error.teller, f"it blames one device after another; the last time: {error.message}")
+        is_first = isinstance(error, Unreached) and self._unreached.note(error.node, error) == 1
+        return Apart(error.teller, error.node) if is_first else None
 
     def _event_of_nan(self, error: NotNumbers) -> Event:
         """Return who is to blame for what is no number here. Raises KernelError where nobody else can be."""

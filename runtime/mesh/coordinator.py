@@ -18,7 +18,7 @@ from edge_run.partition.mesh_ring import Hops, plan_ring
 from edge_run.partition.mesh_room import RoomBound, room_bound
 from edge_run.runtime.decoding.driver import PassShape
 from edge_run.runtime.fetch.fingerprint import fingerprint
-from edge_run.runtime.mesh.failover import Refused
+from edge_run.runtime.mesh.failover import OfLate, Refused
 from edge_run.runtime.mesh.fetch import MeshFetch
 from edge_run.runtime.mesh.links import MeasuredLinks
 from edge_run.runtime.mesh.offers import (
@@ -29,7 +29,6 @@ from edge_run.runtime.mesh.offers import (
     shared_settings,
 )
 from edge_run.runtime.mesh.orders import Failed, RunOrders, judged
-from edge_run.runtime.mesh.run_events import OfLate
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.slices.engine import SliceEngine
 
@@ -94,13 +93,13 @@ class LayerCoordinator:
         self.specs: dict[str, DeviceSpec] = {}
         self._bounds: OfLate[RoomBound] = OfLate()  # by shortages that a device that is asked anew may not know of
         entry_bytes = max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0)
-        self.links = MeasuredLinks(mesh, self.orders.give, entry_bytes, engine.interrupt.check)
+        self.links = MeasuredLinks(mesh, self.orders.give_each, entry_bytes, engine.interrupt.check)
         self.plan = self.alone()
 
     def prepare(self, candidates: Sequence[str]) -> None:
         """Ask all candidates at once what they have. Raises Failed for the first that cannot take part."""
         self.specs = {n: s for n, s in self.specs.items() if n in candidates or n == self._mesh.node}
-        self.ask({node for node in candidates if node not in self.specs or not self.orders.holds(node)})
+        self.ask({node for node in candidates if node not in self.specs or node not in self.orders.holding})
 
     def ask(self, nodes: AbstractSet[str]) -> None:
         """Ask `nodes` at once what they have, and leave the others as they are. Raises as `prepare` does."""

@@ -18,12 +18,15 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.fields import MOST_COUNT
 from edge_run.base.protocols import Clock
-from edge_run.runtime.mesh.run_events import OfLate
+
+FORGET_S = 3600.0
+
+_What = TypeVar("_What")
 
 
 class Phase(Enum):
@@ -139,11 +142,19 @@ class GaveUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Apart:
+    """A device, `teller`, does not reach another one of the plan, `node`; both are there, and may take part again."""
+
+    teller: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The run is over: nobody computes for it any more."""
 
 
-_Over: TypeAlias = "Deposed | GaveUp | Ended"
+_Over: TypeAlias = "Deposed | GaveUp | Apart | Ended"
 Event: TypeAlias = "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | LessRoom | _Over"
 MOST_MISFITS = 3  # an hour
 RETURN_S = 300.0  # before a device that refused, or did not answer, is asked again
@@ -199,6 +210,26 @@ class TellUser:
 Instruction: TypeAlias = "Lead | MakePlan | Open | ReplayLog | TellUser"
 
 
+class OfLate(Generic[_What]):
+    """What happened with each device within the last hour: what is long ago counts no more. Not thread-safe."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._noted: dict[str, list[tuple[float, _What]]] = {}
+
+    def note(self, node: str, what: _What) -> int:
+        """It happened with `node`. Return how often something did, this time included."""
+        now_s = self._clock()
+        late = {other: [one for one in noted if now_s - one[0] < FORGET_S] for other, noted in self._noted.items()}
+        self._noted = {other: noted for other, noted in late.items() if noted}
+        self._noted.setdefault(node, []).append((now_s, what))
+        return len(self._noted[node])
+
+    def of(self, node: str) -> list[_What]:
+        """Return what happened with `node`, in its order."""
+        return [what for noted_s, what in self._noted.get(node, ()) if self._clock() - noted_s < FORGET_S]
+
+
 class Failover:
     """The state of one run. `node` is this device, which has the tokens, and never leaves."""
 
@@ -237,8 +268,8 @@ class Failover:
             return self._less_room(event)
         if isinstance(event, Deposed):
             return self._anew(TellUser(event.why)) if self.phase is not Phase.LEADING and len(self.nodes) != 1 else []
-        if isinstance(event, GaveUp):
-            return self._given_up(event)
+        if isinstance(event, GaveUp | Apart):
+            return self._out_of_touch(event)
         if isinstance(event, Ended):
             self.nodes, self.phase = (), Phase.LEADING
             return []
@@ -307,11 +338,15 @@ class Failover:
             return [told, MakePlan(tuple(sorted(self.candidates)))]
         return self._anew(told) if is_of_plan and self.phase is not Phase.LEADING else []
 
-    def _given_up(self, event: GaveUp) -> list[Instruction]:
-        if self._ends.note(event.node, event) > MOST_MISFITS:
+    def _out_of_touch(self, event: GaveUp | Apart) -> list[Instruction]:
+        """Plan anew with a device that is there; where it gave up too often, without it."""
+        if isinstance(event, Apart):
+            told = TellUser("cannot hand on what it computed", event.teller, "is not reached", event.node)
+        elif self._ends.note(event.node, event) > MOST_MISFITS:
             return self._without(Gone(event.node, event.why))
-        is_of_plan = event.node in self.nodes and self.phase is not Phase.LEADING
-        return self._anew(TellUser(event.why, event.node)) if is_of_plan else []
+        else:
+            told = TellUser(event.why, event.node)
+        return self._anew(told) if event.node in self.nodes and self.phase is not Phase.LEADING else []
 
     def _less_room(self, event: LessRoom) -> list[Instruction]:
         """Plan anew with a device that has less room; where that came too often, or it is only asked, without it."""

@@ -13,11 +13,12 @@ from edge_run.base.mesh import LinkRate, Mesh
 from edge_run.base.units import format_size
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.mesh.failover import LessRoom, Refused
+from edge_run.runtime.mesh.orders import STALL_S, StallWatch
 from edge_run.tiers.pieces import PIECE_BYTES
 
-POLL_S, TELL_S, STALL_S = 0.25, 3.0, 120.0
+POLL_S, TELL_S = 0.25, 3.0
 LEAST_FETCHED_BYTES = 2 * PIECE_BYTES  # in STALL_S: a piece has 20 s to come, so that what goes on is faster
-MOST_NODES = 256
+MOST_NODES, MOST_PROVIDERS = 256, 64  # that a device may name; that an order may
 Orders = Callable[[dict[str, Document]], Mapping[str, Document]]
 
 
@@ -97,16 +98,15 @@ class MeshFetch:
         nodes = [node for node in plan.nodes if node in self.lacks]
         if not nodes:
             return None
-        providers = [node for node in (self._mesh.node, *plan.nodes) if node not in self.lacks]
-        fetch: Document = {**order, "order": "fetch", "providers": list(dict.fromkeys(providers))}
+        providers = dict.fromkeys(node for node in (self._mesh.node, *plan.nodes) if node not in self.lacks)
+        fetch: Document = {**order, "order": "fetch", "providers": list(providers)[:MOST_PROVIDERS]}
         answers = give_orders(dict.fromkeys(nodes, fetch))
         progress = {node: _Progress.of(Fields(answers[node], "its answer", node)) for node in nodes}
         waiting = [node for node in nodes if progress[node].wanted_bytes]
         others = [node for node in plan.nodes if node != self._mesh.node]
         self._tell(waiting, progress)
         told_s = started_s = time.monotonic()
-        # How far each was, and when: since then it got little further.
-        grown: dict[str, tuple[int, float]] = dict.fromkeys(waiting, (0, started_s))
+        watches = {node: StallWatch(LEAST_FETCHED_BYTES, 0, started_s) for node in waiting}
         while waiting:
             time.sleep(POLL_S)
             self._check()
@@ -116,10 +116,8 @@ class MeshFetch:
                 return refusal
             waiting = [node for node, one in progress.items() if not one.is_over]
             for node in waiting:
-                done_bytes, now_s, (since_bytes, since_s) = progress[node].done_bytes, time.monotonic(), grown[node]
-                if done_bytes - since_bytes >= LEAST_FETCHED_BYTES:
-                    grown[node] = done_bytes, now_s
-                elif now_s - since_s > STALL_S:
+                done_bytes = progress[node].done_bytes
+                if watches[node].note(done_bytes, time.monotonic()):
                     at = f"at {format_size(done_bytes)}"
                     return Refused(node, f"it has fetched hardly anything for {STALL_S:.0f} s, {at}")
             if waiting and time.monotonic() - told_s > TELL_S:

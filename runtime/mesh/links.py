@@ -29,7 +29,7 @@ MOST_WHY = 300  # characters of another device's words
 UNREACHED_S = 60.0  # what a hop on which nobody answers is taken to cost
 TOLERANCE = 1.2  # times what a hop was expected to take, before all links are measured anew
 
-OrderAll = Callable[[dict[str, Document], float], Mapping[str, Document]]
+GiveEach = Callable[[dict[str, Document], float], tuple[Mapping[str, Document], Mapping[str, Exception]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,14 @@ class MeasuredLinks:
     """The links between devices as they were measured. Not thread-safe."""
 
     def __init__(
-        self, mesh: Mesh, order_all: OrderAll, activation_bytes: int, check: Callable[[], None] = go_on
+        self, mesh: Mesh, give_each: GiveEach, activation_bytes: int, check: Callable[[], None] = go_on
     ) -> None:
-        """order_all: gives orders to several nodes at once. activation_bytes: what is handed on for one token.
+        """give_each: gives orders to several nodes at once, and returns the answers, and what failed.
 
+        activation_bytes: what is handed on for one token.
         check: runs while links are measured, and may raise to stop.
         """
-        self._mesh, self._order_all, self._activation_bytes = mesh, order_all, activation_bytes
+        self._mesh, self._give_each, self._activation_bytes = mesh, give_each, activation_bytes
         self._check = check
         self._rates: dict[tuple[str, str], LinkRate] = {}
         self._unreached: dict[tuple[str, str], str] = {}
@@ -64,8 +65,8 @@ class MeasuredLinks:
     def measure(self, nodes: Sequence[str], fresh_s: float = FRESH_S) -> None:
         """Measure the links between `nodes`, this one among them, those aside that this run has tried to measure.
 
-        fresh_s: how old a device's own figures may be. What cannot be measured in time stays unknown; what `order_all`
-        raises is raised.
+        fresh_s: how old a device's own figures may be. What cannot be measured in time stays unknown. Raises the first
+        failure of a device, which is asked again the next time.
         """
         here = self._mesh.node
         asked = {
@@ -81,16 +82,25 @@ class MeasuredLinks:
         try:
             if asked.get(here):
                 self._keep(here, measure_links(self._mesh, asked[here], MEASURE_TIMEOUT_S, fresh_s, self._check))
+            answers, failures = self._give_each(orders, ORDER_TIMEOUT_S)
         except BaseException:  # it was stopped: it is tried another time
             self._tried -= trying
             raise
-        for node, answer in self._order_all(orders, ORDER_TIMEOUT_S).items():
+        for node, answer in answers.items():
             self._keep(node, read_measured(answer))
+        self._tried -= {pair for pair in trying if pair[0] in failures}
+        for failure in failures.values():
+            raise failure
 
     def forget(self, node: str) -> None:
         """A device is there anew: what was tried of its links says nothing."""
         self._tried = {pair for pair in self._tried if node not in pair}
         self._unreached = {pair: why for pair, why in self._unreached.items() if node not in pair}
+
+    def note_apart(self, source: str, target: str) -> None:
+        """A device did not reach another one in a pass: no plan has it hand on to that one."""
+        self._tried.add((source, target))
+        self._unreached[source, target] = "it was not reached in a pass"
 
     def why_apart(self, node: str) -> str:
         """Return why a device and this one do not reach each other, an empty string where they do, or may do."""

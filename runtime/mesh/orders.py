@@ -43,35 +43,50 @@ class Failed(Exception):
         return Refused(self.event.node, why, is_for_now=True)
 
 
+class StallWatch:
+    """Tells whether a device that reads or fetches gets on: by `least_bytes` in STALL_S."""
+
+    def __init__(self, least_bytes: int, done_bytes: int, now_s: float) -> None:
+        self._least_bytes, self._since_bytes, self._since_s = least_bytes, done_bytes, now_s
+
+    def note(self, done_bytes: int, now_s: float) -> bool:
+        """It has come so far. Return whether it has stalled."""
+        if done_bytes - self._since_bytes >= self._least_bytes:
+            self._since_bytes, self._since_s = done_bytes, now_s
+        return now_s - self._since_s > STALL_S
+
+
 @dataclass(frozen=True, slots=True)
 class _Reading:
     """How far a device is that reads files, one after the other.
 
     n_begun: how many it has begun.
-    since_bytes, since_s: where in the file it was, and when; since then it has got little further.
+    watch: of this one.
     """
 
     file: str
     read_bytes: int
     size_bytes: int
     n_begun: int
-    since_bytes: int
-    since_s: float
+    watch: StallWatch
 
 
 class RunOrders:
-    """Gives orders to the devices of a run. Not thread-safe."""
+    """Gives orders to the devices of a run. Not thread-safe.
+
+    holding: devices that opened the model, or a slice of it, and were not released.
+    """
 
     def __init__(self, mesh: Mesh, check: Callable[[], None], say: Callable[[str], None] = lambda text: None) -> None:
         """check: runs while it waits for answers, and may raise to stop. say: is told what the user should see."""
         self._mesh, self._check, self._say = mesh, check, say
         self._failures: dict[str, Failed] = {}  # of devices that failed together with another one
         self._told_s = -math.inf
-        self._holding: set[str] = set()  # devices that opened the model, or a slice of it, and were not released
+        self.holding: set[str] = set()
 
     def expect_release(self, nodes: Iterable[str]) -> None:
         """Note that `nodes` are about to open the model, so that `release` has them close it."""
-        self._holding.update(nodes)
+        self.holding.update(nodes)
 
     def prepare(self, order: Document, nodes: AbstractSet[str], timeout_s: float) -> dict[str, Document]:
         """Have `nodes` open the model that `order` names, all at once; return what they say of it.
@@ -87,7 +102,7 @@ class RunOrders:
         reading: dict[str, _Reading] = {}
         while waiting := nodes - answers.keys():
             self._check()
-            found, self._failures = self._give(dict.fromkeys(waiting, order), timeout_s, self._check)
+            found, self._failures = self.give_each(dict.fromkeys(waiting, order), timeout_s)
             for node in self._failures:
                 raise self._failures.pop(node)
             for node, answer in found.items():
@@ -114,15 +129,20 @@ class RunOrders:
 
         Where it is stopped, what devices still do is nobody's.
         """
-        answers, failures = self._give(orders, timeout_s, self._check)
+        answers, failures = self.give_each(orders, timeout_s)
         for failure in failures.values():
             raise failure
         return answers
 
+    def give_each(
+        self, orders: Mapping[str, Document], timeout_s: float
+    ) -> tuple[dict[str, Document], dict[str, Failed]]:
+        """Give each device its order, all at once; return the answers, and what failed."""
+        return self._give(orders, timeout_s, self._check)
+
     def _give(
         self, orders: Mapping[str, Document], timeout_s: float, check: Callable[[], None]
     ) -> tuple[dict[str, Document], dict[str, Failed]]:
-        """Return the answers, and what failed."""
         if not orders:
             return {}, {}
         calls: dict[str, Callable[[], Document]] = {
@@ -146,34 +166,43 @@ class RunOrders:
                 failures[node] = failed
         return answers, failures
 
-    def holds(self, node: str) -> bool:
-        """Return whether `node` may have the model open."""
-        return node in self._holding
+    def release(self, nodes: Collection[str] | None = None, *, is_awaited: bool = True) -> None:
+        """Let all devices, or `nodes` of them, give up what they hold, as far as they are there and hear it.
 
-    def release(self, nodes: Collection[str] | None = None) -> None:
-        """Let all devices, or `nodes` of them, give up what they hold, as far as they hear it."""
+        is_awaited: until they have, for a while; else they are told, and no more.
+        """
         present = {member.node for member in self._mesh.members()}
-        chosen = self._holding if nodes is None else self._holding.intersection(nodes)
-        freed, self._holding = chosen & present, self._holding - chosen
+        freed = present & (self.holding if nodes is None else self.holding.intersection(nodes))
+        self.holding -= freed
         with contextlib.suppress(HasLeft):
-            self._give({node: {"order": "close"} for node in freed}, STATUS_TIMEOUT_S, lambda: None)
+            timeout_s = STATUS_TIMEOUT_S if is_awaited else 0.0
+            self._give({node: {"order": "close"} for node in freed}, timeout_s, lambda: None)
 
     def who_is_stuck(self, nodes: Sequence[str]) -> Gone | Deposed:
         """Return which of `nodes` keeps the others waiting: one that does not answer, or else one that computes.
 
         Where this device has left, nobody obeys it, and none of them is to blame.
         """
-        computing = []
+        missing, computing = self._ask_what_they_do(nodes)
+        return missing or Gone((computing or list(nodes))[0], "it did not do its part in time")
+
+    def who_is_missing(self, nodes: Sequence[str]) -> Gone | Deposed | None:
+        """Return which of `nodes` does not answer, None where all do; where this device has left, that it has."""
+        return self._ask_what_they_do(nodes)[0]
+
+    def _ask_what_they_do(self, nodes: Sequence[str]) -> tuple[Gone | Deposed | None, list[str]]:
+        """Return who does not answer, as `who_is_missing`, and else who computes."""
+        computing: list[str] = []
         for node in nodes:
             try:
                 answer = self._mesh.order(node, {"order": "status"}, timeout_s=STATUS_TIMEOUT_S)
+                if Fields(answer, "its answer", node).words("place").startswith("computing"):
+                    computing.append(node)
             except HasLeft as error:
-                return Deposed(error.message)
+                return Deposed(error.message), []
             except EdgeRunError as error:
-                return Gone(node, error.message)
-            if Fields(answer, "its answer", node).words("place").startswith("computing"):
-                computing.append(node)
-        return Gone((computing or list(nodes))[0], "it did not do its part in time")
+                return Gone(node, error.message), []
+        return None, computing
 
 
 def _reading_of(node: str, answer: Document, before: _Reading | None) -> _Reading | None:
@@ -191,10 +220,8 @@ def _reading_of(node: str, answer: Document, before: _Reading | None) -> _Readin
         n_begun = before.n_begun + 1 if before else 1
         if n_begun > MOST_BEGUN:
             raise MeshError(f"it has begun to read {MOST_BEGUN} files for this model, and knows none of them")
-        return _Reading(file, read_bytes, size_bytes, n_begun, read_bytes, now_s)
-    if read_bytes - before.since_bytes >= LEAST_READ_BYTES:
-        return replace(before, read_bytes=read_bytes, since_bytes=read_bytes, since_s=now_s)
-    if now_s - before.since_s > STALL_S:
+        return _Reading(file, read_bytes, size_bytes, n_begun, StallWatch(LEAST_READ_BYTES, read_bytes, now_s))
+    if before.watch.note(read_bytes, now_s):
         raise MeshError(f"it has read hardly anything of {file} for {STALL_S:.0f} s, at {format_size(read_bytes)}")
     return replace(before, read_bytes=read_bytes)
 

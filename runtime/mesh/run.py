@@ -63,7 +63,7 @@ class MeshRun:
         self._group = self._make_group(coordinator.plan, 0)
         self.in_flight = BatchesInFlight(self.log, self.rates, self._group)
         self._replay = LogReplay(self.log, engine.maps, say)
-        self._blame = Blame(mesh.node, coordinator.orders.who_is_stuck)
+        self._blame = Blame(mesh.node, coordinator.orders)
         self._incarnations: dict[str, str] = {}  # of devices when they were asked
         candidates = [member.node for member in mesh.members() if is_worker(member)]
         self._failover = failover.Failover(mesh.node, candidates)
@@ -218,6 +218,8 @@ class MeshRun:
             self._coordinator.take_less(event.node, event.error)
             if event.node in self._failover.nodes and event.node != self._mesh.node:
                 self._shortage = event
+        elif isinstance(event, failover.Apart):
+            self._coordinator.links.note_apart(event.teller, event.node)
         elif isinstance(event, failover.GaveUp):
             self._coordinator.specs.pop(event.node, None)  # it is asked anew: it may have closed the model
         return self._failover.handle(event)
@@ -301,8 +303,10 @@ class MeshRun:
         if len(plan.nodes) > 1:
             self._mesh.publish_plan(self._lease, self._coordinator.plan_document())
             self._say(plan_text(plan, self._coordinator.describe()))
-        answering = self._failover.candidates | self._failover.left_out.keys()
-        self._coordinator.orders.release(answering - set(plan.nodes))  # what they hold is others' meanwhile
+        orders, answering = self._coordinator.orders, self._failover.candidates | self._failover.left_out.keys()
+        unused = orders.holding - set(plan.nodes)  # what they hold is others' meanwhile
+        orders.release(unused & answering)
+        orders.release(unused - answering, is_awaited=False)  # they were given up, and may be there all the same
         return failover.Opened(instruction.epoch)
 
 

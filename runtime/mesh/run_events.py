@@ -1,23 +1,14 @@
-"""The events of a mesh while a run computes: those that end a pass end it at once, the others are kept.
-
-What happened with a device long ago counts no more, as a run may last for weeks (`OfLate`).
-"""
+"""The events of a mesh while a run computes: those that end a pass end it at once, the others are kept."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Sequence
-from typing import Generic, TypeVar
 
 from edge_run.base.errors import DeviceLost
 from edge_run.base.fields import MOST_COUNT
 from edge_run.base.mesh import HasLeft, Joined, Lost, Mesh, MeshEvent, Named, Unled, add_event, names_apart
-from edge_run.base.protocols import Clock
 
 LED_BY_ANOTHER = "another device leads the mesh now"
-FORGET_S = 3600.0
-
-_What = TypeVar("_What")
 
 
 class LeaseLost(DeviceLost):
@@ -84,23 +75,3 @@ class RunEvents:
 def is_end_of_lease(event: MeshEvent, lease: int) -> bool:
     """Return whether `event` says that the lease of epoch `lease` has ended."""
     return isinstance(event, Unled) and event.epoch >= lease
-
-
-class OfLate(Generic[_What]):
-    """What happened with each device within the last hour. Not thread-safe."""
-
-    def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._clock = clock
-        self._noted: dict[str, list[tuple[float, _What]]] = {}
-
-    def note(self, node: str, what: _What) -> int:
-        """It happened with `node`. Return how often something did, this time included."""
-        now_s = self._clock()
-        late = {other: [one for one in noted if now_s - one[0] < FORGET_S] for other, noted in self._noted.items()}
-        self._noted = {other: noted for other, noted in late.items() if noted}
-        self._noted.setdefault(node, []).append((now_s, what))
-        return len(self._noted[node])
-
-    def of(self, node: str) -> list[_What]:
-        """Return what happened with `node`, in its order."""
-        return [what for noted_s, what in self._noted.get(node, ()) if self._clock() - noted_s < FORGET_S]

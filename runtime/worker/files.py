@@ -20,8 +20,6 @@ from edge_run.runtime.slices.slice import Share
 from edge_run.runtime.worker.models import LOOK_S, ModelAsked, WorkerModels
 from edge_run.tiers.partial import PartialModel
 
-MOST_PROVIDERS = 64
-
 
 class WorkerFiles:
     """The files of one model at a time. For one thread at a time; the exchange of pieces has its own thread."""

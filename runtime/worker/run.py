@@ -55,16 +55,23 @@ class WorkerRun:
         if self._stopped == self.transport.number:
             raise Cancelled("the coordinator has stopped the pass")
 
-    def is_ended_by(self, item: Message | DeviceLost) -> bool:
-        """Return whether the pass in progress ends with what came over the link, and remember what was stopped.
+    def overhear(self, item: Message | DeviceLost) -> None:
+        """Remember what was stopped by what came over the link, on a thread of the link's.
 
-        A stop may come before its command is begun: then it ends at its first node. On a thread of the link's.
+        A stop may come before its command is begun: then that ends at its first node.
         """
+        if (number := self._stopped_by(item)) is not None:
+            self._stopped = number
+
+    def is_ended_by(self, item: Message | DeviceLost) -> bool:
+        """Return whether the pass in progress ends with what came over the link. On a thread of the link's."""
         if isinstance(item, DeviceLost):
             return item.node == self.coordinator
+        return self._stopped_by(item) == self.transport.number
+
+    def _stopped_by(self, item: Message | DeviceLost) -> int | None:
+        """Return the command of this run that is stopped by what came; None where none is."""
+        if isinstance(item, DeviceLost) or item.node != self.coordinator or item.header.get("epoch") != self.epoch:
+            return None
         number = item.header.get("number")
-        is_ours = item.node == self.coordinator and item.header.get("epoch") == self.epoch
-        if not is_ours or item.header.get("kind") != "stop" or not isinstance(number, int):
-            return False
-        self._stopped = number
-        return number == self.transport.number
+        return number if item.header.get("kind") == "stop" and isinstance(number, int) else None

@@ -92,9 +92,10 @@ class RunThread:
 
     def _overhear(self, item: Message | DeviceLost) -> None:
         """Stop the pass in progress at once when what comes ends it; it is received afterwards as ever."""
-        run = self.run
-        if run is not None and run.is_ended_by(item):
-            run.engine.interrupt.cancel()
+        if (run := self.run) is not None:
+            run.overhear(item)
+            if run.is_ended_by(item):
+                run.engine.interrupt.cancel()
 
     def _serve(self) -> None:
         try:

@@ -25,6 +25,7 @@ from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import default_budget_bytes
 from edge_run.runtime.mesh.activation_coding import ActivationCoder
 from edge_run.runtime.mesh.failover import ATTEMPT_BITS, MOST_ATTEMPT
+from edge_run.runtime.mesh.fetch import MOST_PROVIDERS
 from edge_run.runtime.mesh.links import MEASURE_TIMEOUT_S, measure_links, measured_document
 from edge_run.runtime.mesh.offers import (
     IN_FLIGHT,
@@ -37,7 +38,7 @@ from edge_run.runtime.mesh.offers import (
 from edge_run.runtime.mesh.transport import LinkTransport
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.slices.slice import Share
-from edge_run.runtime.worker.files import MOST_PROVIDERS, WorkerFiles
+from edge_run.runtime.worker.files import WorkerFiles
 from edge_run.runtime.worker.models import read_asked
 from edge_run.runtime.worker.run import WorkerRun
 from edge_run.runtime.worker.run_thread import UNREACHED, RunThread

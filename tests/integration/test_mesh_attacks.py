@@ -20,6 +20,7 @@ from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
 from edge_run.devices.mesh.checkup import examine
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.devices.mesh.own_link import OwnLink
 from edge_run.devices.messages.envelope import MOST_NUMBER
 from edge_run.devices.presence import membership
 from mosquitto import Mosquitto, free_port, mosquitto
@@ -86,6 +87,7 @@ def examined(folder: Path, topic: str, listen_s: float, word: str = "") -> list[
 def announce_link(rogue: LocalNode, link: Document) -> None:
     with rogue.held() as state:
         state.link = link
+        rogue._own_link = OwnLink(lambda: link)  # or it would say again what is so
         state.announce()
 
 

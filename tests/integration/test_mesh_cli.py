@@ -17,10 +17,12 @@ import pytest
 
 from edge_run import Model, __version__
 from edge_run.base.errors import ConfigError, MeshError, ModelFileError
+from edge_run.base.fields import Document
 from edge_run.devices.members.cluster import Cluster, new_cluster, read_cluster, write_cluster
 from edge_run.devices.mesh import checkup
 from edge_run.devices.mesh.checkup import examine
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.devices.mesh.own_link import OwnLink
 from edge_run.devices.presence import membership
 from mesh_devices import WAIT_S, Device
 from mosquitto import PROGRAM, Mosquitto, free_port, mosquitto
@@ -136,6 +138,16 @@ def test_a_broker_that_others_do_not_reach_is_said_to_be_one(tmp_path: Path, ser
     assert "Only this device reaches it: for others, --serve 0.0.0.0 --replace, or --broker." in told
 
 
+@pytest.mark.parametrize(("serve", "broker"), [("::", "mqtt://[::1]:1883"), ("0.0.0.0", "mqtt://127.0.0.1:1883")])
+def test_the_device_that_runs_the_broker_reaches_it_where_it_listens(tmp_path: Path, serve: str, broker: str) -> None:
+    """What listens on all addresses of IPv6 does not listen on those of IPv4."""
+    device = Device(tmp_path / "one")
+    device.run("init", "--serve", serve)
+    known = read_cluster(device.mesh_folder)
+    assert known is not None
+    assert known.broker == broker
+
+
 def test_what_init_and_join_refuse(tmp_path: Path) -> None:
     device = Device(tmp_path / "one")
     assert "belongs to none" in device.run("join", code=10).stderr
@@ -150,6 +162,8 @@ def test_what_init_and_join_refuse(tmp_path: Path) -> None:
         "pasted" in device.run("join", "nonsense", code=2).stderr or "paste" in device.run("join", "x", code=2).stderr
     )
     assert "--serve and --find" in device.run("init", "--broker", "h", "--find", "--replace", code=2).stderr
+    device.run("init", "--broker", "mqtt://127.0.0.1:1", "--replace")
+    assert "--find: only edge-run's own broker" in device.run("invite", "--find", code=2).stderr
     device.environment["EDGE_RUN_BROKER"] = "mqtt://127.0.0.1:1"
     other = json.loads(device.run("init", "--serve", "127.0.0.1", "--replace", "--json", "--show-line").stdout)
     del device.environment["EDGE_RUN_BROKER"]
@@ -206,12 +220,9 @@ def test_the_doctor_names_what_is_wrong(tmp_path: Path, broker: Mosquitto) -> No
         with nodes["old"].held() as state:
             state.capabilities = {"edge_run": "0.0.1"}
             state.announce()
-        with nodes["shut"].held() as state:
-            state.link = {**state.link, "places": [f"tcp://192.0.2.1:{port}", f"tcp://127.0.0.1:{port}"]}
-            state.announce()
-        with nodes["old"].held() as state:
-            state.link = {**state.link, "places": [f"tcp://127.0.0.1:{port}"]}
-            state.announce()
+        for name, hosts in (("shut", ("192.0.2.1", "127.0.0.1")), ("old", ("127.0.0.1",))):
+            link: Document = {**nodes[name].state.link, "places": [f"tcp://{host}:{port}" for host in hosts]}
+            nodes[name]._own_link = OwnLink(lambda link=link: link)  # type: ignore[misc]
         with nodes["late"].held() as state:
             state._outbox._writer._wall_clock = lambda: time.time() - 3600
         is_over = threading.Event()

@@ -5,9 +5,10 @@ In one process, over a mesh made of queues; with real processes and a real broke
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import anyio
@@ -20,14 +21,17 @@ from edge_run.base.fields import Document
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Unled
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
+from edge_run.partition.mesh_ring import Hops
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.speculation_setup import open_session
-from edge_run.runtime.mesh import device_group
+from edge_run.runtime.mesh import coordinator, device_group
 from edge_run.runtime.mesh import run as mesh_run
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from in_child import in_child
 from mesh_runs import CHUNK_BYTES, OPTIONS, PROMPT, Run, alone, answers, greedy, running
+from mesh_table import until
 from tiny_models import make_model
 
 
@@ -204,6 +208,7 @@ def test_a_link_between_two_workers_that_breaks_costs_no_more_than_a_device_that
     wanted = alone(path)
     device_group.LEAST_DEADLINE_S = 60.0
     with running(path) as run:
+        run.mesh.lead = lambda **given: run.mesh.epoch  # type: ignore[method-assign]  # as where nobody else led
 
         def cut(source: str, target: str, header: Document) -> None:
             if {source, target} == {"b", "c"}:
@@ -216,7 +221,44 @@ def test_a_link_between_two_workers_that_breaks_costs_no_more_than_a_device_that
         assert use is not None
         assert len(use.nodes) == 2
         assert use.recoveries == 1
-        assert any("is lost" in line for line in run.said), run.said
+        assert any("name of b does not reach name of c" in line for line in run.said), run.said
+
+
+def plan_by_links(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hops) -> MeshPlan:
+    """Return a plan over all devices, each with layers in one place, in the order whose links are the fastest."""
+    first, *others = (spec.node for spec in specs)
+
+    def ring_s(order: tuple[str, ...]) -> float:
+        return sum(hops(source, target).token_s for source, target in itertools.pairwise((first, *order, first)))
+
+    order, n_theirs = min(itertools.permutations(others), key=ring_s), len(works) - 2
+    theirs = (order[number * len(order) // n_theirs] for number in range(n_theirs))
+    return MeshPlan((first, *theirs, first), 1, 0.05, {})
+
+
+@pytest.mark.parametrize(("broken", "lost"), [(("bc",), ""), (("bc", "bd"), "b"), (("bc", "dc"), "c")])
+@in_child
+def test_of_devices_that_do_not_reach_each_other_only_the_one_that_is_cut_off_is_done_without(
+    broken: tuple[str, ...], lost: str, folder: Path
+) -> None:
+    """One whose network had broken had the run give up all the others, which were there, and held their weights."""
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with running(path, "bcd") as run:
+        coordinator.plan_ring = plan_by_links
+        run.open_anew()
+        run.mesh.lead = lambda **given: run.mesh.epoch  # type: ignore[method-assign]  # as where nobody else led
+
+        def cut(source: str, target: str, header: Document) -> None:
+            if source + target in broken:
+                raise DeviceLost("the connection broke", node=target)
+
+        assert greedy(run.engine, at=lambda i: setattr(run.hub, "on_send", cut) if i == 5 else None) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert {node.node for node in use.nodes} == set("abcd") - set(lost), run.said
+        assert use.recoveries == len(broken), run.said
+        until(lambda: all(run.workers[node]._engine is None for node in lost))
 
 
 @in_child

@@ -19,6 +19,7 @@ from fake_mesh import Hub
 from in_child import in_child
 from mesh_processes import round_robin
 from mesh_runs import CHUNK_BYTES, OPTIONS, Run, alone, greedy, running
+from mesh_table import until
 from tiny_models import make_model
 
 
@@ -140,6 +141,7 @@ def test_a_device_whose_link_was_silent_for_a_moment_is_asked_again(folder: Path
         for number in range(1, failover.MOST_MISFITS + 2):
             assert greedy(run.engine, at=lambda i: run.mesh.put(loss) if i == 5 else None) == wanted
             assert {node.node for node in run.engine.mesh_use.nodes} == {"a", "c"}
+            until(lambda: run.workers["b"]._engine is None)  # though it was given up as gone
             run.engine.front.rewind(0, 0)
             assert greedy(run.engine) == wanted
             is_back = number <= failover.MOST_MISFITS

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 
 import namespaces
 from edge_run.base.config import ModelConfig
+from edge_run.base.errors import MeshError
+from edge_run.base.fields import Document
 from edge_run.base.mesh import LinkRate
 from edge_run.devices.link.connection import Peer
 from edge_run.devices.link.data_link import DataLink
@@ -21,6 +24,7 @@ from edge_run.runtime.mesh.engine import open_mesh_engine
 from edge_run.runtime.mesh.links import (
     UNREACHED_S,
     USUAL_RATE,
+    GiveEach,
     Measured,
     MeasuredLinks,
     measure_links,
@@ -34,6 +38,21 @@ from mosquitto import PROGRAM
 from program import MESH, fork_from_here
 from slow_relay import relay
 from tiny_models import make_model
+
+
+def measuring(hub: Hub, given: list[str], failing: Collection[str] = ()) -> GiveEach:
+    """Return what has devices measure their links; `given` gets who was asked, and `failing` do not obey."""
+
+    def give_each(orders: dict[str, Document], timeout_s: float) -> tuple[dict[str, Document], dict[str, Exception]]:
+        given.extend(orders)
+        answers = {
+            node: measured_document(measure_links(hub.members[node], list(map(str, order["nodes"])), timeout_s, 0))  # type: ignore[arg-type]
+            for node, order in orders.items()
+            if node not in failing
+        }
+        return answers, {node: MeshError(f"{node} fails") for node in orders if node in failing}
+
+    return give_each
 
 
 @pytest.mark.alone
@@ -60,14 +79,7 @@ def test_links_are_measured_once_in_a_run_and_answers_are_checked() -> None:
     hub.rates = {pair: LinkRate("", 0.002, 1e6 * i) for i, pair in enumerate(itertools.permutations("abc", 2), 1)}
     given: list[str] = []
 
-    def order_all(orders: dict[str, dict[str, object]], timeout_s: float) -> dict[str, object]:
-        given.extend(orders)
-        return {
-            node: measured_document(measure_links(hub.members[node], order["nodes"], timeout_s, 0))  # type: ignore[arg-type]
-            for node, order in orders.items()
-        }
-
-    links = MeasuredLinks(here, order_all, 16384)  # type: ignore[arg-type]
+    links = MeasuredLinks(here, measuring(hub, given), 16384)
     assert links.rate("a", "b") is USUAL_RATE
     links.measure("abc")
     assert sorted(given) == ["b", "c"]
@@ -80,6 +92,34 @@ def test_links_are_measured_once_in_a_run_and_answers_are_checked() -> None:
     links.correct("abba", before + 0.5)
     assert sorted(given) == ["b", "b", "c"], "hops that take longer than expected are measured anew"
     assert links.hop("a", "b").token_s > before + 0.4
+
+
+def test_where_a_device_fails_what_others_measured_counts_and_it_is_asked_again() -> None:
+    hub, given, failing = Hub(), list[str](), ["c"]
+    here, _, _ = (hub.join(node) for node in "abc")
+    hub.rates = {pair: LinkRate("", 0.002, 1e6 * i) for i, pair in enumerate(itertools.permutations("abc", 2), 1)}
+    links = MeasuredLinks(here, measuring(hub, given, failing), 16384)
+    with pytest.raises(MeshError, match="c fails"):
+        links.measure("abc")
+    for pair in (("a", "b"), ("a", "c"), ("b", "a"), ("b", "c")):
+        assert links.rate(*pair).bytes_per_s == hub.rates[pair].bytes_per_s
+    failing.clear()
+    links.measure("abc")
+    assert sorted(given) == ["b", "c", "c"]
+    assert links.rate("c", "a").bytes_per_s == hub.rates["c", "a"].bytes_per_s
+
+
+def test_a_link_that_failed_in_a_pass_is_no_hop() -> None:
+    hub, given = Hub(), list[str]()
+    here, _, _ = (hub.join(node) for node in "abc")
+    links = MeasuredLinks(here, measuring(hub, given), 16384)
+    links.measure("abc")
+    links.note_apart("b", "c")
+    links.measure("abc")
+    assert sorted(given) == ["b", "c"]
+    assert links.apart("abca") == ("b", "c")
+    assert links.apart("acba") is None
+    assert links.hop("b", "c").token_s == UNREACHED_S
 
 
 def test_answers_of_other_devices_are_checked() -> None:
@@ -97,13 +137,7 @@ def test_a_link_on_which_nobody_answers_is_no_hop_until_its_device_comes_anew() 
     hub.rates = {pair: LinkRate("", 0.002, 1e6) for pair in itertools.permutations("abc", 2)}
     hub.unreached = {("b", "a"): "tcp://127.0.0.1:7: nothing listens there", ("c", "b"): "does not answer"}
 
-    def order_all(orders: dict[str, dict[str, object]], timeout_s: float) -> dict[str, object]:
-        return {
-            node: measured_document(measure_links(hub.members[node], order["nodes"], timeout_s, 0))  # type: ignore[arg-type]
-            for node, order in orders.items()
-        }
-
-    links = MeasuredLinks(here, order_all, 16384)  # type: ignore[arg-type]
+    links = MeasuredLinks(here, measuring(hub, []), 16384)
     links.measure("abc")
     assert "it does not reach this device's data link (127.0.0.1:7: nothing listens there); " in links.why_apart("b")
     assert links.why_apart("c") == ""

@@ -14,6 +14,7 @@ from edge_run.base.mesh import Lost, Unled
 from edge_run.devices.broker.embedded import EmbeddedBroker
 from edge_run.devices.members.cluster import new_cluster
 from edge_run.devices.members.identity import make_identity
+from edge_run.devices.mesh import opening
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.mesh.serving import access_of
@@ -141,3 +142,29 @@ def test_waiting_for_the_broker_and_for_the_lease_is_stopped_at_once(table: Tabl
     with pytest.raises(Cancelled):
         open_mesh(MeshConfig(table.folder / "a", connect_s=90), stop)
     assert time.monotonic() - started < 45
+
+
+def test_a_device_says_its_new_addresses_when_it_is_connected_anew_and_keeps_the_links_that_it_can(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was given another address, or had none when it started, was left out of runs until it was restarted."""
+    a, b = table.open("a"), table.open("b")
+    until(lambda: len(a.members()) == len(b.members()) == 2)
+    a.link.send(b.node, {"n": 0}, timeout_s=WAIT_S)
+    assert b.link.receive(timeout_s=WAIT_S) is not None
+
+    def move_to(*addresses: str) -> None:
+        places = [f"tcp://{address}:{b.link.port}" for address in addresses]
+        monkeypatch.setattr(opening, "own_addresses", lambda listen: addresses)
+        b._channel.reconnect()
+        until(lambda: (found := a.state.membership.link_of(b.node)) and found[1]["places"] == places)
+
+    move_to("127.0.0.1", "127.0.0.9")
+    a.link.send(b.node, {"n": 1}, timeout_s=WAIT_S)
+    message = b.link.receive(timeout_s=WAIT_S)
+    assert message is not None
+    assert message.header == {"n": 1}
+    assert a.link.receive(timeout_s=0.5) is None, "no loss was told"
+    move_to("127.0.0.9")
+    with pytest.raises(DeviceLost, match="has another address"):
+        a.link.receive(timeout_s=WAIT_S)

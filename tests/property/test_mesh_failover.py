@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from edge_run.base.errors import BudgetError
 from edge_run.runtime.mesh.failover import (
+    FORGET_S,
     MOST_MISFITS,
     RETURN_S,
+    Apart,
     Appeared,
     Better,
     Deposed,
@@ -31,7 +33,6 @@ from edge_run.runtime.mesh.failover import (
     Replayed,
     ReplayLog,
 )
-from edge_run.runtime.mesh.run_events import FORGET_S
 
 NODES = ("b", "c", "d", "e")
 
@@ -47,16 +48,20 @@ class World:
         self.epochs: list[int] = []
         self.machine = Failover("a", NODES)
         self.ends: Counter[str] = Counter()
+        self.parted = 0
 
     def fault(self) -> Event | None:
-        kind = self.draw.draw(st.sampled_from(["none"] * 4 + ["gone", "refused", "gave up", "stale"]))
+        kind = self.draw.draw(st.sampled_from(["none"] * 4 + ["gone", "refused", "gave up", "apart", "stale"]))
         if kind == "stale":
             return self.draw.draw(
-                st.sampled_from([Opened(0), Replayed(0), Led(1), Gone("z", "never was"), NotLed("x")])
+                st.sampled_from([Opened(0), Replayed(0), Led(1), Gone("z", "never was"), Apart("b", "z"), NotLed("x")])
             )
         if kind == "none" or not self.alive:
             return None
         node = self.draw.draw(st.sampled_from(sorted(self.alive)))
+        if kind == "apart":
+            self.parted += 1
+            return Apart("a", node) if node in self.machine.nodes and self.parted <= len(NODES) else None
         if kind == "gave up":
             if node not in self.machine.nodes:
                 return None
@@ -89,7 +94,7 @@ class World:
             )
         if isinstance(instruction, MakePlan | Open | ReplayLog) and (fault := self.fault()):
             concerned = instruction.candidates if isinstance(instruction, MakePlan) else self.machine.nodes
-            if isinstance(fault, Gone | Refused | GaveUp) and fault.node in concerned:
+            if isinstance(fault, Gone | Refused | GaveUp | Apart) and fault.node in concerned:
                 return fault
             assert not self.machine.handle(fault), "what does not concern the step at hand changes nothing of it"
         if isinstance(instruction, MakePlan):

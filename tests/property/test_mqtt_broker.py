@@ -29,12 +29,12 @@ from edge_run.devices.broker.packets import (
 from mqtt_client import connect_packet, publish_packet, subscribe_packet, text
 
 A = BrokerUser(digest("a"), ("t/+", "own/%c/#"), ("t/#", "own/%c"), 2)
-B = BrokerUser(digest("b"), ("t/1",), ("t/1",), 1, client_prefix="b")
+B = BrokerUser(digest("b"), ("t/1",), ("t/1",), 1)
 ACCESSES = (
     BrokerAccess({"a": A, "b": B}),
     BrokerAccess({"a": A}),
     BrokerAccess({"a": dataclasses.replace(A, password_sha256=digest("new")), "b": B}),
-    BrokerAccess({"a": dataclasses.replace(A, subscribe=("t/1",)), "b": dataclasses.replace(B, client_prefix="bb")}),
+    BrokerAccess({"a": dataclasses.replace(A, subscribe=("t/1",)), "b": dataclasses.replace(B, most_bytes=1)}),
     BrokerAccess({}),
 )
 LEVELS = st.sampled_from(["t", "own", "1", "2", "a1", "b1", "bb", "+", "#", "$x", ""])
@@ -49,7 +49,6 @@ PACKETS = st.one_of(
         st.sampled_from(["a1", "b1", "bb", "", "c/d", "+"]),
         st.sampled_from(["a", "b", "c"]),
         st.sampled_from([b"a", b"b", b"new"]),
-        st.booleans(),
         st.just(30),
         st.none() | MESSAGES,
         st.sampled_from([4, 4, 4, 5]),
@@ -79,7 +78,9 @@ def test_nobody_hears_or_says_what_he_may_not(events: list[object]) -> None:
             was_in = broker.is_in(connection)
             done = broker.take(connection, packet)
             if isinstance(packet, Connect) and not was_in and broker.is_in(connection):
-                assert access.users[packet.user].has_password(packet.password)
+                user_in = access.users[packet.user]
+                assert user_in.has_password(packet.password)
+                assert packet.will is None or len(packet.will.payload) <= user_in.most_bytes
                 who[connection] = packet.user, packet.client
         broker.check()
         for one in done:
@@ -227,6 +228,7 @@ def test_an_access_is_read_as_it_was_written() -> None:
         {"users": 3},
         {"users": {"x": {}}},
         {"users": {"x": {**user, "connections": 0}}},
+        {"users": {"x": {**user, "most_bytes": 0}}},
         {"users": {"x": {**user, "publish": [1]}}},
         {"users": {"x": {**user, "root": True}}},
     )
@@ -235,10 +237,17 @@ def test_an_access_is_read_as_it_was_written() -> None:
             parse_access(one)
 
 
+def test_a_will_is_no_longer_than_what_its_user_may_say() -> None:
+    broker = MqttBroker(BrokerAccess({"b": dataclasses.replace(B, most_bytes=1)}))
+    for number, will in enumerate((b"xx", b"x")):
+        broker.take(number, Connect("b1", "b", b"b", 30, Publish("t/1", will)))
+        assert broker.is_in(number) == (len(will) == 1)
+
+
 def test_who_asks_hears_with_confirmation() -> None:
     broker = MqttBroker(ACCESSES[0])
-    broker.take(1, Connect("a1", "a", b"a", True, 30, None))
-    broker.take(2, Connect("b1", "b", b"b", True, 30, None))
+    broker.take(1, Connect("a1", "a", b"a", 30, None))
+    broker.take(2, Connect("b1", "b", b"b", 30, None))
     broker.take(1, Subscribe(1, (("t/#", True), ("t/1", False))))
     done = broker.take(2, Publish("t/1", b"x", True, True, 7))
     assert [one.connection for one in done] == [2, 1], "once, though two filters match"

@@ -80,6 +80,15 @@ def test_a_new_list_counts_before_the_next_measurement_and_without_an_event() ->
     assert said == ["+ b (b)", "+ c (c)", "+ d (d)", "- b: it left"], "not of one that was never told of"
 
 
+def test_whose_invitations_have_ended_is_looked_at_without_a_new_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    node, told = Node(), list[Any]()
+    node.waits = [[], [], Ended()]
+    monkeypatch.setattr(join_module, "INVITED_S", -1.0)
+    with pytest.raises(Ended):
+        _take_part(node, SimpleNamespace(say=str), node.cluster, told.append, go_on)  # type: ignore[arg-type]
+    assert len(told) == 2
+
+
 def test_who_was_removed_ends() -> None:
     node = Node()
 

@@ -86,7 +86,7 @@ def init(context: click.Context, /, broker: str | None, serve: str | None, **giv
     if broker is None:
         host, port = parse_place(serve or "127.0.0.1", PORT)
         serves = place_text(host, port)
-        own = f"mqtt://127.0.0.1:{port}" if host in EVERYWHERE else f"mqtt://{serves}"
+        own = f"mqtt://{place_text(EVERYWHERE.get(host, host), port)}"
     device = device_key(folder)
     cluster = dataclasses.replace(
         new_cluster(own, serves, authority),

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from edge_run.base.errors import ConfigError
 from edge_run.base.mesh_status import MeshJoin
 from edge_run.base.strict_json import to_json
 from edge_run.cli.shared.terminal import Terminal
@@ -17,8 +18,11 @@ def show_invitation(terminal: Terminal, folder: Path, given: dict[str, Any], *, 
     from edge_run.devices.members.cluster import FIND_BROKER, invitation_line, parse_broker
     from edge_run.devices.members.list_file import change_list
     from edge_run.devices.mesh.changes import invited_to, make_change, new_invitation
-    from edge_run.devices.mesh.opening import shown_broker
+    from edge_run.devices.mesh.opening import known_cluster, shown_broker
 
+    listed = known_cluster(folder).listed
+    if given["find"] and listed is not None and not listed.charter.broker_key:
+        raise ConfigError("--find: only edge-run's own broker is found so, and this cluster has another; leave it out")
     expires_s = int(time.time()) + given["expires"]
     invitation, seed = new_invitation(given["role"], given["uses"], expires_s)
     if is_new:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from edge_run.devices.mesh.node import LocalNode
 
 MEASURE_S, COME_IN_S, LAST_WORD_S = 10.0, 30.0, 1.0
+INVITED_S = 60.0  # after which the broker is told anew whose invitations have ended
 MOST_LETTERS = 1 << 16
 
 
@@ -97,8 +99,7 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
 
         def let_in(cluster: Cluster) -> None:
             """Let the broker go by the list of `cluster`; who was removed hears of that, and is cut off then."""
-            if broker is not None:
-                access = access_of(cluster, device)
+            if broker is not None and (access := access_of(cluster, device)) != broker.access:
                 broker.set_access(access.widened(broker.access))
                 node.wait_list_heard(timeout_s=LAST_WORD_S)
                 broker.set_access(access)
@@ -180,11 +181,12 @@ def _take_part(
     cluster: with the list of members that others were let in by so far.
     """
     names: dict[str, str] = {}
-    was_connected = True
+    was_connected, told_s = True, time.monotonic()
     while True:
         for event in node.wait(timeout_s=1.0, check=check) or [None]:
-            if node.cluster.version != cluster.version:  # before each measurement, which takes seconds
-                cluster = node.cluster
+            # Before each measurement, which takes seconds.
+            if node.cluster.version != cluster.version or time.monotonic() - told_s > INVITED_S:
+                cluster, told_s = node.cluster, time.monotonic()
                 let_in(cluster)
                 node.check_member()
             _tell(event, names, terminal)

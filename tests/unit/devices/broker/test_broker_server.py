@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from edge_run.devices.broker.access import BrokerAccess, BrokerUser, digest
-from edge_run.devices.broker.server import Connection, MqttServer
+from edge_run.devices.broker.access import MOST_OF_GUEST, BrokerAccess, BrokerUser, digest, guest_user, member_user
+from edge_run.devices.broker.server import BURST_BYTES, Connection, MqttServer
+from edge_run.devices.members.join_request import MOST_REQUEST_BYTES
 from mqtt_client import connect_packet, publish_packet, subscribe_packet
 
 ACCESS = BrokerAccess({"user": BrokerUser(digest("word"), ("t/#",), ("t/#",))})
@@ -19,6 +21,11 @@ class Wire:
     def __init__(self) -> None:
         self.given: list[bytes] = []
         self.is_gone = False
+
+    def close(self) -> None:
+        self.is_gone = True
+
+    abort = pause_reading = close
 
     def get_extra_info(self, name: str) -> Any:
         return ("127.0.0.1", 1)
@@ -69,3 +76,39 @@ def test_nothing_is_sent_to_who_is_gone_though_nobody_was_told_yet(server: MqttS
     assert b"hello" in heard.given
     assert len(wire.given) == n_before
     assert not connection.is_closing
+
+
+def let_in(server: MqttServer, number: int, packet: bytes) -> Connection:
+    connection = Connection(server, number)
+    connection.connection_made(Wire())  # type: ignore[arg-type]
+    say(server, connection, packet)
+    assert server.broker.is_in(number)
+    return connection
+
+
+def test_a_guest_says_no_more_than_a_request_to_come_in() -> None:
+    async def check() -> None:
+        server = MqttServer(BrokerAccess({"guest": guest_user("c", "word")}), lambda line: None, 8)
+        guest = let_in(server, 1, connect_packet("g", "guest", "word"))
+        say(server, guest, publish_packet("edge/v1/c/join/g", bytes(MOST_REQUEST_BYTES)))
+        assert not guest.is_closing
+        say(server, guest, publish_packet("edge/v1/c/join/g", bytes(MOST_OF_GUEST))[:8])
+        assert guest.is_closing, "its head says how long it is"
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_a_user_may_say_does_not_begin_anew_with_each_connection(is_shared: bool) -> None:
+    """But where all devices of a cluster are one user: there one that went wrong must not hold up the others."""
+
+    async def check() -> None:
+        user = member_user("c", "word", is_shared=is_shared)
+        server = MqttServer(BrokerAccess({"user": user, "other": user}), lambda line: None, 8)
+        first = let_in(server, 1, connect_packet("a", "user", "word"))
+        assert first.allowance.spend(2 * BURST_BYTES) > 0
+        server.lose(first)
+        assert (let_in(server, 2, connect_packet("b", "user", "word")).allowance.spend(1) > 0) is not is_shared
+        assert let_in(server, 3, connect_packet("c", "other", "word")).allowance.spend(1) == 0
+
+    asyncio.run(check())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import zeroconf
 
 from edge_run.base.errors import MeshError
+from edge_run.devices.broker import discovery
 from edge_run.devices.broker.discovery import Advertisement, find_broker
 from edge_run.devices.members.cluster import FIND_BROKER, new_cluster
 
@@ -31,6 +34,30 @@ def test_where_nobody_can_be_asked_now_the_next_try_may_find_it(
     monkeypatch.setattr(zeroconf, "Zeroconf", refuse)
     with pytest.raises(MeshError, match=r"cannot be looked for on this network .*; see to the network"):
         find_broker(new_cluster(FIND_BROKER), 0.1)
+
+
+@pytest.mark.parametrize("port", [None, 0, 70_000])
+def test_an_answer_without_a_port_is_none(port: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody on the network may give one: the channel to the broker ended with it, for good."""
+    cluster = new_cluster(FIND_BROKER)
+
+    class Answered:
+        def __init__(self, **_: object) -> None: ...
+
+        def get_service_info(self, *_: object, **__: object) -> object:
+            return SimpleNamespace(port=port, parsed_addresses=lambda: ["127.0.0.1"])
+
+        def close(self) -> None: ...
+
+    def browse(own: object, service: str, handlers: list[Callable[..., None]]) -> object:
+        name = f"{discovery._word(cluster)}.{service}"
+        handlers[0](name=name, state_change=zeroconf.ServiceStateChange.Added)
+        return SimpleNamespace(cancel=lambda: None)
+
+    monkeypatch.setattr(zeroconf, "Zeroconf", Answered)
+    monkeypatch.setattr(zeroconf, "ServiceBrowser", browse)
+    with pytest.raises(MeshError, match="no broker of cluster"):
+        find_broker(cluster, 0.1)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENETDOWN, "Network is down"), zeroconf.EventLoopBlocked()])

@@ -15,7 +15,7 @@ import pytest
 
 from edge_run.base.errors import MeshError
 from edge_run.devices.members.cluster import Broker, parse_broker
-from edge_run.devices.mesh.channel import CONNECT_S, Channel, ChannelCallbacks, explain
+from edge_run.devices.mesh.channel import END_S, Channel, ChannelCallbacks, explain
 from edge_run.devices.messages.outgoing import Outgoing
 from edge_run.devices.messages.topics import Topic
 
@@ -85,7 +85,7 @@ def test_without_a_loop_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     channel.close()
 
 
-LONGEST_S = 0.95 * (CONNECT_S + 5)  # of closing, whose thread ends
+LONGEST_S = 0.95 * END_S  # of closing, whose thread ends
 
 
 def test_it_ends_at_once_also_when_it_is_hurried_meanwhile() -> None:
@@ -141,3 +141,37 @@ def test_a_name_that_can_be_none_is_told_in_one_line() -> None:
     with pytest.raises(UnicodeError) as error:
         socket.getaddrinfo(broker.host, broker.port)
     assert "the name is unknown" in explain(error.value, broker)
+
+
+def test_while_nothing_answers_it_is_said_what_that_may_be() -> None:
+    """Who waits for a connection waits no longer than one attempt takes, and had no address and no advice."""
+    will = Outgoing(Topic("c", "status", "n"), b"will")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        broker = Broker("127.0.0.1", silent.getsockname()[1])
+        channel = Channel("x", (), wiring(find=lambda: broker, make_will=lambda: will))
+        channel.start()
+        try:
+            with silent.accept()[0]:
+                assert channel.why_down == explain(TimeoutError(), broker)
+                assert f"a firewall may block port {broker.port}" in channel.why_down
+        finally:
+            channel.close()
+
+
+def test_an_address_that_can_be_none_does_not_end_it() -> None:
+    will = Outgoing(Topic("c", "status", "n"), b"will")
+    changes: queue.Queue[tuple[bool, str]] = queue.Queue()
+    ended: queue.Queue[str] = queue.Queue()
+    told = wiring(
+        find=lambda: Broker("127.0.0.1", 0),
+        make_will=lambda: will,
+        on_change=lambda *change: changes.put(change),
+        on_end=ended.put,
+    )
+    channel = Channel("x", (), told)
+    channel.start()
+    try:
+        assert changes.get(timeout=30)[1].startswith("broker 127.0.0.1:0: ")
+        assert ended.empty()
+    finally:
+        channel.close()

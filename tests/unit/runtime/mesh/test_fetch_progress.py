@@ -13,7 +13,8 @@ from edge_run.base.units import MIB
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.mesh import fetch
 from edge_run.runtime.mesh.failover import LessRoom, Refused
-from edge_run.runtime.mesh.fetch import LEAST_FETCHED_BYTES, STALL_S, MeshFetch
+from edge_run.runtime.mesh.fetch import LEAST_FETCHED_BYTES, MOST_PROVIDERS, MeshFetch
+from edge_run.runtime.mesh.orders import STALL_S
 from edge_run.tiers.pieces import PIECE_BYTES
 from fake_mesh import Hub
 
@@ -62,3 +63,18 @@ def test_who_fetches_slowly_is_waited_for(clock: list[float]) -> None:
     so_far = (n * LEAST_FETCHED_BYTES // 400 for n in itertools.count())  # in 100 s
     assert fetched(so_far) is None
     assert clock[0] > 10 * STALL_S
+
+
+def test_no_more_devices_are_named_to_fetch_from_than_an_order_may_name() -> None:
+    """A device refused such an order, and was left out, on each cluster of more than so many that have the file."""
+    given: list[Document] = []
+    nodes = ("a", *(f"n{number}" for number in range(100)), "b")
+    mesh_fetch = MeshFetch(Hub().join("a"), len(nodes), lambda text: None, lambda: None)
+    mesh_fetch.note("b", {"missing_bytes": [WANTED_BYTES] * len(nodes), "most_weight_bytes": 10 * WANTED_BYTES})
+
+    def give(orders: dict[str, Document]) -> dict[str, Document]:
+        given.append(orders["b"])
+        return {"b": {"wanted_bytes": 0, "is_over": True, "why": ""}}
+
+    assert mesh_fetch.run(MeshPlan(nodes, 1, 1.0, {}), {}, give) is None
+    assert given[0]["providers"] == list(nodes[:MOST_PROVIDERS])

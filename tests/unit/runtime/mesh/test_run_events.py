@@ -6,7 +6,7 @@ import pytest
 
 from edge_run.base.errors import DeviceLost
 from edge_run.base.mesh import HasLeft, Joined, Lost, Member, MeshEvent
-from edge_run.runtime.mesh.run_events import FORGET_S, LeaseLost, OfLate, RunEvents, is_end_of_lease
+from edge_run.runtime.mesh.run_events import LeaseLost, RunEvents, is_end_of_lease
 from fake_mesh import Hub
 
 
@@ -58,13 +58,3 @@ def test_names_are_known_of_devices_that_have_gone_and_nothing_else() -> None:
     events.take()
     assert events.names == {"a": "name of a", "b": "box"}
     assert not hasattr(events._seen["b"], "capabilities")
-
-
-def test_what_happened_long_ago_takes_no_memory() -> None:
-    now = [0.0]
-    late: OfLate[str] = OfLate(lambda: now[0])
-    for number in range(100):
-        late.note(f"node {number}", "left")
-        now[0] += FORGET_S / 2
-    assert late.of("node 99") == ["left"]
-    assert len(late._noted) == 2

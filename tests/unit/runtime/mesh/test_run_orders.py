@@ -14,7 +14,7 @@ from edge_run.base.fields import Document
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import HasLeft
 from edge_run.runtime.mesh import orders as run_orders
-from edge_run.runtime.mesh.failover import Deposed, Refused
+from edge_run.runtime.mesh.failover import Deposed, Gone, Refused
 from edge_run.runtime.mesh.orders import Failed, RunOrders
 from fake_mesh import Hub
 
@@ -86,6 +86,16 @@ def test_who_has_left_blames_nobody() -> None:
     stuck = orders.who_is_stuck(["b", "c"])
     assert isinstance(stuck, Deposed)
     assert stuck.why == left.message
+
+
+def test_who_says_nonsense_of_what_it_does_is_done_without() -> None:
+    """It ended the answer, of which a device that was stuck had been part."""
+    hub = Hub()
+    mesh = hub.join("a")
+    hub.join("b").serve(lambda coordinator, epoch, order: {"place": 7})
+    stuck = RunOrders(mesh, lambda: None).who_is_stuck(["b"])
+    assert isinstance(stuck, Gone)
+    assert stuck.node == "b"
 
 
 def check_who_reads(said: Iterable[int], why: str) -> None:

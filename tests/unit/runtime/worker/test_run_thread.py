@@ -39,6 +39,8 @@ class Run:
 
     def release(self) -> None: ...
 
+    def overhear(self, item: object) -> None: ...
+
     def is_ended_by(self, item: object) -> bool:
         return False
 
