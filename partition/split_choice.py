@@ -233,19 +233,23 @@ class Chooser:
         """
         for mode in sorted(expected, key=expected.__getitem__):
             is_due = expected[mode] < TRIAL_SHARE * self._unused_s.get(mode.kind, 0.0)
-            is_late_anyway = expected[current] > deadline_s
+            is_late_anyway = deadline_s < expected[current] and expected[mode] <= SERVER_MARGIN * expected[current]
             if mode.kind != current.kind and is_due and (is_late_anyway or self._may_be_tried(mode, deadline_s)):
                 return mode
         return None
 
     def _may_be_tried(self, mode: Mode, deadline_s: float) -> bool:
-        """Return whether a trial of `mode` is expected to be in time, or leaves the device time to answer instead."""
+        """Return whether a trial of `mode` is expected to be in time, or leaves the device time to answer instead.
+
+        One that is expected in time must also have the patience that it needs, or it would end the connection.
+        """
         seconds, own_s, local_s = self.expected_s(mode), self._device[mode.kind].value, self.expected_s(Mode(LOCAL))
-        if seconds is None or seconds <= deadline_s:
-            return seconds is not None
-        if mode.kind == LOCAL or local_s is None or own_s is None:
+        if seconds is None or own_s is None:
             return False
-        return own_s + LOCAL_MARGIN * local_s <= (1 - LEAST_PATIENCE) * deadline_s
+        if mode.kind == LOCAL or local_s is None or local_s >= deadline_s - own_s:  # the device cannot help
+            return seconds <= deadline_s
+        least_s = seconds if seconds <= deadline_s else own_s + LEAST_PATIENCE * deadline_s
+        return least_s + LOCAL_MARGIN * local_s <= deadline_s
 
     def _away_s(self, mode: Mode) -> float | None:
         """Return how long the network and the server would take in `mode`; None as for `expected_s`."""

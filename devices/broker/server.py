@@ -41,10 +41,16 @@ class Allowance:
 
     def spend(self, cost: float) -> float:
         """Take `cost` from it; return for how many seconds whoever spent that rests, for a burst's time at most."""
-        now_s = time.monotonic()
-        left = min(BURST_BYTES, self._left + (now_s - self._filled_s) * BYTES_PER_S)
-        self._left, self._filled_s = max(-BURST_BYTES, left - cost), now_s
+        self._left, self._filled_s = max(-BURST_BYTES, self._left_at(now_s := time.monotonic()) - cost), now_s
         return max(LEAST_REST_S, -self._left / BYTES_PER_S) if self._left < 0 else 0.0
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing may be said now."""
+        return self._left_at(time.monotonic()) < 0
+
+    def _left_at(self, now_s: float) -> float:
+        return min(BURST_BYTES, self._left + (now_s - self._filled_s) * BYTES_PER_S)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -223,7 +229,13 @@ class MqttServer:
             connection.abort(f"has {MOST_OF_ADDRESS} connections already")
 
     def take(self, connection: Connection, packet: Packet) -> int:
-        """Have the broker take in a packet; return how many bytes that was answered with."""
+        """Have the broker take in a packet; return how many bytes that was answered with.
+
+        Raises ProtocolError for a user that comes anew instead of resting: each time its last will would be spread.
+        """
+        spent = self._allowances.get(packet.user) if isinstance(packet, Connect) else None
+        if spent and spent.is_spent:
+            raise ProtocolError("said too much on connections before this one")
         done = self.broker.take(connection.number, packet)
         if isinstance(packet, Connect) and (found := self.broker.user_of(connection.number)) and not found[1].is_shared:
             connection.allowance = self._allowances.setdefault(found[0], connection.allowance)

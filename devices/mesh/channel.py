@@ -164,19 +164,19 @@ class Channel:
             self._tick.clear()
 
     async def _keep_connected(self) -> None:
-        attempt = 0
+        attempt, was_ever_up = 0, False
         while True:
             self._was_up, why, user = False, "the connection to the broker ended", None
             try:
                 broker = await asyncio.to_thread(self._callbacks.find)
-                if not attempt:  # who waits for it may not wait for as long as the attempt takes
+                if not attempt and not was_ever_up:  # who waits for it may not wait for as long as the attempt takes
                     self.why_down = explain(TimeoutError(), broker)
                 await self._stay_connected(broker)
             except (EdgeRunError, OSError) as error:
                 why, user = str(error), error.user if isinstance(error, _Refusal) else None
             self.is_up, self.refused_user, self.why_down = False, user, why
             self._callbacks.on_change(False, why)
-            attempt = 0 if self._was_up else attempt + 1
+            attempt, was_ever_up = 0 if self._was_up else attempt + 1, was_ever_up or self._was_up
             longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt, MOST_DOUBLINGS))
             await asyncio.sleep(longest_s * random.uniform(0.3, 1.0))
 

@@ -199,7 +199,7 @@ class Model(ModelTexts):
         """Return how fast it is expected to be, for a prompt of so many tokens; of as many answers as can share a pass.
 
         None where this device was not measured (see `edge_run.probe`), and on a mesh.
-        prompt_tokens: as of `edge_run.plan`, and refused as there.
+        prompt_tokens: as of `edge_run.plan`, and refused as there, where there is a forecast.
         is_packed: as it would be if `edge-run pack` had written its weights repacked; None also where that has no use.
         """
         engine = self._opened

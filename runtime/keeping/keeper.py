@@ -106,7 +106,7 @@ class PromptKeeper(RowWatcher):
                 self._say_no_answer()
                 break
             except Cancelled:
-                break
+                return result
             if prefix is None or prefix.position <= (held if result is None else result):
                 break
             if tried.count(prefix) > 1:  # once more, as a drive that is reset answers then

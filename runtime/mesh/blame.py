@@ -21,8 +21,8 @@ class Blame:
     def __init__(self, node: str, orders: RunOrders) -> None:
         """orders: to devices, which are asked what they do."""
         self._node, self._orders = node, orders
-        self._tellers: OfLate[EdgeRunError] = OfLate()  # who has said of another one that it did wrong, or is away
-        self._unreached: OfLate[EdgeRunError] = OfLate()  # who is there, and was said to be away
+        self._tellers: OfLate[str] = OfLate()  # of whom each has said that it did wrong, or is away
+        self._unreached: OfLate[str] = OfLate()  # who has said of each that it is away, though it is there
 
     def event_of(self, error: EdgeRunError, others: Sequence[str]) -> Event:
         """Return what `error` means for a run with `others`. Raises it where it is this device's own."""
@@ -54,10 +54,14 @@ class Blame:
         """
         if isinstance(error, Unreached) and (missing := self._orders.who_is_missing([error.node])) is not None:
             return missing
-        if self._tellers.note(error.teller, error) > 1:
-            return Refused(error.teller, f"it blames one device after another; the last time: {error.message}")
-        is_first = isinstance(error, Unreached) and self._unreached.note(error.node, error) == 1
-        return Apart(error.teller, error.node) if is_first else None
+        self._tellers.note(error.teller, error.node)
+        if len(set(self._tellers.of(error.teller))) > 1:
+            why = f"it blames one device after another; the last time: {error.message}"
+            return Refused(error.teller, why, is_for_now=isinstance(error, Unreached))
+        if isinstance(error, PassFailed):
+            return None
+        self._unreached.note(error.node, error.teller)
+        return Apart(error.teller, error.node) if len(set(self._unreached.of(error.node))) == 1 else None
 
     def _event_of_nan(self, error: NotNumbers) -> Event:
         """Return who is to blame for what is no number here. Raises KernelError where nobody else can be."""

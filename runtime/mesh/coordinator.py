@@ -131,7 +131,7 @@ class LayerCoordinator:
             self.links.forget(other)  # it may have been frozen for a moment
             self.links.measure([node, other])
             if why := self.links.why_apart(other):
-                raise Failed(Refused(other, why))
+                raise Failed(Refused(other, why, is_for_now=True))  # it may have, or announce, another address
         self.plan = self._best(self.specs, fetch_tokens) or self.alone()
         return self.plan
 
@@ -140,7 +140,7 @@ class LayerCoordinator:
         if len(self.specs) < 2:
             return None
         try:
-            self.links.correct(self.plan.owners, hop_s)
+            self.links.correct(self.plan.owners, hop_s, [*self.specs])
         except (Failed, HasLeft):  # who is gone is found out by the next batch
             return None
         for node, seconds in spent.items():

@@ -341,7 +341,7 @@ class Failover:
     def _out_of_touch(self, event: GaveUp | Apart) -> list[Instruction]:
         """Plan anew with a device that is there; where it gave up too often, without it."""
         if isinstance(event, Apart):
-            told = TellUser("cannot hand on what it computed", event.teller, "is not reached", event.node)
+            told = TellUser("is not in touch with another device", event.teller, "is not reached", event.node)
         elif self._ends.note(event.node, event) > MOST_MISFITS:
             return self._without(Gone(event.node, event.why))
         else:

@@ -27,6 +27,7 @@ FRESH_S = 600.0
 MEASURE_TIMEOUT_S, ORDER_TIMEOUT_S = 4.0, 6.0
 MOST_WHY = 300  # characters of another device's words
 UNREACHED_S = 60.0  # what a hop on which nobody answers is taken to cost
+APART_S = 300.0  # before a link is measured anew on which a pass found nobody
 TOLERANCE = 1.2  # times what a hop was expected to take, before all links are measured anew
 
 GiveEach = Callable[[dict[str, Document], float], tuple[Mapping[str, Document], Mapping[str, Exception]]]
@@ -60,6 +61,7 @@ class MeasuredLinks:
         self._rates: dict[tuple[str, str], LinkRate] = {}
         self._unreached: dict[tuple[str, str], str] = {}
         self._tried: set[tuple[str, str]] = set()
+        self._apart_s: dict[tuple[str, str], float] = {}  # when a pass found that
         self.handling_s = HANDLING_S
 
     def measure(self, nodes: Sequence[str], fresh_s: float = FRESH_S) -> None:
@@ -68,7 +70,9 @@ class MeasuredLinks:
         fresh_s: how old a device's own figures may be. What cannot be measured in time stays unknown. Raises the first
         failure of a device, which is asked again the next time.
         """
-        here = self._mesh.node
+        here, since_s = self._mesh.node, time.monotonic() - APART_S
+        self._tried -= {pair for pair, noted_s in self._apart_s.items() if noted_s < since_s}
+        self._apart_s = {pair: noted_s for pair, noted_s in self._apart_s.items() if noted_s >= since_s}
         asked = {
             node: [other for other in nodes if other != node and (node, other) not in self._tried] for node in nodes
         }
@@ -98,8 +102,9 @@ class MeasuredLinks:
         self._unreached = {pair: why for pair, why in self._unreached.items() if node not in pair}
 
     def note_apart(self, source: str, target: str) -> None:
-        """A device did not reach another one in a pass: no plan has it hand on to that one."""
+        """A device did not reach another one in a pass: for a while no plan has it hand on to that one."""
         self._tried.add((source, target))
+        self._apart_s[source, target] = time.monotonic()
         self._unreached[source, target] = "it was not reached in a pass"
 
     def why_apart(self, node: str) -> str:
@@ -134,8 +139,12 @@ class MeasuredLinks:
         bulk_s = self._activation_bytes / max(1.0, rate.bytes_per_s)
         return Hop(self.handling_s + rate.round_trip_s / 2 + bulk_s, bulk_s)
 
-    def correct(self, owners: Sequence[str], hop_s: float) -> None:
-        """The hops of a plan took `hop_s` in the mean; what the links do not explain is handling."""
+    def correct(self, owners: Sequence[str], hop_s: float, nodes: Sequence[str] = ()) -> None:
+        """The hops of a plan took `hop_s` in the mean; what the links do not explain is handling.
+
+        nodes: of any plan; links between them that were found to be of no use are measured anew after a while.
+        """
+        self.measure(nodes)
         pairs = self._hops(owners)
         if pairs and hop_s > TOLERANCE * self._mean_s(pairs):
             self._tried.clear()

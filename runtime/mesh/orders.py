@@ -169,11 +169,12 @@ class RunOrders:
     def release(self, nodes: Collection[str] | None = None, *, is_awaited: bool = True) -> None:
         """Let all devices, or `nodes` of them, give up what they hold, as far as they are there and hear it.
 
-        is_awaited: until they have, for a while; else they are told, and no more.
+        is_awaited: until they have, for a while. Else those that are there are told, and no more; the others count as
+            holding it, as they may be there all the same.
         """
-        present = {member.node for member in self._mesh.members()}
-        freed = present & (self.holding if nodes is None else self.holding.intersection(nodes))
-        self.holding -= freed
+        chosen = self.holding if nodes is None else self.holding.intersection(nodes)
+        freed = chosen & {member.node for member in self._mesh.members()}
+        self.holding = self.holding - (chosen if is_awaited else freed)
         with contextlib.suppress(HasLeft):
             timeout_s = STATUS_TIMEOUT_S if is_awaited else 0.0
             self._give({node: {"order": "close"} for node in freed}, timeout_s, lambda: None)

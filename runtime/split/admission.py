@@ -97,9 +97,9 @@ class ConnectionSlots:
         if slot in self._taken:
             self._taken.remove(slot)
 
-    def make_room(self, now_s: float) -> None:
-        """Send away somebody who has been silent for too long, where there is one."""
-        self._make_room(self._taken, now_s)
+    def make_room(self) -> None:
+        """Send away who has been silent the longest: the machine has no room for as many as there are slots."""
+        self._send_away(self._taken)
 
     def _make_room(self, slots: Sequence[ConnectionSlot], now_s: float) -> bool:
         """End one connection among `slots` that has been silent for too long; return whether there was one.

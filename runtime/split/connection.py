@@ -25,6 +25,7 @@ FRAMES_TELL_S = (
 PROBE_TAKES_S = 0.01  # of the link's time, about; a probe is never so large that it would clog a link grown slow
 LEAST_PROBE_BYTES, MOST_PROBE_BYTES = 256, 2048
 PROBE_LIMIT_S, CONNECT_LIMIT_S = 2.0, 2.0
+PATIENT_LIMIT_S = 10.0  # of a probe that may wait behind a frame
 STAY_S = 3.0  # after so long without a word each connection says something: a server drops who is silent for 10 s
 FIRST_BACKOFF_S, MOST_BACKOFF_S = 0.05, 2.0
 _log = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ class ServerConnection:
     def _watch(self, probes: ServerLink, frames: ServerLink) -> None:
         """Measure link and server, and keep both connections, until one of them has gone.
 
-        Not while a frame is under way: a probe would wait behind it.
+        While a frame is under way nothing is measured, as a probe would wait behind it; but nobody falls silent.
         """
         size_bytes = LEAST_PROBE_BYTES
         stayed_s = probed_s = time.monotonic()
@@ -166,9 +167,14 @@ class ServerConnection:
                 stayed_s = now_s
             with self._between_frames() as is_free:
                 pass
-            if not is_free or (now_s - self._answered_s < FRAMES_TELL_S and now_s - probed_s < STAY_S):
+            is_silent = now_s - probed_s > STAY_S
+            if not is_silent and not (is_free and now_s - self._answered_s > FRAMES_TELL_S):
                 continue
             try:
+                if not is_free:
+                    probes.ask(ASK_PROBE, b"", PATIENT_LIMIT_S)
+                    probed_s = time.monotonic()
+                    continue
                 sample, probed_s = self._measure(probes, size_bytes), now_s
             except (LinkLost, ProtocolError):
                 return  # that of the frames may be well: it shows where the server is met again

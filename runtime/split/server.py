@@ -203,15 +203,19 @@ class SplitServer:
 
     async def _accept(self, listener: anyio.abc.SocketListener, group: anyio.abc.TaskGroup) -> None:
         """Welcome whoever connects. A connection that fails, or that there is no file descriptor for, is no end."""
+        is_exhausted = False
         while True:
             try:
                 stream = await listener.accept()
             except OSError as error:
                 if error.errno in _EXHAUSTED:
-                    _log.warning("a device cannot be let in now (%s)", reason_of(error))
-                    self._slots.make_room(time.monotonic())
+                    if not is_exhausted:
+                        _log.warning("a device cannot be let in now (%s)", reason_of(error))
+                    is_exhausted = True
+                    self._slots.make_room()
                 await anyio.sleep(PAUSE_S)
             else:
+                is_exhausted = False
                 group.start_soon(self._welcome, stream, name="split-device")
 
     async def _welcome(self, stream: anyio.abc.SocketStream) -> None:
@@ -238,7 +242,7 @@ class SplitServer:
                     self._slots.leave(slot)
 
     async def _talk(self, stream: anyio.abc.SocketStream, slot: ConnectionSlot) -> None:
-        """FrameAnswer the requests of one device, until it goes, is silent, or says what cannot be."""
+        """Answer the requests of one device, until it goes, is silent, or says what cannot be."""
         await _send(stream, make_hello(self._frames.costs()))
         while True:
             with anyio.fail_after(SILENCE_S):

@@ -20,6 +20,7 @@ from edge_run.base.mesh import LinkRate
 from edge_run.devices.link.connection import Peer
 from edge_run.devices.link.data_link import DataLink
 from edge_run.runtime.mesh import coordinator
+from edge_run.runtime.mesh import links as links_module
 from edge_run.runtime.mesh.engine import open_mesh_engine
 from edge_run.runtime.mesh.links import (
     UNREACHED_S,
@@ -120,6 +121,20 @@ def test_a_link_that_failed_in_a_pass_is_no_hop() -> None:
     assert links.apart("abca") == ("b", "c")
     assert links.apart("acba") is None
     assert links.hop("b", "c").token_s == UNREACHED_S
+
+
+def test_a_link_that_failed_in_a_pass_is_measured_anew_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a device that plans do without for its sake would be of no use until something else changed."""
+    hub, given = Hub(), list[str]()
+    here, _, _ = (hub.join(node) for node in "abc")
+    hub.rates = {pair: LinkRate("", 0.002, 1e6) for pair in itertools.permutations("abc", 2)}
+    links = MeasuredLinks(here, measuring(hub, given), 16384)
+    links.measure("abc")
+    links.note_apart("b", "c")
+    monkeypatch.setattr(links_module, "APART_S", 0.0)
+    links.measure("abc")
+    assert sorted(given) == ["b", "b", "c"]
+    assert links.apart("abca") is None
 
 
 def test_answers_of_other_devices_are_checked() -> None:

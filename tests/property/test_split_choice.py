@@ -15,6 +15,7 @@ from edge_run.partition.split_choice import (
     LOCAL,
     LOCAL_MARGIN,
     MOST_PAUSE_FRAMES,
+    SERVER_MARGIN,
     TRIAL_SHARE,
     Chooser,
     FrameCost,
@@ -77,7 +78,11 @@ def test_trials_take_a_small_share_and_make_no_frame_late(happens: list[tuple[An
                 tried_s[mode.kind] += chosen_s
                 rescued_s = one._device[mode.kind].value + LOCAL_MARGIN * expected[Mode(LOCAL)]  # type: ignore[operator]
                 is_rescued = mode != Mode(LOCAL) and rescued_s < deadline_s
-                assert chosen_s <= deadline_s or is_rescued or current_s > deadline_s
+                is_late_anyway = current_s > deadline_s and chosen_s <= SERVER_MARGIN * current_s
+                assert chosen_s <= deadline_s or is_rescued or is_late_anyway
+                if mode != Mode(LOCAL) and chosen_s <= deadline_s:
+                    own_s = one._device[mode.kind].value or 0.0
+                    assert one.patience_s(mode, deadline_s, own_s) >= chosen_s - own_s - 1e-9
                 assert mode.kind != one._current.kind  # type: ignore[union-attr]
             assert all(spent_s <= TRIAL_SHARE * all_s * (1 + 1e-9) for spent_s in tried_s.values())
 

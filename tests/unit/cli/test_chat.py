@@ -264,15 +264,18 @@ def test_thoughts_at_a_server_are_shown_between_marks_and_not_sent_along() -> No
         if len(sent) == 1:
             yield AnswerEvent("Ye", reasoning="..")
             yield AnswerEvent("s.")
+        if len(sent) == 3:
+            raise ProtocolError("the server is gone")
 
     terminal, client = quiet_terminal(), SimpleNamespace(answer=answer)
     terminal.write_answer, terminal.end_line = shown.append, lambda: shown.append("\n")
     chat = ServerChat(client, {}, "", terminal)  # type: ignore[arg-type]
-    for text in ("one", "two", "three"):
+    for text in ("one", "two", "three", "four"):
         chat.answer(text)
-    assert "".join(shown) == "<think>\nHm...\n</think>\n\nYes.\n" + "<think>\nHm.\n" * 2
+    assert "".join(shown) == "<think>\nHm...\n</think>\n\nYes.\n" + "<think>\nHm.\n" * 3
     said = [(message["role"], message["content"]) for message in sent[-1]]
-    assert said == [("user", "one"), ("assistant", "Yes."), ("user", "two"), ("assistant", ""), ("user", "three")]
+    answered = [("user", "one"), ("assistant", "Yes."), ("user", "two"), ("assistant", "")]
+    assert said == [*answered, ("user", "four")], "a thought that was cut off is no answer"
 
 
 @pytest.mark.parametrize("added", [(), (("user", "Bye"), ("assistant", "Bye"))])

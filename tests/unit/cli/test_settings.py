@@ -160,12 +160,13 @@ def test_a_server_is_sent_what_was_given_and_nothing_else(
     ]
 
 
-@pytest.mark.parametrize(("name", "is_kept"), [("copies", True), ("copy.gguf", False)])
+@pytest.mark.parametrize(("name", "is_kept"), [("copies", True), ("not mounted now", True), ("copy.gguf", False)])
 def test_copies_of_the_models_of_a_folder_are_in_a_folder(
     name: str, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "copies").mkdir()
+    (tmp_path / "copy.gguf").touch()
     (tmp_path / "edge-run").mkdir()
     (tmp_path / "edge-run" / "config.toml").write_text(f"also = '{tmp_path / name}'\n")
     configs: list[ModelConfig] = []

@@ -186,7 +186,7 @@ def _what(context: click.Context, given: dict[str, Any]) -> dict[str, Path | str
         del of_one_model["packed"]
     if given["speculate"] == "draft":  # by a model that goes with one alone
         of_one_model["speculate"] = "--speculate draft"
-    if given["also"] and not given["also"].is_dir():  # a folder may have a copy of each
+    if given["also"] and given["also"].is_file():  # a folder may have a copy of each
         of_one_model["also"] = "--also FILE"
     for name, flag in of_one_model.items():
         if origin(context, name) == "flag":

@@ -50,7 +50,7 @@ class ServerChat(ChatLoop):
         """Answer what the user wrote. Where the server fails, what it said by then stays, if it said anything."""
         messages = [*self._messages, {"role": "user", "content": text}]
         body = {**self._settings, "messages": messages, "stream_options": {"include_usage": True}}
-        answer = _Answer()
+        answer, is_whole = _Answer(), False
         began_s = time.monotonic()
         try:
             with contextlib.closing(self._client.answer(PATH, body)) as events:
@@ -64,11 +64,12 @@ class ServerChat(ChatLoop):
             raise
         except EdgeRunError as error:
             self._terminal.end_line()
-            self.say_failed(error, ". What was said stays." if answer.shown else ". The chat is as it was before.")
+            self.say_failed(error, ". What was said stays." if answer.text else ". The chat is as it was before.")
         else:
+            is_whole = True
             self._terminal.end_line()
             self._say_figures(answer, time.monotonic() - began_s)
-        if answer.shown:
+        if answer.text or (answer.shown and is_whole):  # a thought alone that was cut off is no answer
             self._messages = [*messages, {"role": "assistant", "content": answer.text}]
 
     def _say_figures(self, answer: _Answer, took_s: float) -> None:

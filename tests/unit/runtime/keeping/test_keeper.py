@@ -124,6 +124,8 @@ def test_a_cancelled_lookup_leaves_what_is_held(tmp_path: Path, monkeypatch: pyt
     """The pass that follows is cancelled too, and then the conversation is still there."""
     one, answers = Conversation(tmp_path), threading.Event()
     one.answer()
+    expected: Any = object()
+    one.keeper.expect(expected)
 
     def check() -> None:
         raise Cancelled("the pass was cancelled")
@@ -135,6 +137,7 @@ def test_a_cancelled_lookup_leaves_what_is_held(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(one.keeper, "_check", check)
     try:
         assert one.keeper.resume(range(9), 1) is None
+        assert one.keeper._expected is expected, "it was not looked for"
     finally:
         answers.set()
 

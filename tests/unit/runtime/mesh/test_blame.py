@@ -40,6 +40,13 @@ def test_who_does_not_reach_a_second_one_is_left_out(blame: Blame) -> None:
     found = blame.event_of(unreached("b", "d"), OTHERS)
     assert isinstance(found, Refused)
     assert (found.node, "blames one device after another" in found.why) == ("b", True)
+    assert found.is_for_now, "its network may be mended"
+
+
+def test_who_does_not_reach_the_same_one_again_has_blamed_nobody_else(blame: Blame) -> None:
+    """One that freezes now and then would else take the device before it along."""
+    for _ in range(4):
+        assert blame.event_of(unreached("b", "c"), OTHERS) == Apart("b", "c")
 
 
 def test_who_is_not_reached_by_a_second_one_is_gone(blame: Blame) -> None:

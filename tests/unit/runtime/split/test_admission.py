@@ -61,10 +61,17 @@ def test_who_is_silent_for_a_while_as_every_device_is_makes_no_room() -> None:
     ):
         with pytest.raises(NoSlot, match=f"it has {why}, and a device takes two"):
             slots.enter(address, lambda: None, LEAST_SILENCE_S)
-        slots.make_room(LEAST_SILENCE_S)
     assert not gone
     assert slots.enter("1.1.1.1", lambda: None, LEAST_SILENCE_S + 0.1)
     assert gone == ["a1"]
+
+
+def test_a_machine_without_room_for_another_one_loses_who_has_been_silent_the_longest() -> None:
+    slots, gone = ConnectionSlots(), list[str]()
+    for name, came_s in (("late", 2.0), ("early", 1.0)):
+        slots.enter("1.1.1.1", lambda name=name: gone.append(name), came_s)  # type: ignore[misc]
+    slots.make_room()
+    assert gone == ["early"]
 
 
 def test_who_reads_no_answers_makes_room_for_who_does() -> None:

@@ -51,6 +51,32 @@ def test_a_frame_that_comes_to_nothing_leaves_a_connection_alone_that_was_made_s
     assert connection.problem == "too late"
 
 
+def test_while_a_frame_is_under_way_the_connection_of_the_probes_does_not_fall_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who is silent makes room for others at a server that is full."""
+    monkeypatch.setattr(split_connection, "STAY_S", 0.05)
+    monkeypatch.setattr(split_connection, "PROBE_EVERY_S", 0.01)
+    said, is_enough = list[tuple[bytes, float]](), threading.Event()
+
+    class Link:
+        def ask(self, kind: int, body: bytes, limit_s: float) -> Reply:
+            said.append((body, limit_s))
+            if len(said) == 3:
+                is_enough.set()
+            return Reply(b"", 0.0, 0.0, 0.0)
+
+    connection: Any = ServerConnection(("there", 1), "00", Chooser((), {}), threading.Lock())
+    frames = connection._frames = object()
+    thread = threading.Thread(target=connection._watch, args=(Link(), frames))
+    with connection._speaking:
+        thread.start()
+        assert is_enough.wait(20)
+        connection._is_closed.set()
+        thread.join()
+    assert set(said) == {(b"", split_connection.PATIENT_LIMIT_S)}, "it may wait behind the frame, and measures nothing"
+
+
 class SlowServer:
     """Answers each probe at once; the second connection waits until it `may_connect`."""
 
