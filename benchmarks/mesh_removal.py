@@ -68,9 +68,8 @@ def say(node: LocalNode, others: list[LocalNode], number: int) -> None:
     body: dict[str, Any] = {"number": number, "order": {"order": "close"}, "load": {}, "plan": {}} | BODIES.get(
         kind, {}
     )
-    owner = to.node if kind == "cmd" else None
     with node.held() as state:
-        state._send(kind, body, owner=owner, to=to.node, epoch=(1 << 21) + number, is_direct=number % 2 == 1)
+        state._send(kind, body, node=to.node, epoch=(1 << 21) + number, is_direct=number % 2 == 1)
 
 
 def is_taken(node: LocalNode, to: LocalNode) -> bool:

@@ -20,6 +20,7 @@ from edge_run.base.units import format_size
 from edge_run.runtime.mesh.failover import Deposed, Gone, LessRoom, Refused
 
 STATUS_TIMEOUT_S = 3.0
+THERE_S = 0.6  # in which a device answers that is there, and said to be away: others wait for what comes of that
 TELL_S, STALL_S = 3.0, 120.0
 LEAST_READ_BYTES = 16 << 20  # in STALL_S: no drive is slower
 MOST_BEGUN = 64  # files that a device begins to read for one model
@@ -184,19 +185,19 @@ class RunOrders:
 
         Where this device has left, nobody obeys it, and none of them is to blame.
         """
-        missing, computing = self._ask_what_they_do(nodes)
+        missing, computing = self._ask_what_they_do(nodes, STATUS_TIMEOUT_S)
         return missing or Gone((computing or list(nodes))[0], "it did not do its part in time")
 
     def who_is_missing(self, nodes: Sequence[str]) -> Gone | Deposed | None:
         """Return which of `nodes` does not answer, None where all do; where this device has left, that it has."""
-        return self._ask_what_they_do(nodes)[0]
+        return self._ask_what_they_do(nodes, THERE_S)[0]
 
-    def _ask_what_they_do(self, nodes: Sequence[str]) -> tuple[Gone | Deposed | None, list[str]]:
+    def _ask_what_they_do(self, nodes: Sequence[str], timeout_s: float) -> tuple[Gone | Deposed | None, list[str]]:
         """Return who does not answer, as `who_is_missing`, and else who computes."""
         computing: list[str] = []
         for node in nodes:
             try:
-                answer = self._mesh.order(node, {"order": "status"}, timeout_s=STATUS_TIMEOUT_S)
+                answer = self._mesh.order(node, {"order": "status"}, timeout_s=timeout_s)
                 if Fields(answer, "its answer", node).words("place").startswith("computing"):
                     computing.append(node)
             except HasLeft as error:
