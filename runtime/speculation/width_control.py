@@ -7,8 +7,8 @@ on a single one. While plain decoding is better, guesses are still made now and 
 held against what comes: so speculation begins again when it would pay. Each new text is guessed at. Of several that
 share passes a draft model would have to read each one first, so they are guessed at where wider passes are expected to
 take little longer, and are only tried otherwise, a few of them: at once where trying costs nothing, after a while where
-it takes a draft model. Plain passes are made now and then while guessing pays, at
-first more often: they say what it gains.
+it takes a draft model. Plain passes are made now and then while guessing pays, at first more often: they say what it
+gains.
 """
 
 from __future__ import annotations

@@ -196,12 +196,18 @@ def test_what_the_device_takes_is_measured_again_now_and_then() -> None:
     assert one.choose(DEADLINE_S) == Mode(LOCAL)
 
 
-def test_what_the_server_takes_is_measured_again_now_and_then() -> None:
+def served_slowly(seconds: float) -> Chooser:
+    """Return a chooser whose server took so long for the last frames."""
     one = chooser()
     connect(one, 1e8)
     for kind in (CODE, IMAGE):
         for _ in range(2):
-            one.served(kind, 0.6, ANSWER_BYTES)
+            one.served(kind, seconds, ANSWER_BYTES)
+    return one
+
+
+def test_what_the_server_takes_is_measured_again_now_and_then() -> None:
+    one = served_slowly(0.6)
     assert one.choose(DEADLINE_S) == Mode(LOCAL)
     for _ in range(2):
         trials(one, Mode(IMAGE))
@@ -216,11 +222,7 @@ def test_no_trial_makes_a_frame_late() -> None:
     for _ in range(2):
         one.computed(LOCAL, 2 * DEADLINE_S)
     assert all(one.choose(DEADLINE_S) != Mode(LOCAL) for _ in range(20_000))
-    one = chooser()
-    connect(one, 1e8)
-    for kind in (CODE, IMAGE):
-        for _ in range(2):
-            one.served(kind, 3 * DEADLINE_S, ANSWER_BYTES)
+    one = served_slowly(3 * DEADLINE_S)
     trials(one, Mode(IMAGE), 20_000)
     patience_s = one.patience_s(Mode(IMAGE), DEADLINE_S, 0.0)
     assert patience_s + LOCAL_MARGIN * LOCAL_S <= DEADLINE_S
