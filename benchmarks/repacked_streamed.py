@@ -7,6 +7,10 @@ The budget is a share of the model's weights, and the drive is not limited. In e
 cold, in a control group of the budget: `off`; `on`, where readers repack what they have read; with `--packed` also from
 a packed file (`edge-run pack`), where nothing is left to repack; and `auto`, which may be either. A prompt is read
 once, passes of 32 tokens are those of a prompt that is read a second time, single tokens follow the long prompt.
+
+A pass takes at least what computing it takes where the whole model is in memory, and at least what reading its bytes
+takes where nothing else is done: the longer of the two is its limit, and what `off`'s is over another way's is as much
+as that way could gain.
 """
 
 from __future__ import annotations
@@ -18,7 +22,13 @@ from typing import Any
 from _box import file_at, run_worker, spread, write_results
 
 VERIFIED, PASSES, TOKENS = 32, 8, 12
-WHAT = {"prompt_s": "the prompt", "pass_s": f"a pass of {VERIFIED}", "token_s": "a token"}
+READ_MIB = 1024  # at full speed, with nothing beside it
+WHAT = {
+    "prompt_s": "the prompt",
+    "pass_s": f"a pass of {VERIFIED}",
+    "pass_limit_s": "its limit",
+    "token_s": "a token",
+}
 
 
 def main() -> None:
@@ -43,9 +53,15 @@ def main() -> None:
             verified = VERIFIED * PASSES
             short = ["--prompt", verified, "--context", verified + 64, "--micro-batch", VERIFIED, "--again"]
             read = run_worker([*common, *long, "--decode", TOKENS], box, arguments.model)
-            passes = run_worker([*common, *short, "--decode", "2"], box, arguments.model)
+            alone = ["--decode", "2", "--direct-read", READ_MIB]
+            passes = run_worker([*common, *short, *alone], box, arguments.model)
+            whole = run_worker([arguments.model, *flags, *short, "--decode", "2"])
             row = {"round": number, "way": way, "repacked": " ".join(read["repacked"])}
+            row |= {"pass_repacked": " ".join(passes["repacked"])}
             row |= {"prompt_s": read["prompt_s"], "pass_s": passes["prompt_again_s"] / PASSES}
+            row |= {"compute_s": whole["prompt_again_s"] / PASSES}
+            row |= {"reading_s": passes["bytes_per_token"] / passes["direct_bytes_per_s"]}
+            row |= {"pass_limit_s": max(row["compute_s"], row["reading_s"])}
             row |= {"token_s": read["mean_token_s"], "bytes_per_token": read["bytes_per_token"]}
             boxes = read["box"], passes["box"]
             row |= {"memory_bytes": memory, "peak_bytes": max(box["peak_bytes"] or 0 for box in boxes)}
@@ -69,7 +85,8 @@ def describe(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> s
     ]
     for way in dict.fromkeys(row["way"] for row in rows):
         mine = [row for row in rows if row["way"] == way]
-        cells = [way, mine[0]["repacked"] or "nothing"]
+        kinds = dict.fromkeys(row[key] or "nothing" for key in ("repacked", "pass_repacked") for row in mine)
+        cells = [way, "; ".join(kinds)]
         for figure in WHAT:
             times = (before[figure] / row[figure] for before, row in zip(plain, mine, strict=True))
             cells += [spread(row[figure] for row in mine), spread(times)]
