@@ -16,13 +16,10 @@ from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.context_shape import ContextShape
-from edge_run.runtime.llama.logit_rows import LogitRows
-from edge_run.runtime.llama.model import LlamaContext, LlamaModel
+from edge_run.runtime.llama.model import STOPPED, LlamaContext, LlamaModel
 from edge_run.runtime.llama.pass_batch import PassBatch
 from edge_run.runtime.llama.rollback import Rollback
 from edge_run.tiers.kv.cells import CellCount
-
-_STOPPED = 2  # what llama.cpp returns when it was told to stop
 
 
 class RowWatcher:
@@ -78,7 +75,7 @@ class LocalDecoder:
         self._count = count or CellCount(context.context_tokens)
         self._width = shape.micro_batch_tokens
         self._batch = PassBatch(self._width, shape.sequences)
-        self._rows = LogitRows(shape.outputs_per_pass, model.vocabulary)
+        self._rows = context.rows
         self.keeps_whole_passes = False
         self.watcher, self._rollback = RowWatcher(), Rollback(context.rollback_tokens)
         has_padding = shape.is_exact and not (model.is_recurrent or shape.pooling)
@@ -211,7 +208,7 @@ class LocalDecoder:
         self.limits.check_batch(batch)
         self._fill(batch)
         with self._driver.interrupt.hearing_ctrl_c(), self._driver.placing(PassShape(len(batch), 0), look):
-            code = self._context.decode(self._batch.handle)
+            code = self._context.decode(self._batch)
         self._check_code(code, len(batch))
         self.watcher.ran(batch)
 
@@ -243,7 +240,7 @@ class LocalDecoder:
         first = shape.tokens - shape.outputs
         self._fill([BatchToken(token=0, position=i, wants_logits=i >= first) for i in range(shape.tokens)])
         with self._driver.interrupt.hearing_ctrl_c(), self._driver.mapping():
-            code = self._context.decode(self._batch.handle)
+            code = self._context.decode(self._batch)
         L.llama_memory_clear(self._context.memory, False)  # nothing was computed, so nothing was written
         graph = self._driver.take_map()
         if code != 0 or not any(node.reads for node in graph):
@@ -350,8 +347,8 @@ class LocalDecoder:
         outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
         with self._driver.interrupt.hearing_ctrl_c(), self._driver.running(PassShape(len(tokens), len(outputs))):
             self._rollback.begin(tokens)
-            code = self._context.decode(self._batch.handle)
-            if code == _STOPPED:
+            code = self._context.decode(self._batch)
+            if code == STOPPED:
                 raise Cancelled("the pass was cancelled")
         self._check_code(code, len(tokens))
         self._rollback.ran(tokens)

@@ -49,6 +49,9 @@ def open_lender(
     draft_cells = CellRoom(terms.draft_cells) if terms.draft_cells else None
     per_token = terms.work_token_bytes, terms.sliced_token_bytes
     work = WorkRoom(terms.narrow_tokens, *per_token, products.close) if products and terms.narrow_tokens else None
-    lender = LentResidency(loans, borrower, buffer, cells, count, draft_cells, work)
+    rows = loaded.context.rows if terms.row_bytes else None
+    if rows:
+        rows.is_lent = True
+    lender = LentResidency(loans, borrower, buffer, cells, count, draft_cells, work, rows)
     lender.lacking_bytes = LimitWatch(sum(item.size_bytes for item in plan.items)).lacking_bytes
     return lender

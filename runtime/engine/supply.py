@@ -296,11 +296,11 @@ def _lend(
     lender = open_lender(loaded, terms, plan, streams, count, spilled, products, loaded.shape.narrow_tokens)
     if lender is None:
         return None
-    loaded.driver.before_pass = lambda shape: lender.before_pass(shape.tokens)
+    loaded.driver.before_pass = lambda shape: lender.before_pass(shape.tokens, shape.outputs)
     if loaded.draft:
         loaded.draft.make_room = lender.before_drafting
-        if loaded.draft.weights and terms.draft_weight_bytes:
-            lender.hold_draft(terms.draft_weight_bytes)
+        if loaded.draft.weights and terms.draft_idle_bytes:
+            lender.hold_draft(terms.draft_idle_bytes)
             loaded.draft.weights.on_leave = lender.rest_draft
         loaded.draft.limit(terms.context_tokens + GUESSED_TOKENS)
     return lender
@@ -328,7 +328,7 @@ def _mapped(loaded: Loaded) -> tuple[NarrowPass, Terms]:
     draft_cells = loaded.draft.cells if loaded.draft else None
     assert loaded.backing is not None
     chunk_bytes = loaded.backing.address_space.chunk_bytes
-    lent = loaded.prepared.lending(terms, shape, chunk_bytes, cells, draft_cells, idle)
+    lent = loaded.prepared.lending(terms, shape, chunk_bytes, cells, draft_cells, idle, loaded.model.vocabulary)
     config, flow = loaded.prepared.config, narrow.flow
     lent = with_bounds(lent, flow.cells, cell_uses(narrow.graph, flow), config)
     return narrow, with_spill(lent, spillable_uses(loaded, narrow.graph, flow, flow.cells), config)

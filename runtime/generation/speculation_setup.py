@@ -53,10 +53,10 @@ def _new_session(engine: Engine) -> Session:
 def _control(engine: Engine, costs: WidthCosts, most_tokens: int) -> WidthControl:
     control = WidthControl(costs, most_tokens, _least_gain(engine))
     control.first_trial_passes = float(engine.draft is not None)
-    weights = engine.draft.weights if engine.draft else None
-    if weights and weights.on_leave:
-        control.rest = weights.leave
-        control.rested_share = weights.size_bytes / max(weights.size_bytes, engine.plan.streamed_bytes_per_pass)
+    draft = engine.draft
+    if draft and draft.weights and draft.weights.on_leave:
+        control.rest, size_bytes = draft.rest, draft.weights.size_bytes
+        control.rested_share = size_bytes / max(size_bytes, engine.plan.streamed_bytes_per_pass)
     return control
 
 

@@ -16,8 +16,8 @@ from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.learned_positions import learned_positions
 from edge_run.runtime.inspection.model_kind import check_generates, check_kind
 from edge_run.runtime.llama.context_shape import CELLS_STEP, context_shape
-from edge_run.runtime.llama.holdings import LOGIT_BYTES
 from edge_run.runtime.llama.library import library_build
+from edge_run.runtime.llama.logit_rows import LOGIT_BYTES, idle_row_bytes
 from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel, read_gguf
@@ -106,8 +106,9 @@ class DraftFile:
 
     @property
     def idle_bytes(self) -> int:
-        """What the weights free at least when they leave: whole pages inside each tensor."""
-        return sum(max(0, tensor.size_bytes - 2 * PAGE) for tensor in self.gguf.tensors)
+        """What it frees at least while it rests: whole pages inside each tensor, and rows of logits."""
+        weights = sum(max(0, tensor.size_bytes - 2 * PAGE) for tensor in self.gguf.tensors)
+        return weights + idle_row_bytes(self.config.sequences, self.known.vocabulary)
 
     @property
     def cells(self) -> Cells | None:

@@ -302,7 +302,12 @@ def floats_at(address: int, count: int) -> npt.NDArray[np.float32]:
 
 def float_rows(pointer: Any, columns: int) -> npt.NDArray[np.float32]:
     """Return one row of `columns` floats at a ctypes pointer, `(columns,)`, without copying."""
-    return floats_at(ctypes.addressof(pointer.contents), columns)
+    return floats_at(address_of(pointer), columns)
+
+
+def address_of(pointer: Any) -> int:
+    """Return the address that a ctypes pointer holds, 0 for none."""
+    return ctypes.addressof(pointer.contents) if pointer else 0
 
 
 def numbers_at(pointer: Any, count: int) -> Any:

@@ -9,6 +9,7 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.results import PlanItem
 from edge_run.base.units import MIB, round_up
 from edge_run.devices.host.memory import ProcessMemory, process_memory
+from edge_run.runtime.llama.logit_rows import LOGIT_BYTES
 from edge_run.tiers._libc import PAGE
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ TEXT_BYTES, TEXT_BYTES_OF_A_TOKEN = 10 * MIB, 40  # for each token of a vocabula
 SHORT_TEXT_TOKENS, BOOK_BYTES = 8192, 256  # that TEXT_BYTES cover; what llama.cpp and we note of each further one
 MOST_LOOKUP_TOKENS = 32_768  # of a text, whose runs are looked up (`runtime/speculation/lookup.py`); a power of two
 LOOKUP_TOKEN_BYTES = 120
-LOGIT_BYTES = 4
 
 
 def text_reserve_bytes(vocabulary: int, n_rows: int = 1, context_tokens: int = 0) -> int:

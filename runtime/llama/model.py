@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,9 +20,13 @@ from edge_run.runtime.llama.cache_memory import CacheMemory
 from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.load_placement import LoadPlacement
+from edge_run.runtime.llama.logit_rows import LogitRows
+from edge_run.runtime.llama.pass_batch import PassBatch
 from edge_run.runtime.llama.spelling import Spelling
 from edge_run.runtime.llama.splitting import Splitting
 from edge_run.runtime.processes.visitors import Visitors
+
+DECODED, STOPPED = 0, 2  # what llama.cpp returns of a pass; the latter when it was told to stop
 
 _Result = TypeVar("_Result")
 _BUFFER = re.compile(r"(\S+) +(?:compute|output) buffer size =\s*([\d.]+) MiB")
@@ -212,6 +217,7 @@ class LlamaContext:
     buffer_bytes: of the other buffers in DRAM, for computing and for logits.
     gpu_kv_bytes, gpu_buffer_bytes: the same on a GPU.
     caches: of each cache, wherever it is, its bytes and how many layers it has.
+    rows: the logits of passes.
     cell_layers: of each cache of keys and values, its cells, those of one stream, and in how many layers it has them. A
         sliding window's has fewer cells than the context.
     """
@@ -295,6 +301,15 @@ class LlamaContext:
         self.kv_bytes = sum(size for size, _ in self.caches) - self.gpu_kv_bytes
         self.untouched_bytes = min(caches.size_bytes, self.kv_bytes)
         self.sparse_caches: Sequence[tuple[int, int]] = caches.ranges
+        self.rows = self._new_rows(shape, model.vocabulary, may_free=is_sparse and sys.platform == "linux")
+
+    def _new_rows(self, shape: ContextShape, vocabulary: int, *, may_free: bool) -> LogitRows:
+        def address() -> int:
+            return ggml.address_of(L.llama_get_logits(self.handle)) if may_free else 0
+
+        rows = LogitRows(shape.outputs_per_pass, vocabulary, shape.sequences, address)
+        rows.free()  # llama.cpp cleared its own, which took their memory
+        return rows
 
     def stop_at(self, flag: ggml.StopFlag) -> None:
         """End passes, with code 2, while `flag` is up; it must live as long as this does."""
@@ -317,10 +332,13 @@ class LlamaContext:
                 self._pool = ggml.ThreadPool(sorted(cores))
                 self._pool.attach(self.handle)
 
-    def decode(self, batch: Any) -> int:
+    def decode(self, batch: PassBatch) -> int:
         """Run llama_decode, and return its code."""
         with _same_cores() if self._pool else contextlib.nullcontext():
-            return int(L.llama_decode(self.handle, batch))
+            code = int(L.llama_decode(self.handle, batch.handle))
+        if code in (DECODED, STOPPED):
+            self.rows.note_pass(batch.n_outputs)
+        return code
 
     def close(self) -> None:
         """Free the context. Idempotent."""

@@ -14,12 +14,14 @@ from edge_run.runtime.llama._ggml import L
 class PassBatch(Closing):
     """A `llama_batch` of at most `n_tokens` tokens, each in at most `n_sequences` sequences. Close it.
 
+    n_outputs: how many of the tokens want logits.
+
     Its arrays are set in slices: through the pointers in it, number by number, that took microseconds for each token.
     """
 
     def __init__(self, n_tokens: int, n_sequences: int) -> None:
         self.handle: Any = L.llama_batch_init(n_tokens, 0, n_sequences)
-        self._n_most = n_tokens, n_sequences
+        self._n_most, self.n_outputs = (n_tokens, n_sequences), 0
         self.find_arrays()
 
     def find_arrays(self) -> None:
@@ -41,7 +43,7 @@ class PassBatch(Closing):
             sequences[0] = token.sequence
             if token.branches:
                 sequences[1 : 1 + len(token.branches)] = token.branches
-        self.handle.n_tokens = n
+        self.handle.n_tokens, self.n_outputs = n, sum(token.wants_logits for token in tokens)
 
     def close(self) -> None:
         """Free it. Idempotent."""

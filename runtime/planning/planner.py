@@ -30,7 +30,8 @@ from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.inspection.inspection import SHARD_BYTES
 from edge_run.runtime.llama.context_shape import context_shape, lends_cells
-from edge_run.runtime.llama.holdings import LOGIT_BYTES, Holdings, lookup_bytes, text_reserve_bytes
+from edge_run.runtime.llama.holdings import Holdings, lookup_bytes, text_reserve_bytes
+from edge_run.runtime.llama.logit_rows import LOGIT_BYTES
 from edge_run.runtime.llama.work_buffer import work_bytes
 from edge_run.runtime.planning.expert_plan import plan_moe
 from edge_run.runtime.planning.experts import routed_read
@@ -130,7 +131,7 @@ class Planner:
         cells = replace(known.cells, n_streams=shape.n_streams) if is_by_cell else None
         draft = self.prepared.draft
         draft_cells, chunk_bytes = draft.cells if draft else None, self._address_space.chunk_bytes
-        lent = self.prepared.lending(terms, shape, chunk_bytes, cells, draft_cells, idle)
+        lent = self.prepared.lending(terms, shape, chunk_bytes, cells, draft_cells, idle, known.vocabulary)
         lent = with_bounds(lent, known.cells.tensors, known.cell_uses, self.config)
         return with_spill(lent, known.cell_uses, self.config)
 

@@ -13,6 +13,7 @@ from edge_run.runtime.inspection.draft_file import DraftFile
 from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.holdings import Holdings
+from edge_run.runtime.llama.logit_rows import LOGIT_BYTES
 from edge_run.runtime.planning.terms import Terms
 from edge_run.tiers.address_space import MappedSpan
 from edge_run.tiers.gguf import GgufModel
@@ -70,8 +71,8 @@ class Prepared:
         return "keys and values lie on the GPU" if self.offload else ""
 
     @property
-    def draft_weight_bytes(self) -> int:
-        """What the weights of the draft model give back while it rests; nothing of what is on a GPU.
+    def draft_idle_bytes(self) -> int:
+        """What the draft model gives back while it rests; nothing of what is on a GPU.
 
         A mixture has no use for it: how many experts it has frames for is planned once.
         """
@@ -121,11 +122,15 @@ class Prepared:
         cells: Cells | None,
         draft_cells: Cells | None,
         idle_bytes: int,
+        vocabulary: int,
     ) -> Terms:
         """Return `terms` where weights borrow what passes leave, and large products are computed in row slices.
 
         shape: of the context. chunk_bytes: the size of a chunk. cells, draft_cells, idle_bytes: as of `Terms`.
+        vocabulary: the number of its tokens.
         """
         lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle_bytes)
-        lent = replace(lent, draft_weight_bytes=self.draft_weight_bytes, verified_tokens=shape.verified_tokens)
+        lent = replace(lent, draft_idle_bytes=self.draft_idle_bytes, verified_tokens=shape.verified_tokens)
+        if not shape.pooling:
+            lent = replace(lent, row_bytes=2 * LOGIT_BYTES * vocabulary, most_rows=shape.kept_rows)
         return lent.with_row_slices(chunk_bytes, shape.narrow_tokens, shape.threads)

@@ -40,8 +40,10 @@ class Terms:
     packed: the packed file of the experts.
     cells: the context's keys and values; None where they take all their memory at once.
     draft_cells: those of the draft model; None where there is none, or they take all their memory at once.
-    draft_weight_bytes: what its weights give back while it rests.
+    draft_idle_bytes: what it gives back while it rests, its weights above all.
     idle_bytes: the part of the buffers that passes of few tokens do not touch.
+    row_bytes: what the logits of a token take; 0 where their memory is not lent.
+    most_rows: the tokens in a pass, at most, that have logits.
     verified_tokens: the guesses in a pass at most, each of which takes a cell.
     wanted_context_tokens: the context that was asked for; the budget may have room for fewer tokens.
     is_shared: other devices compute layers for the same context, so this one cannot make it shorter.
@@ -70,8 +72,10 @@ class Terms:
     packed: PackedFile | None = None
     cells: Cells | None = None
     draft_cells: Cells | None = None
-    draft_weight_bytes: int = 0
+    draft_idle_bytes: int = 0
     idle_bytes: int = 0
+    row_bytes: int = 0
+    most_rows: int = 1
     verified_tokens: int = 0
     wanted_context_tokens: int = 0
     is_shared: bool = False
@@ -89,7 +93,7 @@ class Terms:
     @property
     def lent_bytes(self) -> int:
         """What weights may have before anything is written into the context, while passes are of few tokens."""
-        return max(0, self.most_lent_bytes - self.draft_weight_bytes)
+        return max(0, self.most_lent_bytes - self.draft_idle_bytes - self._text_row_bytes)
 
     @property
     def most_lent_bytes(self) -> int:
@@ -98,10 +102,19 @@ class Terms:
 
     @property
     def pool_bytes(self) -> int:
-        """What is divided anew before each pass: buffers and work where idle, a draft's weights, keys and values."""
+        """What is divided anew before each pass: buffers and work where idle, what a draft gives back, and cells."""
         sliced_bytes = self._wide_bytes(self.micro_batch_tokens, self.sliced_token_bytes)
         work_bytes = self._kept_work_bytes(self.micro_batch_tokens) + sliced_bytes
-        return self.idle_bytes + work_bytes + self.draft_weight_bytes + self._full_cell_bytes
+        row_bytes = self._row_bytes(self.most_rows)
+        return self.idle_bytes + row_bytes + work_bytes + self.draft_idle_bytes + self._full_cell_bytes
+
+    @property
+    def _text_row_bytes(self) -> int:
+        """Where all texts share a pass that makes a token of each."""
+        return self._row_bytes(min(self.sequences, self.most_rows))
+
+    def _row_bytes(self, n_rows: int) -> int:
+        return (n_rows - 1) * self.row_bytes
 
     @property
     def _full_cell_bytes(self) -> int:
@@ -141,7 +154,8 @@ class Terms:
 
         These were read in passes as wide as can be.
         """
-        kept_bytes = self._kept_work_bytes(min(tokens, self.micro_batch_tokens)) + self.draft_weight_bytes
+        kept_bytes = self._kept_work_bytes(min(tokens, self.micro_batch_tokens)) + self.draft_idle_bytes
+        kept_bytes += self._text_row_bytes
         return max(0, self.pool_bytes - kept_bytes - self.cell_bytes(tokens + 1)) // loan_bytes
 
     @property

@@ -89,7 +89,7 @@ class Assignment:
 
     def _before_pass(self, shape: PassShape) -> None:
         if self.lent_residency:
-            self.lent_residency.before_pass(shape.tokens)
+            self.lent_residency.before_pass(shape.tokens, shape.outputs)
         if shape.tokens == 1 and (visiting := self._visiting()) != self._by_visits:
             self._by_visits = visiting
             self._compile_all()

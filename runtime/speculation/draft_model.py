@@ -232,6 +232,12 @@ class DraftModel(Closing):
             self._context.use_threads(self._threads)
             self._trees.end = None
 
+    def rest(self) -> None:
+        """Give back what it can do without until it is to guess, if there is a use for it. Between passes only."""
+        if self.weights and self.weights.on_leave:
+            self.weights.leave()
+            self._context.rows.free()
+
     def close(self) -> None:
         """Free it. Idempotent."""
         self._stack.close()

@@ -1,10 +1,11 @@
-"""Room that passes do not need is lent to weights: that of keys and values not written yet, of idle buffers and work.
+"""Room that passes do not need is lent to weights: of keys and values not written yet, idle buffers, rows and work.
 
-A budget has room for a context's keys and values in full, a draft model's too, and for llama.cpp's compute buffer,
-which is made for a micro-batch. As long as a text is short most of the one is unused, and a pass of one token touches
-little of the other. What the next pass does not need holds weights that would stream otherwise, and is taken back
-before a pass that needs it: always between passes, when a buffer holds nothing that counts
-(`runtime/decoding/compute_buffer.py`) and cells that no token has are not looked at. So what is computed is the same.
+A budget has room for a context's keys and values in full, a draft model's too, for llama.cpp's compute buffer, which is
+made for a micro-batch, and for as many rows of logits as a pass may have. As long as a text is short most of the first
+is unused; a pass of one token touches little of the second, and has one row. What the next pass does not need holds
+weights that would stream otherwise, and is taken back before a pass that needs it: always between passes, when a buffer
+holds nothing that counts (`runtime/decoding/compute_buffer.py`) and cells that no token has are not looked at. So what
+is computed is the same.
 
 How much of the buffer a narrow pass touches is known from its graph. That it is so is looked up before every pass, and
 where it is not, buffers are lent no more.
@@ -19,6 +20,7 @@ from typing import Protocol
 from edge_run.base.errors import Cancelled
 from edge_run.base.units import format_size
 from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
+from edge_run.runtime.llama.logit_rows import LogitRows
 from edge_run.tiers import _libc
 from edge_run.tiers.kv.cells import CellCount, Cells
 from edge_run.tiers.kv.loans import Loans
@@ -184,24 +186,30 @@ class LentResidency:
         count: CellCount | None = None,
         draft_cells: CellRoom | None = None,
         work: WorkRoom | None = None,
+        rows: LogitRows | None = None,
     ) -> None:
         """Lend to `borrower`, to whom nothing was lent yet.
 
         cells: of the context; None where they keep all their memory. count: tells up to which of them anything is
-        written. draft_cells: those of the draft model's context. work: None where it keeps all its memory.
+        written. draft_cells: those of the draft model's context. work, rows: None where they keep all
+        their memory.
         """
         self.loans, self._borrower, self._buffer = loans, borrower, buffer
         self._cells, self.count, self._draft_cells, self._work = cells, count, draft_cells, work
-        self._own_bytes = loans.pool_bytes
-        self._draft_cell_bytes = self._draft_weight_bytes = self._held_weight_bytes = 0
+        self._rows, self._own_bytes = rows, loans.pool_bytes
+        self._draft_cell_bytes = self._draft_idle_bytes = self._held_idle_bytes = 0
         self.lacking_bytes: Callable[[], int] = lambda: 0
         self.say: Callable[[str], None] = logger.warning
         self.on_cut: Callable[[int], None] = lambda n_cells: None
         self._has_told_lack = False
 
-    def before_pass(self, n_tokens: int) -> None:
-        """Divide the room for a pass of `n_tokens` tokens, which must be the next one."""
+    def before_pass(self, n_tokens: int, n_outputs: int = 1) -> None:
+        """Divide the room for a pass of `n_tokens` tokens, which must be the next one.
+
+        n_outputs: of these, how many have logits.
+        """
         own_bytes = self._buffer.needed_bytes(n_tokens) + (self._work.needed_bytes(n_tokens) if self._work else 0)
+        own_bytes += self._rows.needed_bytes(n_outputs) if self._rows else 0
         if self._cells and self.count:
             kept_cells = self.count.tops
             self.on_cut(sum(kept_cells))
@@ -214,40 +222,40 @@ class LentResidency:
     def before_drafting(self, kept_tokens: int, most_tokens: int) -> bool:
         """Divide the room for passes of the draft model; return whether there is room.
 
-        There is none after a stop, nor for weights that are away while the process may hold less than its budget.
+        There is none after a stop, nor for what a draft gave back while the process may hold less than its budget.
 
         kept_tokens: the tokens in its context.
         most_tokens: as many may be there until this is called again.
         """
         if self._draft_cells:
             self._draft_cell_bytes = self._draft_cells.needed_bytes([kept_tokens], [most_tokens])
-        if not (self._draft_cells or self._draft_weight_bytes):
+        if not (self._draft_cells or self._draft_idle_bytes):
             return True
-        before_bytes, all_bytes = self._held_weight_bytes, self._own_bytes + self._draft_cell_bytes
-        all_bytes += self._draft_weight_bytes + self.lacking_bytes()
-        if before_bytes < self._draft_weight_bytes and not self.loans.has_room(all_bytes):
+        before_bytes, all_bytes = self._held_idle_bytes, self._own_bytes + self._draft_cell_bytes
+        all_bytes += self._draft_idle_bytes + self.lacking_bytes()
+        if before_bytes < self._draft_idle_bytes and not self.loans.has_room(all_bytes):
             return False
-        self._held_weight_bytes = self._draft_weight_bytes
+        self._held_idle_bytes = self._draft_idle_bytes
         try:
             self._divide_again()
         except BaseException as error:
-            self._held_weight_bytes = before_bytes
+            self._held_idle_bytes = before_bytes
             if isinstance(error, Cancelled):  # as the next pass will be
                 return False
             raise
         return True
 
-    def hold_draft(self, weight_bytes: int) -> None:
-        """Note that a draft model's weights hold so much of the room, but for the time from `rest_draft` to a guess."""
-        self._draft_weight_bytes = self._held_weight_bytes = weight_bytes
-        self._own_bytes = self.loans.pool_bytes - weight_bytes
+    def hold_draft(self, idle_bytes: int) -> None:
+        """Note that a draft model holds so much of the room, but for the time from `rest_draft` to a guess."""
+        self._draft_idle_bytes = self._held_idle_bytes = idle_bytes
+        self._own_bytes = self.loans.pool_bytes - idle_bytes
 
     def rest_draft(self) -> None:
-        """Have the next pass divide what the draft model's weights held."""
-        self._held_weight_bytes = 0
+        """Have the next pass divide what the draft model gave back."""
+        self._held_idle_bytes = 0
 
     def _divide_again(self) -> None:
-        self._divide(self._own_bytes + self._draft_cell_bytes + self._held_weight_bytes)
+        self._divide(self._own_bytes + self._draft_cell_bytes + self._held_idle_bytes)
 
     def take_back(self) -> None:
         """Take everything back until the next pass."""

@@ -55,7 +55,8 @@ def test_while_it_rests_weights_of_the_model_have_its_room(folder: Path, quantis
         assert weights
 
         def rest() -> None:
-            weights.leave()
+            assert engine.draft
+            engine.draft.rest()
             assert held_bytes(engine) == 0
 
         talk.go_on(TEXT[:200], 4)
@@ -92,7 +93,7 @@ def resting(engine: Engine, talk: Talk) -> DraftWeights:
     talk.go_on(TEXT[:200], 3)
     assert engine.draft
     assert engine.draft.weights
-    engine.draft.weights.leave()
+    engine.draft.rest()
     return engine.draft.weights
 
 
@@ -101,7 +102,7 @@ def refused(engine: Engine, error: type[EdgeRunError]) -> None:
     with pytest.raises(error):
         guesses(engine, 100)
     assert held_bytes(engine) == 0
-    assert not lender_of(engine)._held_weight_bytes
+    assert not lender_of(engine)._held_idle_bytes
 
 
 @in_child

@@ -19,12 +19,12 @@ from edge_run.base.errors import Cancelled, ContextFull
 from edge_run.base.protocols import BatchToken
 from edge_run.base.units import KIB
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.llama import context_shape
+from edge_run.runtime.llama import context_shape, logit_rows
 from exactness import open_at
 from in_child import in_child
 from slices import least_lent
 from talks import OPTIONS, SEQUENCES, WIDTH, Talk, check_rows, say, say_in_branches
-from tiny_models import make_model
+from tiny_models import N_VOCAB, make_model
 from witness import Witness
 
 
@@ -204,3 +204,28 @@ def test_a_part_of_a_prompt_rides_along_beside_what_is_lent(folder: Path) -> Non
     assert not witness.lender._buffer.is_over
     assert needed((0, 1), (3, context_shape.RIDING_TOKENS + 64)) >= idle_bytes
     engine.close()
+
+
+@in_child
+def test_rows_of_logits_are_lent_but_for_those_of_a_pass(folder: Path) -> None:
+    path, options = make_model("llama", folder), {**OPTIONS, "outputs_per_pass": WIDTH}
+    n_loans = list[int]()
+
+    def guess(talk: Talk) -> None:
+        talk.prompt(130)
+        for n_guesses in (0, 48, 0, 20, 48):
+            talk.verify(1 + n_guesses, 2)
+            talk.step()
+            n_loans.append(witness.counts[-2])
+
+    with patch.object(logit_rows, "_LEAST_MAPPED_BYTES", 1):
+        engine, witness = open_lending(path, 0.3, options, by_expert=False)
+        found = Talk(engine.decoder, witness.look)
+        guess(found)
+        assert engine.memory_use.peak_bytes <= engine.budget_bytes
+        engine.close()
+    alone, many, again, some, more = n_loans
+    row_bytes, loan_bytes = 2 * 4 * N_VOCAB, witness.lender.loans.loan_bytes
+    assert alone - many >= 48 * row_bytes // loan_bytes > 1
+    assert alone - 1 <= again >= some >= more <= many
+    check_rows(path, guess, options, found)

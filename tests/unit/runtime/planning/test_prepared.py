@@ -17,5 +17,5 @@ def test_weights_of_a_draft_model_are_lent_where_they_can_leave(is_mixture: bool
     draft: Any = SimpleNamespace(idle_bytes=100)
     offload: Any = SimpleNamespace() if on_gpu else None
     prepared = Prepared(gguf, ModelConfig(), 1 << 30, draft=draft, draft_offload=offload)
-    assert prepared.draft_weight_bytes == found
-    assert Prepared(gguf, ModelConfig(), 1 << 30).draft_weight_bytes == 0
+    assert prepared.draft_idle_bytes == found
+    assert Prepared(gguf, ModelConfig(), 1 << 30).draft_idle_bytes == 0

@@ -51,6 +51,15 @@ def test_a_shorter_context_frees_what_is_lacking_of_both(n_own: int, n_draft: in
     assert found.shortened(1) is None or found.context_tokens > LEAST_CONTEXT_TOKENS
 
 
+@given(n_texts=st.integers(1, 12), most_rows=st.integers(1, 12))
+def test_rows_of_logits_are_lent_but_for_those_of_texts_in_one_pass(n_texts: int, most_rows: int) -> None:
+    usual = terms(2, 0)
+    found = replace(usual, row_bytes=PAGE, most_rows=most_rows, sequences=n_texts)
+    assert found.pool_bytes == found.lent_bytes + found.cell_bytes(1) + (min(n_texts, most_rows) - 1) * PAGE
+    assert found.most_lent_bytes == usual.most_lent_bytes + (most_rows - 1) * PAGE
+    assert found.loans_at(100, PAGE) - usual.loans_at(100, PAGE) == max(0, most_rows - n_texts)
+
+
 def spilling(n_layers: int) -> Terms:
     """Terms of a context of TOKENS tokens that may spill, with work and a buffer that are lent."""
     own = cells(n_layers, 512)
