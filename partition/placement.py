@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from edge_run.base.errors import BudgetError
+from edge_run.base.errors import BudgetError, option
 from edge_run.base.units import MIB, format_size, round_up
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
@@ -100,7 +100,7 @@ def best_placement(
         minimum = round_up(needed(choices[1]), MIB)
         raise BudgetError(
             f"GPU memory {format_size(budget_bytes)}: too small for any part of this model, it needs at least "
-            f"{minimum // MIB} MiB; raise --gpu-memory, or give 0 to leave the GPU out",
+            f"{minimum // MIB} MiB; raise {option('gpu_memory')}, or give 0 to leave the GPU out",
             found_bytes=budget_bytes,
             minimum_bytes=minimum,
         )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from edge_run.base.errors import BudgetError
+from edge_run.base.errors import BudgetError, option
 from edge_run.base.units import KIB, MIB, format_size, round_up
 from edge_run.partition.window import SEGMENT_CHUNKS, Group, frames_needed, groups_of, is_enough, most_pinned, pins_for
 
@@ -115,7 +115,8 @@ def too_small(found_bytes: int, minimum_bytes: int, other_bytes: int) -> BudgetE
     return BudgetError(
         f"memory budget {format_size(found_bytes)}{unit}: too small for this model, it needs at least "
         f"{minimum_bytes // MIB} MiB ({format_size(other_bytes)} besides weights, "
-        f"{format_size(minimum_bytes - other_bytes)} of weights at once); raise --memory or shorten the context (-c)",
+        f"{format_size(minimum_bytes - other_bytes)} of weights at once); raise {option('memory')} or shorten the "
+        f"context ({option('context_tokens')})",
         found_bytes=found_bytes,
         minimum_bytes=minimum_bytes,
     )

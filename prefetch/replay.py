@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_run.base.errors import BudgetError, ConfigError, ModelFileError
+from edge_run.base.errors import BudgetError, ConfigError, ModelFileError, option
 from edge_run.base.replay import PolicyReplay, Replay
 from edge_run.base.units import MIB, format_size, parse_size, round_up
 from edge_run.prefetch.experts import ExpertCache, MoeShape, Policy
@@ -131,7 +131,7 @@ def _check_budget(budget_bytes: int, largest_bytes: int) -> None:
         minimum = round_up(largest_bytes, MIB)
         raise BudgetError(
             f"budget {format_size(budget_bytes)}: less than one expert, which takes {format_size(largest_bytes)}; give "
-            f"--budget {minimum // MIB}MiB or more",
+            f"{option('budgets', f'{minimum // MIB}MiB')} or more",
             found_bytes=budget_bytes,
             minimum_bytes=largest_bytes,
         )

@@ -24,5 +24,6 @@ def parsed(parser: Parser, text: str, cuts: Iterable[int] = ()) -> tuple[str, st
     for start, end in itertools.pairwise(places):
         deltas += parser.push(text[start:end])
     deltas += parser.finish()
-    calls = [(delta.call.name, json.loads(delta.call.arguments)) for delta in deltas if delta.call]
+    calls = [(delta.call.name, delta.call.parsed) for delta in deltas if delta.call]
+    assert all(json.loads(delta.call.arguments) == delta.call.parsed for delta in deltas if delta.call)
     return "".join(delta.content for delta in deltas), "".join(delta.reasoning for delta in deltas), calls

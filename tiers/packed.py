@@ -13,7 +13,7 @@ from edge_run.base.errors import PackedFileError
 from edge_run.base.extras import PACK, need
 from edge_run.base.units import round_down, round_up
 from edge_run.tiers import _libc
-from edge_run.tiers.packed_file import ADVICE, PackedFile
+from edge_run.tiers.packed_file import PackedFile, packed_anew
 from edge_run.tiers.packed_index import READ_BYTES, read_table
 from edge_run.tiers.readers import ThreadMemory
 from edge_run.tiers.source import SourceFile
@@ -69,7 +69,7 @@ class PackedBlocks:
         longest = int((self._ends - self._starts).max())
         if int(self._ends.max()) > self.file.size_bytes or longest > READ_BYTES:
             self.file.close()
-            raise PackedFileError(f"{packed.path}: damaged, a block is outside; {ADVICE}")
+            raise PackedFileError(f"{packed.path}: damaged, a block is outside; {packed_anew()}")
         self._own, self._memory = threading.local(), ThreadMemory(_BUFFER_BYTES)
 
     def entries_of(self, shard: int, size_bytes: int) -> npt.NDArray[np.int32]:
@@ -131,7 +131,7 @@ class PackedBlocks:
 
     def _damaged(self, why: str) -> PackedFileError:
         return PackedFileError(
-            f"{self.packed.path}: a block is damaged ({why}); {ADVICE}",
+            f"{self.packed.path}: a block is damaged ({why}); {packed_anew()}",
         )
 
     def _unpacker(self) -> Any:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from edge_run.base.errors import PackedFileError, not_opened, reason_of
+from edge_run.base.errors import PackedFileError, not_opened, option, reason_of
 from edge_run.base.files.identity import FileIdentity
 from edge_run.base.units import KIB, MIB
 from edge_run.tiers._libc import PAGE
@@ -52,7 +52,6 @@ ALIGNMENT_BYTES = PAGES_BYTES[-1]  # of blocks with repacked weights
 WORK_BYTES = 256 * KIB  # of a reader that unpacks: what zstd keeps
 Block: TypeAlias = "tuple[int, int]"  # the shard, and the number of the block in it
 _MOST_JSON_BYTES, _MOST_TABLE_BYTES = 16 * MIB, 256 * MIB
-ADVICE = "make it again with edge-run pack, or leave it out with --packed off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +145,15 @@ def write_index(facts: Facts) -> bytes:
     return json.dumps(asdict(facts)).encode()
 
 
+def packed_anew() -> str:
+    """Return what to do about a packed file that cannot be used, as advice."""
+    return f"make it again with edge-run pack, or {_left_out()}"
+
+
+def _left_out() -> str:
+    return f"leave it out with {option('packed', 'off')}"
+
+
 def read_packed(path: Path, model_bytes: Sequence[int] = ()) -> PackedFile:
     """Return the packed file at `path`. Raises PackedFileError where it is missing, damaged or of another kind.
 
@@ -153,7 +161,7 @@ def read_packed(path: Path, model_bytes: Sequence[int] = ()) -> PackedFile:
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a named pipe would wait for ever
-            raise PackedFileError(f"{path}: is no file; leave it out with --packed off")
+            raise PackedFileError(f"{path}: is no file; {_left_out()}")
         with path.open("rb") as file:
             head = file.read(HEAD.size)
             if len(head) < HEAD.size or not head.startswith(MAGIC):
@@ -182,7 +190,7 @@ def read_packed(path: Path, model_bytes: Sequence[int] = ()) -> PackedFile:
             file.seek(start)
             index, table = file.read(n_index), file.read(n_table)
     except OSError as error:
-        raise PackedFileError(f"{path}: cannot be read ({reason_of(error)}); leave it out with --packed off") from error
+        raise PackedFileError(f"{path}: cannot be read ({reason_of(error)}); {_left_out()}") from error
     if _digest(index, table) != digest:
         raise _damaged(path, "its index is not the one that was written")
     try:
@@ -205,7 +213,7 @@ def find_packed(gguf: GgufModel, wanted: Path | None) -> PackedFile | None:
     packed = replace(read_packed(path, sizes), is_named=wanted is not None)
     if packed.facts.model != model_key(gguf, packed.facts.names):
         raise PackedFileError(
-            f"{path}: was packed from another model than {gguf.shards[0].path}; {ADVICE}",
+            f"{path}: was packed from another model than {gguf.shards[0].path}; {packed_anew()}",
         )
     try:
         check_blocks(packed.facts, packed.table, gguf)
@@ -215,4 +223,4 @@ def find_packed(gguf: GgufModel, wanted: Path | None) -> PackedFile | None:
 
 
 def _damaged(path: Path, why: str) -> PackedFileError:
-    return PackedFileError(f"{path}: damaged, {why}; {ADVICE}")
+    return PackedFileError(f"{path}: damaged, {why}; {packed_anew()}")

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edge_run.base.errors import ModelFileError, TierReadError, reason_of
+from edge_run.base.errors import ModelFileError, TierReadError, option, reason_of
 from edge_run.base.files.identity import FileIdentity
 from edge_run.base.files.whole import sync
 from edge_run.tiers import _libc
@@ -133,7 +133,7 @@ class PartialModel:
         except OSError as error:
             raise TierReadError(
                 f"{self.folder}: no part of a file can be freed there ({reason_of(error)}); choose a folder on another "
-                "file system (--cache-dir)",
+                f"file system ({option('cache_folder')})",
                 errno=error.errno,
             ) from error
 
@@ -205,6 +205,6 @@ def _writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise TierReadError(
             f"{folder}: cannot keep fetched weights there ({reason_of(error)}); free space on its disk, or "
-            "choose another folder with --cache-dir",
+            f"choose another folder with {option('cache_folder')}",
             errno=error.errno,
         ) from error

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from edge_run.base.errors import BudgetError, EdgeRunError, TierReadError
+from edge_run.base.errors import BudgetError, EdgeRunError, TierReadError, option
 from edge_run.base.interrupt import CHECK_S, go_on
 from edge_run.base.protocols import Clock
 from edge_run.base.units import MIB
@@ -112,7 +112,8 @@ class Weights:
                 self._hasten(chunks)
                 while self._residency.is_waiting and self._error is None:
                     if self._residency.is_stuck:
-                        raise BudgetError("memory budget: too few frames for what one step needs; raise --memory")
+                        more = option("memory")
+                        raise BudgetError(f"memory budget: too few frames for what one step needs; raise {more}")
                     self._changed.wait(CHECK_S)
                     self._check()
                 if self._error is not None:
@@ -291,7 +292,7 @@ class Weights:
             if error := self._lost.get(load.chunk):
                 advice = "please report this"
                 if not isinstance(error, MoveRefused):
-                    advice = "raise vm.max_map_count or lower --memory"
+                    advice = f"raise vm.max_map_count or lower {option('memory')}"
                 raise TierReadError(f"moving page frames failed ({error}); {advice}") from error
 
     def _is_needed(self, run: list[Load]) -> bool:

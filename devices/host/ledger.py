@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_run.base.errors import BudgetError
+from edge_run.base.errors import BudgetError, option
 from edge_run.base.process_ids import pid_namespace
 from edge_run.base.strict_json import LARGEST, parse
 from edge_run.base.units import MIB, format_size
@@ -225,7 +225,7 @@ def _refusal(
     promised = f"; granted are {', '.join(named)}" if named else ""
     advice = "end another run" if others else "close the other model" if own else "end other programs"
     if found_bytes >= MIB and not is_least:
-        advice = f"lower --memory to at most {found_bytes // MIB}MiB, or {advice}"
+        advice = f"lower {option('memory')} to at most {found_bytes // MIB}MiB, or {advice}"
     return BudgetError(
         f"{model}: {'it needs at least' if is_least else 'the plan needs'} {format_size(needed_bytes)} of memory for "
         f"the whole process, and {format_size(found_bytes)} is free for it{promised}; {advice}",

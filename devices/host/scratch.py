@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge_run.base.errors import TierReadError, reason_of
+from edge_run.base.errors import TierReadError, option, reason_of
 from edge_run.base.units import MIB, format_size, round_down
 from edge_run.tiers._libc import forget_pages
 from edge_run.tiers.source import SourceFile
@@ -69,7 +69,7 @@ def _written(folder: Path, size_bytes: int, patience_s: float) -> SourceFile:
             raise
         raise NoScratchError(
             f"{folder}: writing {format_size(size_bytes)} to measure this disk failed ({reason_of(error)}); name "
-            "another folder of the same disk, or a larger model there, as in edge-run probe FOLDER or --model MODEL",
+            f"another folder of the same disk, or a larger model there ({option('model')})",
             needed_bytes=size_bytes,
         ) from error
 

@@ -56,7 +56,7 @@ class LinkListener:
             self.close()
             raise MeshError(
                 f"data link: cannot listen on {', '.join(places)}, port {port or 'any'} ({error}); "
-                "give another --port, or an address of this device"
+                "give another port, or an address of this device"
             ) from error
 
     def check_key(self, nodes: Mapping[bytes, str]) -> bool:

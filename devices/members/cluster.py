@@ -207,7 +207,7 @@ def parse_broker(url: str) -> Broker:
     """Return the broker that `url` names, as mqtt://user:password@host:1883 or mqtts://host. Raises ConfigError."""
     form = (
         "must be mqtt://HOST[:PORT] or mqtts://HOST[:PORT], with USER:PASSWORD@ before the host where it asks for it, "
-        "and in these %2F for /, %3F for ?, %23 for #, %40 for @ and %3A for :"
+        "and in these %25 for %, %2F for /, %3F for ?, %23 for #, %40 for @ and %3A for :"
     )
     try:
         parts = urlsplit(url if "://" in url else f"mqtt://{url}")

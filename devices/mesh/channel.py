@@ -286,7 +286,8 @@ def explain(error: BaseException, broker: Broker) -> str:
         return f"{place}: {who}; put them into its address, as mqtt://USER:PASSWORD@{broker.host}"
     for one in causes:
         if isinstance(one, ssl.SSLError):
-            return f"{place}: no TLS with it ({one}); name who vouches for it with --authority FILE.pem"
+            advice = "`edge-run mesh join --authority FILE.pem` names who vouches for it"
+            return f"{place}: no TLS with it ({one}); {advice}"
         if isinstance(one, ConnectionRefusedError):
             return (
                 f"{place}: nothing listens there; start it, or let it listen on that address and not on loopback only"

@@ -8,16 +8,17 @@ import errno
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from edge_run.base.errors import ConfigError, MeshError
+from edge_run.base.errors import ConfigError, MeshError, option
 from edge_run.base.fields import Document, JsonValue
 from edge_run.base.interrupt import go_on
+from edge_run.base.options import texts_of
 from edge_run.devices.broker.access import MEMBER
 from edge_run.devices.link.data_link import LOOPBACK, DataLink
 from edge_run.devices.link.hosts import parse_place, place_text
@@ -47,19 +48,20 @@ EVERYWHERE = {"0.0.0.0": LOOPBACK, "::": "::1"}  # and where a device itself rea
 class MeshConfig:
     """How to take part in a mesh.
 
-    folder: where the key and the cluster are kept.
-    broker: another address than the cluster's.
-    name: what people call this device.
+    folder: where the key and the cluster are kept; of `edge-run mesh`, `.config/edge-run/mesh` in the home folder.
+    broker: another address than the cluster's, as `mqtt://HOST:PORT`.
+    name: what people call this device; empty: its host name.
     listen: addresses for the data link; 0.0.0.0: all; empty: those of `edge-run mesh join`, or loopback.
     port: of the data link; 0: the one after that of `edge-run mesh join`, or any that is free, as for a second run.
     is_watching: look on, without being a member.
-    connect_s: how long to wait for the broker; 0: not at all.
+    connect_s: the seconds to wait for the broker; 0: not at all.
+    capabilities: what other devices are told of this one, as `edge-run mesh join` fills it in.
     """
 
-    folder: Path
+    folder: Path | str
     broker: str | None = None
     name: str = ""
-    listen: tuple[str, ...] = ()
+    listen: Sequence[str] = ()
     port: int = 0
     is_watching: bool = False
     connect_s: float = FIRST_CONNECTION_S
@@ -71,24 +73,23 @@ def open_mesh(config: MeshConfig, check: Callable[[], None] = go_on) -> LocalNod
 
     Raises MeshError where this device belongs to no cluster, or the broker does not answer; ConfigError, NotTrusted.
     """
-    cluster = known_cluster(config.folder)
+    folder, listen = Path(config.folder), texts_of("listen", config.listen)
+    cluster = known_cluster(folder)
     if config.broker:
         cluster = dataclasses.replace(cluster, broker=config.broker)
-    if config.is_watching:
-        identity = make_identity(time.time, device_key(config.folder))
-    else:
-        identity = take_identity(config.folder, time.time)
+    is_member = not config.is_watching
+    identity = take_identity(folder, time.time) if is_member else make_identity(time.time, device_key(folder))
     try:
         if cluster.listed is not None:
             cluster = cluster.adopt(cluster.listed, identity.device)
         name = fitting(config.name or socket.gethostname() or identity.node)
-        told = config.listen or cluster.listen
+        told = listen or cluster.listen
         if not config.is_watching:
             check_listen(told, config.port or cluster.port)  # a card may have another address than when it was told
         listen = told or (LOOPBACK,)
         places = None if config.is_watching else listen
         port = 0 if config.is_watching else config.port or (cluster.port + 1 if cluster.port else 0)
-        file = ListFile(config.folder, cluster) if cluster.listed is not None else None
+        file = ListFile(folder, cluster) if cluster.listed is not None else None
         find = broker_finder(cluster, identity.device)
         try:
             node = LocalNode(identity, cluster, name, find, places, port, file)
@@ -195,14 +196,14 @@ def check_listen(listen: tuple[str, ...], port: int = 0) -> None:
     """Raise ConfigError where `listen` has an address that this device does not have, or nobody would use `port`."""
     if 0 < port < LEAST_PORT:
         raise ConfigError(
-            f"--port {port}: other devices use ports from {LEAST_PORT} on; give one of those, or 0 for any"
+            f"{option('port', port)}: other devices use ports from {LEAST_PORT} on; give one of those, or 0 for any"
         )
     own = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
     for address in listen:
         if address not in own and address not in EVERYWHERE:
             raise ConfigError(
-                f"--listen {address}: is no address of this device; it has {', '.join(sorted(own))[:200]}, and "
-                "`edge-run mesh join --listen ADDRESS` remembers another one"
+                f"{option('listen', address)}: is no address of this device; it has {', '.join(sorted(own))[:200]}, "
+                "and `edge-run mesh join --listen ADDRESS` remembers another one"
             )
 
 

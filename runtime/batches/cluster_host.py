@@ -24,7 +24,7 @@ from distributed import Worker, WorkerPlugin, get_worker, secede
 import edge_run
 from edge_run.base.config import ModelConfig
 from edge_run.base.error_codes import error_document
-from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported
+from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, flags_of_options, options_as_flags
 from edge_run.base.options import make_config
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.base.units import format_size
@@ -125,9 +125,11 @@ class ModelHost(WorkerPlugin):
                 f"edge-run {edge_run.__version__} is installed here and {order['version']} where the batch was "
                 "started; install the same on both"
             )
-        config = make_config(ModelConfig, {**order["options"], "memory": self._memory(order["options"]["memory"])})
-        sampling = make_config(SamplingConfig, order["sampling"])
         with contextlib.ExitStack() as opening:
+            if (flags := order["flags"]) is not None:
+                opening.enter_context(options_as_flags(lambda: flags))
+            config = make_config(ModelConfig, {**order["options"], "memory": self._memory(order["options"]["memory"])})
+            sampling = make_config(SamplingConfig, order["sampling"])
             model = opening.enter_context(
                 Model(Path(order["model"]), config=config, chat_template=order["chat_template"])
             )
@@ -154,7 +156,10 @@ class ModelHost(WorkerPlugin):
 def order_of(
     model: Path, config: ModelConfig, sampling: SamplingConfig, chat_template: str | None, most_tokens: int | None
 ) -> dict[str, Any]:
-    """Return what a `ModelHost` is told, as JSON has it. The model, and what else lies in files, is each worker's."""
+    """Return what a `ModelHost` is told, as JSON has it. The model, and what else lies in files, is each worker's.
+
+    flags: how messages name options here.
+    """
 
     def plain(value: Any) -> Any:
         return str(value) if isinstance(value, Path) else value
@@ -166,6 +171,7 @@ def order_of(
         "sampling": dataclasses.asdict(sampling),
         "chat_template": chat_template,
         "most_tokens": most_tokens,
+        "flags": flags_of_options(),
     }
 
 

@@ -33,7 +33,7 @@ def main() -> None:
         config, path = ModelConfig(**fields), Path(request["path"])
         return to_json(measure(path, config, request["prompt"], request["predict"], request["limit_bytes"]))
 
-    give_answer(answer)
+    give_answer(answer, request["flags"])
 
 
 def measure(

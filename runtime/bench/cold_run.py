@@ -19,7 +19,7 @@ from edge_run.base.results import ExpertUse, Numerics, TuningDecision
 from edge_run.base.units import KIB, format_size
 from edge_run.devices.host.system_files import system_text
 from edge_run.runtime.bench.memory_group import OwnMemoryGroup
-from edge_run.runtime.processes.child_answer import read_answer
+from edge_run.runtime.processes.child_answer import read_answer, request_line
 from edge_run.runtime.processes.child_process import start_command
 from edge_run.tiers._libc import forget_pages
 
@@ -64,16 +64,16 @@ class ColdRuns:
         """
         drop_from_page_cache(self._files)
         folder = self.group.renew()
-        request = {
-            "path": os.fspath(self._files[0].absolute()),
-            "config": {field.name: getattr(config, field.name) for field in fields(config)},
-            "prompt": list(prompt),
-            "predict": predict_tokens,
-            "group": os.fspath(folder or ""),
-            "limit_bytes": self.group.limit_bytes if folder else 0,
-        }
+        request = request_line(
+            path=self._files[0].absolute(),
+            config={field.name: getattr(config, field.name) for field in fields(config)},
+            prompt=list(prompt),
+            predict=predict_tokens,
+            group=folder or "",
+            limit_bytes=self.group.limit_bytes if folder else 0,
+        )
         try:
-            code, answer, words = self._run_child(json.dumps(request, default=os.fspath), on_tick)
+            code, answer, words = self._run_child(request, on_tick)
             kills = self.group.kills
         finally:
             self.close()
@@ -94,7 +94,7 @@ class ColdRuns:
                 self._child.wait(ENDING_S)
         self.group.close()
 
-    def _run_child(self, request: str, on_tick: Callable[[float], None]) -> tuple[int, bytes, str]:
+    def _run_child(self, request: bytes, on_tick: Callable[[float], None]) -> tuple[int, bytes, str]:
         """Return how a child ended, its standard output and its standard error. It ends when its input does."""
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as notices:
             self._child = child = subprocess.Popen(
@@ -106,7 +106,7 @@ class ColdRuns:
             )
             assert child.stdin is not None
             with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
-                pipe.write(request.encode("utf-8", "surrogateescape") + b"\n")
+                pipe.write(request)
                 pipe.flush()
                 _wait(child, on_tick)
             output.seek(0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import NoReturn
 
-from edge_run.base.errors import ConfigError, ContextFull
+from edge_run.base.errors import ConfigError, ContextFull, option
 from edge_run.base.protocols import BatchToken
 from edge_run.runtime.decoding.driver import PassShape
 
@@ -99,12 +99,13 @@ class Limits:
         """Check a position where a sequence is cut, which may be its end."""
         _check("position", position, 0, self.context_tokens)
 
-    def refuse_more(self) -> NoReturn:
-        """Raise ContextFull."""
+    def refuse_more(self, context_tokens: int = 0) -> NoReturn:
+        """Raise ContextFull. context_tokens: of what is full, where it is not one sequence."""
+        context_tokens = context_tokens or self.context_tokens
         raise ContextFull(
-            f"context of {self.context_tokens} tokens is full; start a new conversation, or raise "
-            f"{'--memory, which has no room for more' if self.is_short else '-c'}",
-            context_tokens=self.context_tokens,
+            f"context of {context_tokens} tokens is full; start a new conversation, or raise "
+            + (f"{option('memory')}, which has no room for more" if self.is_short else option("context_tokens")),
+            context_tokens=context_tokens,
         )
 
     def _refuse_position(self, position: object) -> None:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError, KernelError, NotSupported, system_errors
+from edge_run.base.errors import Cancelled, EdgeRunError, KernelError, NotSupported, option, system_errors, wording
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime.decoding.batch_limits import Limits
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
@@ -162,7 +162,8 @@ class LocalDecoder:
         if self._model.is_recurrent or not L.llama_memory_can_shift(self._context.memory):
             return "llama.cpp cannot shift this model's keys and values"
         if self.limits.is_short:  # keys of all cells are turned, those that have no room too
-            return "the budget has no room for the whole context; give a shorter one (-c), or more --memory"
+            shorter, more = option("context_tokens"), option("memory")
+            return f"the budget has no room for the whole context; give a shorter one ({shorter}), or more {more}"
         return ""
 
     def shift(self, position: int, n_tokens: int) -> None:
@@ -244,7 +245,8 @@ class LocalDecoder:
         L.llama_memory_clear(self._context.memory, False)  # nothing was computed, so nothing was written
         graph = self._driver.take_map()
         if code != 0 or not any(node.reads for node in graph):
-            raise KernelError(f"llama.cpp showed no weights in its graph (code {code}); --backend llama.cpp may work")
+            other = option("backend", "llama.cpp")
+            raise KernelError(f"llama.cpp showed no weights in its graph (code {code}); {other} may work")
         return graph
 
     def clear(self) -> None:
@@ -363,14 +365,11 @@ class LocalDecoder:
 
     def _check_code(self, code: int, n_tokens: int) -> None:
         if code == 1:
-            raise ContextFull(
-                f"context of {self._context.context_tokens} tokens is full; start a new conversation, or raise -c",
-                context_tokens=self._context.context_tokens,
-            )
+            self.limits.refuse_more(self._context.context_tokens)
         if code != 0:
             raise KernelError(
-                f"llama.cpp failed to decode {n_tokens} tokens (code {code}); -v shows what it says, and "
-                "`edge-run doctor` looks at the installation"
+                f"llama.cpp failed to decode {n_tokens} tokens (code {code}); {wording('-v', 'its log')} shows what it "
+                "says, and `edge-run doctor` looks at the installation"
             )
 
     def _padded_pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:

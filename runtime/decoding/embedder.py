@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_run.base.errors import KernelError
+from edge_run.base.errors import KernelError, option
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.llama import _ggml as ggml
@@ -47,7 +47,8 @@ class Embedder:
         else:
             rows = [L.llama_get_embeddings_seq(handle, number) for number in range(len(texts))]
         if not all(rows):
-            raise KernelError(f"llama.cpp gave no vector (pooling {self.pooling}); give another one with --pooling")
+            other = option("pooling")
+            raise KernelError(f"llama.cpp gave no vector (pooling {self.pooling}); give another one with {other}")
         vectors = np.stack([ggml.float_rows(row, self.width) for row in rows])
         if not np.isfinite(vectors).all():
             raise KernelError(

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 
-from edge_run.base.errors import BudgetError
+from edge_run.base.errors import BudgetError, option
 from edge_run.base.protocols import BatchToken
 from edge_run.base.units import MIB, format_size, round_up
 from edge_run.devices.host.memory import process_memory
@@ -64,7 +64,8 @@ def check_peak(before: int, peak: int, budget_bytes: int) -> None:
         needed = round_up(peak, MIB)
         raise BudgetError(
             f"memory budget {format_size(budget_bytes)}: the process held {format_size(peak)} while the GPU's driver "
-            f"loaded its kernels; raise --memory to {needed // MIB}MiB or more, or leave --gpu-memory out",
+            f"loaded its kernels; raise {option('memory')} to {needed // MIB}MiB or more, or leave out "
+            + option("gpu_memory"),
             found_bytes=budget_bytes,
             minimum_bytes=needed,
         )

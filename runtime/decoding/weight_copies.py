@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import NotSupported, option
 from edge_run.runtime.graph.nodes import WeightRead
 from edge_run.runtime.graph.scheduler_splits import Split, SplitAccount
 
@@ -57,7 +57,7 @@ class CopySchedule:
         if not self._splits or 0 in self._borders:
             raise NotSupported(
                 "op offload: this llama.cpp does not say which weights it copies to the GPU, or copies them at once; "
-                "give --no-op-offload"
+                f"give {option('op_offload', False)}"
             )
         return self._splits
 

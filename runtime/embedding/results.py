@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from edge_run.base.errors import ConfigError
 from edge_run.base.results import Backend, MemoryUse, Numerics, Plan
 
 if TYPE_CHECKING:
@@ -67,7 +68,12 @@ class Embeddings:
     backend: Backend = field(repr=False)
 
     def of(self, number: int) -> Vectors:
-        """Return the vectors of text `number`, `(rows, width)`: one, or with pooling `none` one for each token."""
+        """Return the vectors of text `number`, `(rows, width)`: one, or with pooling `none` one for each token.
+
+        Numbers are from 0. Raises ConfigError where there is no such text.
+        """
+        if not 0 <= number < len(self.tokens):
+            raise ConfigError(f"text {number}: there are {len(self.tokens)}, numbered from 0")
         if self.pooling != "none":
             return self.vectors[number : number + 1]
         start = sum(self.tokens[:number])

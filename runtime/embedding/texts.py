@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from edge_run.base.errors import ConfigError, ContextFull
+from edge_run.base.errors import ConfigError, ContextFull, option
 from edge_run.base.options import is_list, is_whole_number, whole_numbers
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.inspection.embedding_shape import can_be_cut
@@ -72,10 +72,10 @@ def _tokens(engine: Engine, what: str, text: Text, most: int, *, truncate: bool)
         raise ConfigError(f"{what}: is empty; give at least one token")
     if len(tokens) > most and not truncate:
         is_short = engine.plan.context_tokens < engine.plan.wanted_context_tokens
-        more = "--memory, which has no room for longer ones" if is_short else "-c"
+        more = f"{option('memory')}, which has no room for longer ones" if is_short else option("context_tokens")
         raise ContextFull(
             f"{what}: has {len(tokens):,} tokens, and the longest that has a vector here has {most:,}; shorten it, "
-            f"have it cut (truncate), or raise {more}",
+            f"have it cut ({option('truncate', True)}), or raise {more}",
             prompt_tokens=len(tokens),
             context_tokens=most,
         )

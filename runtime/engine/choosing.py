@@ -20,9 +20,9 @@ def chooser_of(loaded: Loaded, graph: GraphMap, *, is_spilled: bool) -> ChosenRo
     if not config.kv_keep:
         return VisibleRows() if chooses_itself and is_spilled else None
     if not any(node.op == ATTENTION for node in graph):
-        raise NotSupported(f"{path}: --kv-keep needs flash attention, which llama.cpp does not use for this model")
+        raise NotSupported(f"{path}: kv keep needs flash attention, which llama.cpp does not use for this model")
     if loaded.model.sliding_window_tokens:
-        raise NotSupported(f"{path}: --kv-keep is for models without sliding windows, which look at a part already")
+        raise NotSupported(f"{path}: kv keep is for models without sliding windows, which look at a part already")
     if chooses_itself:
-        raise NotSupported(f"{path}: --kv-keep is not for a model that chooses among its rows itself")
+        raise NotSupported(f"{path}: kv keep is not for a model that chooses among its rows itself")
     return ChosenRows(config.kv_keep, config.kv_keep_by, is_asked=is_spilled)

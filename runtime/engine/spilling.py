@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import NotSupported, option
 from edge_run.devices.host.mount import IN_MEMORY, find_mount
 from edge_run.runtime.engine.loading import Loaded
 from edge_run.runtime.graph.cell_uses import cell_uses
@@ -63,5 +63,5 @@ def _check_folder(folder: Path) -> None:
     if (system := find_mount(folder).file_system) in IN_MEMORY:
         raise NotSupported(
             f"kv spill: {folder} is in memory ({system}), so that nothing is gained there; name a folder on a drive "
-            "with --kv-spill"
+            f"with {option('kv_spill')}"
         )

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from edge_run.base.errors import EdgeRunError, MeshError, TierReadError, reason_of
+from edge_run.base.errors import EdgeRunError, MeshError, TierReadError, option, reason_of
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.locks import NO_LOCKS, LivingFile, locked, read_living
 from edge_run.tiers.partial import JOURNAL, PartialModel
@@ -75,7 +75,8 @@ class FetchedModels:
             except EdgeRunError:  # some of which are errors of the system, too
                 raise
             except OSError as error:
-                advice = "; name one of a drive of this device with --cache-dir" if error.errno in NO_LOCKS else ""
+                place = option("cache_folder")
+                advice = f"; name one of a drive of this device with {place}" if error.errno in NO_LOCKS else ""
                 raise MeshError(f"{folder}: cannot keep fetched weights there ({reason_of(error)}){advice}") from error
             undo.pop_all()
             return found

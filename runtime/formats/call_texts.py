@@ -9,9 +9,10 @@ import json
 import re
 import secrets
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from edge_run.base import strict_json
+from edge_run.base.results import ToolCall
 
 CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _NAMED = re.compile(  # no two runs of white space in a row: where they end in nothing, each length of both is tried
@@ -24,8 +25,8 @@ _ARGUMENT = re.compile(
     re.DOTALL,
 )
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}  # which some templates write instead of JSON's
-_DECODER = json.JSONDecoder()
 _BETWEEN = " \t\r\n;,"
+Called: TypeAlias = "tuple[str, dict[str, Any]]"  # the name of a function, and the arguments
 MOST_WAYS = 64  # of an argument's schema that are looked at, anew for each argument
 
 
@@ -39,31 +40,35 @@ def dumped(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def called(value: Mapping[str, Any], tools: Collection[str]) -> tuple[str, str] | None:
-    """Return the name and the arguments, as JSON, of a call that is a JSON object; None where it is none."""
+def made_call(identity: str, name: str, arguments: dict[str, Any]) -> ToolCall:
+    """Return a call as answers have it."""
+    return ToolCall(identity, name, dumped(arguments), arguments)
+
+
+def called(value: Mapping[str, Any], tools: Collection[str]) -> Called | None:
+    """Return what a JSON object calls; None where it is no call."""
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
     if not isinstance(name, str) or name not in tools or not isinstance(arguments, dict):
         return None
-    return name, dumped(arguments)
+    return name, arguments
 
 
-def read_calls(text: str, tools: Collection[str]) -> list[tuple[str, str]] | None:
+def read_calls(text: str, tools: Collection[str]) -> list[Called] | None:
     """Return the calls in a text that holds nothing else; None where it holds something else, or a tool that is none.
 
     {"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": {"a": 2}}
     [{"name": "add", "arguments": {"a": 1}}]
     add[ARGS]{"a": 1}[TOOL_CALLS]add[ARGS]{"a": 2}
     """
-    found: list[tuple[str, str]] = []
+    found: list[Called] = []
     rest = text.strip(_BETWEEN)
     while rest:
         rest = rest.removeprefix(CALLS).lstrip(_BETWEEN)
         named = _NAMED.match(rest)
         start = named.end() if named else 0
         try:
-            _, end = _DECODER.raw_decode(rest, start)
-            value = strict_json.parse(rest[start:end])
-        except (ValueError, RecursionError):
+            value, end = strict_json.parse_first(rest, start)
+        except ValueError:
             return None
         values = [{"name": named[1], "arguments": value}] if named else value if isinstance(value, list) else [value]
         calls = [called(one, tools) if isinstance(one, dict) else None for one in values]
@@ -74,8 +79,8 @@ def read_calls(text: str, tools: Collection[str]) -> list[tuple[str, str]] | Non
     return found or None
 
 
-def tagged_call(text: str, tools: Mapping[str, Mapping[str, Any]]) -> tuple[str, str] | None:
-    """Return the name and the arguments, as JSON, of a call whose arguments are between tags; None where it is none.
+def tagged_call(text: str, tools: Mapping[str, Mapping[str, Any]]) -> Called | None:
+    """Return what a text calls whose arguments are between tags; None where it is no call.
 
     <function=add> <parameter=a> 1 </parameter> <parameter=b> 2 </parameter> </function>
     add <arg_key>a</arg_key> <arg_value>1</arg_value> <arg_key>b</arg_key> <arg_value>2</arg_value>
@@ -95,7 +100,7 @@ def tagged_call(text: str, tools: Mapping[str, Mapping[str, Any]]) -> tuple[str,
         schema = properties.get(key) if isinstance(properties, Mapping) else None
         arguments[key] = _argument(value, _kinds(schema))
         at = argument.end()
-    return name, dumped(arguments)
+    return name, arguments
 
 
 def _argument(text: str, kinds: Collection[str]) -> Any:

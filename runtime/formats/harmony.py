@@ -12,8 +12,7 @@ import re
 from collections.abc import Callable, Collection
 
 from edge_run.base import strict_json
-from edge_run.base.results import ToolCall
-from edge_run.runtime.formats.call_texts import dumped, new_call_identity
+from edge_run.runtime.formats.call_texts import made_call, new_call_identity
 from edge_run.runtime.formats.held_output import HeldOutput
 from edge_run.runtime.formats.marked_output import THINK, THOUGHT
 from edge_run.runtime.formats.output import Delta
@@ -103,7 +102,7 @@ class HarmonyOutput(HeldOutput):
         if name not in self._tools or not isinstance(arguments, dict):
             return Delta(f"{self._header}{MESSAGE}{text}")
         self._n_calls += 1
-        call = ToolCall(self._identity(), name, dumped(arguments))
+        call = made_call(self._identity(), name, arguments)
         return Delta(call=call) if self._n_calls <= self._most_calls else Delta()
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from edge_run.base import strict_json
 from edge_run.base.results import ToolCall
-from edge_run.runtime.formats.call_texts import called, new_call_identity, read_calls, tagged_call
+from edge_run.runtime.formats.call_texts import called, made_call, new_call_identity, read_calls, tagged_call
 from edge_run.runtime.formats.held_output import HeldOutput
 from edge_run.runtime.formats.output import Delta
 
@@ -133,7 +133,7 @@ class MarkedOutput(HeldOutput):
         return self._count(found)
 
     def _calls(self, text: str) -> list[ToolCall]:
-        return [ToolCall(self._identity(), name, given) for name, given in read_calls(text, self._tools) or ()]
+        return [made_call(self._identity(), *one) for one in read_calls(text, self._tools) or ()]
 
     def _count(self, calls: list[ToolCall]) -> list[Delta]:
         left = max(0, self._most_calls - self._n_calls)
@@ -173,7 +173,7 @@ class MarkedOutput(HeldOutput):
 
     def _call(self, text: str) -> ToolCall | None:
         found = called(_object(text.strip()), self._tools) or tagged_call(text, self._tools)
-        return ToolCall(self._identity(), *found) if found else None
+        return made_call(self._identity(), *found) if found else None
 
     def _go_on(self, state: str, text: str) -> None:
         """Go on with `text` after a mark that has line breaks around it."""

@@ -103,7 +103,7 @@ class AsyncModel(AsyncOwner[Model]):
 
     @property
     def plan(self) -> Plan:
-        """What goes where."""
+        """What goes where, decided when the model was opened."""
         return self._opened.plan
 
     @property
@@ -178,7 +178,7 @@ class AsyncModel(AsyncOwner[Model]):
         return await self.generate(prompt, **options).result()
 
     async def chat(self, messages: Sequence[Message], **options: Unpack[TurnOptions]) -> Generation:
-        """Answer a conversation; return the finished answer."""
+        """Answer a conversation; return the finished answer. Arguments and errors as for `stream_chat`."""
         return await self.stream_chat(messages, **options).result()
 
     async def embed(

@@ -51,7 +51,10 @@ class AsyncStream:
         return piece
 
     async def result(self) -> Generation:
-        """Run to the end and return the finished answer with its figures."""
+        """Run to the end and return the finished answer with its figures.
+
+        Raises what iterating raises, and Cancelled where the answer was ended before it finished.
+        """
         async with self:
             async for _ in self:
                 pass

@@ -14,9 +14,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from edge_run.base.errors import ConfigError, ModelFileError
+from edge_run.base.errors import ConfigError, ContextFull, ModelFileError
 from edge_run.base.files.texts import read_text_file
 from edge_run.base.options import is_list
 from edge_run.runtime.generation.request import Message
@@ -31,6 +31,7 @@ LEAST_ANSWER_SHARE = 8  # of the context: an eighth is kept free for an answer o
 KEPT_SHARE = 2  # half of the context is kept, so that what is kept need not be read anew with each message
 
 Metadata = Callable[[str], "str | None"]
+_Message = TypeVar("_Message", bound=Message)
 
 
 def template_cell() -> Cell:
@@ -188,14 +189,14 @@ def _no_text(index: int, part: int) -> ConfigError:
 
 
 def leave_out_oldest(
-    messages: Sequence[Message],
+    messages: Sequence[_Message],
     context_tokens: int,
-    count_tokens: Callable[[Sequence[Message]], int],
+    count_tokens: Callable[[Sequence[_Message]], int],
     max_tokens: int | None = None,
-) -> Sequence[Message]:
+) -> Sequence[_Message]:
     """Return the conversation with room for an answer in `context_tokens`, less its oldest turns where it has none.
 
-    count_tokens: returns the tokens of a conversation, or more than the context has.
+    count_tokens: returns the tokens of a conversation; may raise ContextFull for one that has clearly no room.
     max_tokens: of the answer; None is as many as may be.
 
     Where turns must go, so many go that the rest is half of the context, if that can be. What has no room even without
@@ -203,27 +204,34 @@ def leave_out_oldest(
     """
     room = context_tokens // LEAST_ANSWER_SHARE
     room = max(1, room if max_tokens is None else min(room, max_tokens))
-    if count_tokens(messages) + room <= context_tokens:
+    if _fits(messages, context_tokens - room, count_tokens):
         return messages
     return without_oldest(messages, context_tokens, count_tokens)
 
 
 def without_oldest(
-    messages: Sequence[Message], context_tokens: int, count_tokens: Callable[[Sequence[Message]], int]
-) -> Sequence[Message]:
+    messages: Sequence[_Message], context_tokens: int, count_tokens: Callable[[Sequence[_Message]], int]
+) -> Sequence[_Message]:
     """Return the conversation less as many of its oldest turns, one at least, as leave half of the context.
 
-    A conversation of one turn is returned as it is.
+    A conversation of one turn is returned as it is. count_tokens: as of `leave_out_oldest`.
     """
     begins = [i for i, message in enumerate(messages) if message.get("role") == "user"]
     if len(begins) < 2:
         return messages
     first, *others = begins
 
-    def beginning_at(begin: int) -> Sequence[Message]:
+    def beginning_at(begin: int) -> Sequence[_Message]:
         system = (one for one in messages[first:begin] if template_role(str(one.get("role"))) == "system")
         return [*messages[:first], *system, *messages[begin:]]
 
     most = context_tokens // KEPT_SHARE
-    fits = bisect_left(others, True, key=lambda begin: count_tokens(beginning_at(begin)) <= most)
+    fits = bisect_left(others, True, key=lambda begin: _fits(beginning_at(begin), most, count_tokens))
     return beginning_at(others[min(fits, len(others) - 1)])
+
+
+def _fits(messages: Sequence[_Message], most: int, count_tokens: Callable[[Sequence[_Message]], int]) -> bool:
+    try:
+        return count_tokens(messages) <= most
+    except ContextFull:
+        return False

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, ModelOptions
-from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.errors import ConfigError, NotSupported, option
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh
 from edge_run.base.mesh_status import MeshUse
 from edge_run.base.options import config_of
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Forecast, Generation, Numerics, Plan, Progress, Speculation, Stats
-from edge_run.base.sampling_config import SamplingConfig, SamplingOptions, TimedAnswerOptions, TimedChatOptions
+from edge_run.base.sampling_config import SamplingConfig, TimedAnswerOptions, TimedChatOptions
 from edge_run.runtime.embedding.embedding import embed, embedding_shape
 from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape, TextVectors
 from edge_run.runtime.embedding.texts import Text
@@ -254,16 +254,14 @@ class Model(ModelTexts):
         prompts: Iterable[Prompt | Request],
         *,
         max_parallel: int | None = None,
-        max_tokens: int | None = None,
-        sampling: SamplingConfig | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TimedAnswerOptions],
     ) -> ManyStream:
         """Answer many prompts in passes that they share; iterate for `(number, piece)`, or call `results()`.
 
         prompts: texts, tokens, conversations, or a `Request` of one with settings of its own. They are taken as there
             is room for them, so that there may be any number.
         max_parallel: answers that share a pass at most; None is as many as the model was opened for (`sequences`).
-        max_tokens, sampling, options: for prompts that are no `Request`; see `generate`.
+        options: those of `generate`, for prompts that are no `Request`, which have their own, tools among them.
 
         Answers that share passes may differ from an answer alone where the two best tokens are nearly equal
         (`numerics.batching`). With `exact` they do not. With `exact` or `kv_spill` each has an equal part of the
@@ -274,7 +272,7 @@ class Model(ModelTexts):
             raise ConfigError(f"max parallel {max_parallel}: must be at least 1 answer")
         if isinstance(prompts, str | bytes | Mapping):
             raise ConfigError(f"prompts {prompts!r:.60}: is one prompt; give several, such as a list of them")
-        usual = make_request("", max_tokens=max_tokens, sampling=sampling, **options)
+        usual = make_request("", **options)
         many = ManyAnswers(self._open_answers(), self._workplace, prompts, usual, self.begin, max_parallel)
         return ManyStream(self, many, self._workplace)
 
@@ -372,7 +370,8 @@ class Model(ModelTexts):
         """Return the beginning of the answer to a request, which closes its `grammar`. Raises what is wrong with it."""
         if self.embedding:
             check_generates(self._opened.gguf)
-            raise NotSupported(f"{self.path}: was opened for embeddings, not for text; leave out embeddings")
+            given = option("embeddings")
+            raise NotSupported(f"{self.path}: was opened for embeddings, not for text; leave out {given}")
         read = self._read(request)
         check_room(len(read.tokens), self.context_tokens)
         engine = self._opened

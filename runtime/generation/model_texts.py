@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import ConfigError, ContextFull, NotSupported
+from edge_run.base.errors import ConfigError, NotSupported, option, wording
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens
 from edge_run.runtime.engine.engine import Engine
@@ -109,7 +109,8 @@ class ModelTexts(Closing):
     def _rendered(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None) -> str:
         if self._template is None:
             raise NotSupported(
-                f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)"
+                f"{self.path}: has no chat template; give one with {option('chat_template')}, or use plain completion "
+                f"({wording('-p', 'generate')})"
             )
         room_tokens = self.context_tokens
         said = "\n".join(message["content"] for message in messages)
@@ -125,7 +126,9 @@ class ModelTexts(Closing):
 
         What the system says stays, and so does the last turn. Raises what `chat_prompt` raises, but for ContextFull.
         """
-        return without_oldest(messages, self.context_tokens, partial(self._count_tokens, ToolUse(self.chat_template)))
+        told, count_tokens = _for_templates(messages), partial(self._count_tokens, ToolUse(self.chat_template))
+        kept = {id(one) for one in without_oldest(told, self.context_tokens, count_tokens)}
+        return [message for message, one in zip(messages, told, strict=True) if id(one) in kept]
 
     def sampling_of(self, request: Request) -> SamplingConfig:
         """Return how the tokens of an answer are chosen: as the request says, and so that it calls what it must.
@@ -140,13 +143,13 @@ class ModelTexts(Closing):
     def _read(self, request: Request) -> ReadRequest:
         """Return a request as the model has it. Raises what is wrong with it."""
         prompt, marks, parser, n_dropped = request.prompt, request.marks, None, 0
-        if messages := request.messages:
-            use = self._tool_use(request)
+        if request.messages:
+            use, messages = self._tool_use(request), _for_templates(request.messages)
             if request.drops_oldest:
                 count_tokens = partial(self._count_tokens, use)
-                kept = leave_out_oldest(messages, self.context_tokens, count_tokens, request.max_tokens)
-                messages, n_dropped = kept, len(messages) - len(kept)
-            chat = use.prompt(self._rendered, _for_templates(messages), {}, request.sampling)
+                messages = leave_out_oldest(messages, self.context_tokens, count_tokens, request.max_tokens)
+                n_dropped = len(request.messages) - len(messages)
+            chat = use.prompt(self._rendered, messages, {}, request.sampling)
             prompt = chat.text
             if request.tools:
                 parser, marks = chat.parser, (*marks, *chat.marks)
@@ -157,11 +160,8 @@ class ModelTexts(Closing):
         found = frozenset(token for mark in marks for token in self._control_token(mark))
         return ReadRequest(tokens, found, parser, n_dropped)
 
-    def _count_tokens(self, use: ToolUse, messages: Sequence[Message]) -> int:
-        try:
-            return len(self.prompt_tokens(use.text(self._rendered, _for_templates(messages), {})))
-        except ContextFull:
-            return self.context_tokens + 1
+    def _count_tokens(self, use: ToolUse, messages: Sequence[dict[str, Any]]) -> int:
+        return len(self.prompt_tokens(use.text(self._rendered, messages, {})))
 
     def _special(self, token: int) -> str:
         return self.token_bytes(token, has_control=True).decode("utf-8", "replace") if token >= 0 else ""
@@ -179,6 +179,6 @@ class ModelTexts(Closing):
             raise ConfigError(f"{what}: token {outside[0]} is outside the vocabulary of {vocabulary}")
 
 
-def _for_templates(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def _for_templates(messages: Sequence[Message]) -> Sequence[dict[str, Any]]:
     """Return a conversation with its calls of tools and their results as templates know them."""
     return [with_arguments(index, message) for index, message in enumerate(plain_messages(messages))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import NotSupported, option
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.context_shift import ContextShift
 from edge_run.runtime.decoding.padding import LEAST_TOKENS
@@ -64,7 +64,7 @@ def _context_shift(engine: Engine) -> ContextShift | None:
     if not engine.config.context_shift:
         return None
     if why := engine.decoder.why_no_shift:
-        raise NotSupported(f"context shift: {why}, or leave out --context-shift")
+        raise NotSupported(f"context shift: {why}, or leave out {option('context_shift')}")
     return ContextShift(
         engine.decoder,
         engine.config.context_keep_tokens,
@@ -130,7 +130,7 @@ def _limits(engine: Engine) -> str:
         n_tokens = engine.front.capabilities.rollback_tokens
         limits.append(f"recurrent state can be cut by {n_tokens} tokens: guesses are a chain of {n_tokens} at most")
     elif engine.config.spills_kv:
-        limits.append("with --kv-spill guesses are a chain, not a tree")
+        limits.append("keys and values may be in a file: guesses are a chain, not a tree")
     if draft and draft.is_translated:
         limits.append("the draft model's vocabulary is another one: guesses go through text")
     if draft and draft.context_tokens < room:

@@ -67,7 +67,10 @@ class Stream(Closing):
         return self._workplace.do(partial(next, self._pieces))
 
     def result(self) -> Generation:
-        """Run to the end and return the finished answer with its figures."""
+        """Run to the end and return the finished answer with its figures.
+
+        Raises what iterating raises, and Cancelled where the answer was ended before it finished.
+        """
         for _ in self:
             pass
         if self.generation is None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge_run.base.errors import BudgetError, ConfigError, NotSupported, TierReadError
+from edge_run.base.errors import BudgetError, ConfigError, NotSupported, TierReadError, option
 from edge_run.base.units import MIB, format_size, round_up
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers import _libc
@@ -90,8 +90,8 @@ def choose_gpu(wanted_bytes: int | None, gpus: Sequence[Gpu]) -> tuple[Gpu, int]
     if not gpus:
         if wanted_bytes:
             raise ConfigError(
-                "GPU memory: llama.cpp offers no GPU here; leave out --gpu-memory, or see edge-run doctor for how to "
-                "build it for one"
+                f"GPU memory: llama.cpp offers no GPU here; leave out {option('gpu_memory')}, or see edge-run doctor "
+                "for how to build it for one"
             )
         return None
     gpu, free_bytes = gpus[0], gpus[0].default_bytes
@@ -100,7 +100,7 @@ def choose_gpu(wanted_bytes: int | None, gpus: Sequence[Gpu]) -> tuple[Gpu, int]
             raise BudgetError(
                 f"GPU memory {format_size(wanted_bytes)}: {gpu.name} ({gpu.description}) has "
                 f"{format_size(gpu.free_bytes)} free, too little for anything beside its driver; end what uses it, or "
-                "give --gpu-memory 0",
+                f"give {option('gpu_memory', 0)}",
                 found_bytes=gpu.free_bytes,
             )
         return (gpu, free_bytes) if free_bytes else None

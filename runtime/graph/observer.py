@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
-from edge_run.base.errors import KernelError, NotSupported
+from edge_run.base.errors import KernelError, NotSupported, option
 from edge_run.runtime.graph.nodes import COMPUTES_NOTHING, Node, WeightRead
 from edge_run.runtime.llama import _ggml as ggml
 
@@ -77,7 +77,7 @@ class Observer:
             if original is not name and original.endswith(_ENDS_OF_WEIGHTS):
                 raise NotSupported(
                     f"GPU: llama.cpp would copy {original.decode('utf-8', 'replace')} there for every pass; give "
-                    "another --gpu-memory, or 0"
+                    f"another {option('gpu_memory')}, or 0"
                 )
             return None
         return read

@@ -29,4 +29,4 @@ def main() -> None:
         config = ModelConfig(threads=1, **request["config"])
         return inspect_here(Path(request["path"]), config, is_tried=request["is_tried"]).to_json()
 
-    give_answer(answer)
+    give_answer(answer, request["flags"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError, NotSupported, not_opened, reason_of
+from edge_run.base.errors import BudgetError, NotSupported, not_opened, option, reason_of
 from edge_run.base.units import MIB, format_size, round_down, round_up
 from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.memory import process_memory
@@ -69,7 +69,7 @@ class DraftFile:
         if 0 < table < CELLS_STEP:
             raise NotSupported(
                 f"draft model {path}: has learned positions for {table} tokens, {CELLS_STEP} are needed; give another "
-                "one, or leave out -md",
+                f"one, or leave out {option('draft')}",
                 found=table,
                 needed=CELLS_STEP,
             )
@@ -134,8 +134,8 @@ class DraftFile:
         if needed > budget_bytes:
             raise BudgetError(
                 f"memory budget {format_size(budget_bytes)}: too small for the draft model {self.path}, which with the "
-                f"program takes {round_up(needed, MIB) // MIB} MiB before the model itself has any; raise --memory, "
-                "shorten the context (-c), or leave out -md",
+                f"program takes {round_up(needed, MIB) // MIB} MiB before the model itself has any; raise "
+                f"{option('memory')}, shorten the context ({option('context_tokens')}), or leave out {option('draft')}",
                 found_bytes=budget_bytes,
                 minimum_bytes=round_up(needed, MIB),
             )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from edge_run.base.config import KV_SPILL_OFF, POOLING, PROMPT_CACHE_OFF, ModelConfig, Pooling
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import NotSupported, option
 from edge_run.runtime.inspection.draft_file import trained_context_tokens
 from edge_run.runtime.inspection.learned_positions import check_positions
 from edge_run.runtime.inspection.model_kind import check_generates, is_encoder
@@ -38,11 +38,11 @@ def embedding_config(config: ModelConfig, gguf: GgufModel, budget_bytes: Callabl
         check_generates(gguf)
         return replace(config, embeddings=False)
     if config.gpu_memory != 0:
-        raise NotSupported("embeddings: run on the processor alone; give --gpu-memory 0")
+        raise NotSupported(f"embeddings: run on the processor alone; give {option('gpu_memory', 0)}")
     chosen: Pooling = config.pooling if config.pooling != "auto" else named or ("mean" if is_encoder(gguf) else "last")
     if chosen == "rank" and not any(tensor.name in _SCORING for tensor in gguf.tensors):
         raise NotSupported(
-            "pooling rank: this model has nothing that gives scores; give a reranker, or another --pooling"
+            f"pooling rank: this model has nothing that gives scores; give a reranker, or another {option('pooling')}"
         )
     config = replace(
         config,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import ConfigError
+from edge_run.base.errors import ConfigError, option
 from edge_run.tiers.gguf import GgufModel
 
 _BLOCK: dict[str, int] = dict.fromkeys(("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"), 32)
@@ -25,7 +25,8 @@ def check_kv_types(gguf: GgufModel, config: ModelConfig) -> None:
     k, v = config.kv_types
     if v in _BLOCK and config.flash_attention == "off":
         raise ConfigError(
-            f"KV type {v} for V: a quantised V needs flash attention; leave out --flash-attn off, or use f16 for V"
+            f"KV type {v} for V: a quantised V needs flash attention; leave out {option('flash_attention', 'off')}, or "
+            "use f16 for V"
         )
     if gguf.value("attention.kv_lora_rank") and k != v:
         raise ConfigError(f"KV types {k}/{v}: {gguf.architecture} keeps K and V in one (MLA); give both the same type")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge_run.base.errors import Cancelled, KernelError, ModelFileError, NotSupported
-from edge_run.runtime.processes.child_answer import read_answer
+from edge_run.runtime.processes.child_answer import read_answer, request_line
 from edge_run.runtime.processes.child_process import (
     QUIET,
     end_child,
@@ -39,9 +38,8 @@ def ask_child(path: Path, config: Mapping[str, object], *, is_tried: bool) -> st
     """
     if reason := why_no_child() or why_unavailable():
         raise NoInspector(f"{path}: cannot be opened by a process of its own first: {reason}")
-    request = json.dumps({"path": os.fspath(path), "config": config, "is_tried": is_tried})
     try:
-        code, output, notices = _run(request.encode("utf-8", "surrogateescape") + b"\n")
+        code, output, notices = _run(request_line(path=path, config=config, is_tried=is_tried))
     except OSError as error:
         raise NoInspector(f"{path}: no process can be started to open it first: {error}") from error
     except subprocess.TimeoutExpired as error:

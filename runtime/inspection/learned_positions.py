@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_run.base.errors import ConfigError
+from edge_run.base.errors import ConfigError, option
 from edge_run.tiers.gguf import GgufModel
 
 _TABLE = "position_embd.weight"
@@ -21,7 +21,7 @@ def check_positions(gguf: GgufModel, tokens: int, sequences: int = 1) -> None:
         each = f", and {sequences} texts have {positions * sequences:,}" if sequences > 1 else ""
         raise ConfigError(
             f"context length {tokens:,}: {gguf.shards[0].path.name} has learned positions for {positions:,} "
-            f"tokens{each}; give -c {positions * sequences} or less",
+            f"tokens{each}; give {option('context_tokens', positions * sequences)} or less",
             found=tokens,
             needed=positions * sequences,
         )

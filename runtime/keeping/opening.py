@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge_run.base.errors import ModelFileError, NotSupported, TierReadError, from_system, reason_of
+from edge_run.base.errors import ModelFileError, NotSupported, TierReadError, from_system, option, reason_of
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.graph.flow import Flow, users
 from edge_run.runtime.keeping.identity import kept_identity
@@ -69,7 +69,8 @@ def _check_supported(engine: Engine) -> None:
     if why := engine.prepared.why_nothing_kept:
         raise NotSupported(why)
     if engine.kv_spill:
-        raise NotSupported("keys and values that have no room in memory are spilled; --kv-spill off keeps prompts")
+        kept = option("kv_spill", "off")
+        raise NotSupported(f"keys and values that have no room in memory are spilled; {kept} keeps prompts")
 
 
 def layout_of(flow: Flow, context_tokens: int, n_streams: int) -> KvLayout:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.config import PROMPT_CACHE_DAILY_BYTES
-from edge_run.base.errors import ConfigError, TierReadError, reason_of
+from edge_run.base.errors import ConfigError, TierReadError, option, reason_of
 from edge_run.base.files.drafts import abandoned_drafts
 from edge_run.base.files.texts import read_text_file
 from edge_run.base.files.whole import whole_file
@@ -74,7 +74,7 @@ class PromptStore:
             if not os.path.isdir(self._own):
                 raise TierReadError(
                     f"{folder}: cannot keep prompts there ({self.why_no_writes}); give another folder with "
-                    "--prompt-cache, or off",
+                    f"{option('prompt_cache')}, or off",
                     errno=error.errno,
                 ) from error
 

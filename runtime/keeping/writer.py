@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_run.base.errors import reason_of
+from edge_run.base.errors import option, reason_of
 from edge_run.base.interrupt import Interrupt, JoinedThread, join_all
 from edge_run.base.protocols import Clock
 from edge_run.base.units import format_size
@@ -133,7 +133,7 @@ class BlockWriter:
                 return False
             if not (may_today and self._store.daily.take(head.file_bytes)):
                 written = format_size(self._store.daily.written_bytes)
-                self._fail(f"{written} were written today (--prompt-cache-daily)")
+                self._fail(f"{written} were written today ({option('prompt_cache_daily')})")
                 return False
             self.written_bytes += write_rows(paths[-1], head, copies)
         except RowsVoid:

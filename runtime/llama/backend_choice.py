@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import NotSupported, option
 from edge_run.tiers import _libc
 
 
@@ -13,10 +13,11 @@ def why_not_ours(config: ModelConfig, *, is_loaded: bool = True) -> str:
     is_loaded: llama.cpp is looked at, which loads it; else only what was asked for counts.
     """
     if config.backend == "llama.cpp":
-        return "asked for with --backend llama.cpp"
+        return f"asked for with {option('backend', 'llama.cpp')}"
     reason = (_why_unknown() or _libc.why_unavailable()) if is_loaded else ""
     if reason and config.backend == "edge-run":
-        raise NotSupported(f"backend edge-run: {reason}; --backend auto runs the model with llama.cpp's own loader")
+        other = option("backend", "auto")
+        raise NotSupported(f"backend edge-run: {reason}; {other} runs the model with llama.cpp's own loader")
     return reason
 
 
@@ -26,13 +27,14 @@ def check_backend(config: ModelConfig) -> None:
     Of a llama.cpp that we do not know, nothing in its memory is looked at, and nothing is written there.
     """
     if reason := why_not_ours(config):
-        for is_asked, what in ((config.kv_keep, "--kv-keep"), (config.spills_kv, "--kv-spill")):
+        for is_asked, name in ((config.kv_keep, "kv_keep"), (config.spills_kv, "kv_spill")):
             if is_asked:
-                raise NotSupported(f"{what}: llama.cpp's own loader runs the model: {reason}; leave out {what}")
+                what = name.replace("_", " ")
+                raise NotSupported(f"{what}: llama.cpp's own loader runs the model: {reason}; leave out {option(name)}")
     if config.exact:
-        check_library_known("--exact")
+        check_library_known("exact")
     if config.draft_model:
-        check_library_known("a draft model (-md)")
+        check_library_known(f"a draft model ({option('draft')})")
 
 
 def check_library_known(what: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from edge_run.base.closing import Closing
 from edge_run.base.config import POOLING
-from edge_run.base.errors import BudgetError, EdgeRunError, KernelError, ModelFileError, NotSupported
+from edge_run.base.errors import BudgetError, EdgeRunError, KernelError, ModelFileError, NotSupported, option
 from edge_run.base.units import MIB
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
@@ -70,7 +70,7 @@ def _refusal(path: Path, reason: str, *, has_gpu: bool) -> EdgeRunError:
     if any(words in reason for words in _NO_ROOM):
         return BudgetError(
             f"{path}: llama.cpp cannot load it: {reason}: less memory is free there than was asked for; "
-            + ("lower --gpu-memory, or give 0 to leave the GPU out" if has_gpu else "close other programs")
+            + (f"lower {option('gpu_memory')}, or give 0 to leave the GPU out" if has_gpu else "close other programs")
         )
     if "unknown model architecture" in reason:
         return NotSupported(
@@ -275,7 +275,8 @@ class LlamaContext:
         if not self.handle:
             raise KernelError(
                 f"{model.path}: llama.cpp cannot make a context of {shape.context_tokens:,} tokens: {lines.reason()}; "
-                "try other settings (-c, -ctk, -ctv, -fa), or another copy of the file"
+                f"try other settings ({', '.join(map(option, ('context_tokens', 'kv_type', 'flash_attention')))}), or "
+                "another copy of the file"
             )
         self._threads = shape.threads
         self.memory = L.llama_get_memory(self.handle)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_run.base.errors import ContextFull
+from edge_run.base.errors import ContextFull, option
 from edge_run.base.units import KIB, format_size
 from edge_run.runtime.llama.model import LlamaModel
 
@@ -31,19 +31,22 @@ def refuse_what_is_too_long(model: LlamaModel, text: str, room_tokens: int, clea
         if found > clearly * room_tokens:
             raise ContextFull(
                 f"prompt of {format_size(len(text))}: its first {format_size(start + PIECE_CHARACTERS)} are "
-                f"{found:,} tokens already, the context holds {room_tokens:,}; shorten it, or give more context "
-                "(-c), or more --memory where that is what limits it",
+                f"{found:,} tokens already, the context holds {room_tokens:,}; {_advice()}",
                 prompt_tokens=found,
                 context_tokens=room_tokens,
             )
+
+
+def _advice() -> str:
+    longer, larger = option("context_tokens"), option("memory")
+    return f"shorten it, or give more context ({longer}), or more {larger} where that is what limits it"
 
 
 def check_room(n_tokens: int, room_tokens: int) -> None:
     """Raise ContextFull where a prompt of so many tokens leaves no room for another one."""
     if n_tokens >= room_tokens:
         raise ContextFull(
-            f"prompt of {n_tokens} tokens: the context holds {room_tokens} with at least one to generate; "
-            "shorten it, or give more context (-c), or more --memory where that is what limits it",
+            f"prompt of {n_tokens} tokens: the context holds {room_tokens} with at least one to generate; {_advice()}",
             prompt_tokens=n_tokens,
             context_tokens=room_tokens,
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, replace
 
-from edge_run.base.errors import EdgeRunError
+from edge_run.base.errors import EdgeRunError, wording
 from edge_run.base.fields import Document, JsonValue, plain
 from edge_run.base.mesh import HasLeft, Mesh, names_apart
 from edge_run.base.mesh_status import MeshNode
@@ -244,11 +244,8 @@ class LayerCoordinator:
             raise Failed(Refused(node, "it cuts the model in other places: another version of llama.cpp or edge-run"))
         others = differing(asdict(self._engine.loaded.numerics), answer.get("numerics"))
         if others and not self._takes_any:
-            raise Failed(
-                Refused(
-                    node, f"its numerics differ ({', '.join(others)}), so tokens could; --mesh-any-numerics takes it"
-                )
-            )
+            taken = wording("--mesh-any-numerics takes it", "MeshOptions(takes_any_numerics=True) takes it")
+            raise Failed(Refused(node, f"its numerics differ ({', '.join(others)}), so tokens could; {taken}"))
         if others:
             name = names_apart(self._mesh.members()).get(node, node)
             self._say(f"{name} computes with other numerics ({', '.join(others)}): tokens may differ from one device's")

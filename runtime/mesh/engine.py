@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import ConfigError
+from edge_run.base.errors import ConfigError, option
 from edge_run.base.files.folders import mesh_folder
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh, is_worker
@@ -41,7 +41,7 @@ class MeshOptions:
     """
 
     mesh: Mesh | str = ""
-    folder: Path | None = None
+    folder: Path | str | None = None
     takes_any_numerics: bool = False
     say: Callable[[str], None] = logger.warning
     interrupt: Interrupt = field(default_factory=Interrupt)
@@ -50,7 +50,7 @@ class MeshOptions:
 def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:
     """Return the open model at `path`, spread over the mesh. Raises as `Engine`, and MeshError, NotTrusted."""
     if config.backend == "llama.cpp":
-        raise ConfigError("mesh: excludes --backend llama.cpp, which computes whole models only")
+        raise ConfigError(f"mesh: excludes {option('backend', 'llama.cpp')}, which computes whole models only")
     gguf = read_gguf(path)  # what is wrong with the file is said before others are asked for anything
     mesh = _connect(options) if isinstance(options.mesh, str) else options.mesh
     with ExitStack() as stack:
@@ -88,9 +88,10 @@ def open_mesh_engine(
         stack.callback(slices.close)
         check_width(slices)
         if config.gpu_memory != 0:
-            options.say("devices of a mesh compute on their processors: --gpu-memory has no effect")
+            options.say(f"devices of a mesh compute on their processors: {option('gpu_memory')} has no effect")
         if config.packed_file:
-            options.say(f"devices of a mesh read the model itself: --packed {config.packed_file} has no effect")
+            packed = option("packed", str(config.packed_file))
+            options.say(f"devices of a mesh read the model itself: {packed} has no effect")
         if config.mesh_activations == "compact":
             options.say("activations are rounded where a link is slow: tokens may differ from those of one device")
         coordinator = LayerCoordinator(mesh, slices, options.takes_any_numerics, options.say)

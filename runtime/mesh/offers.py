@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge_run.base.config import KV_SPILL_OFF, MOST_CONTEXT_TOKENS, ModelConfig
-from edge_run.base.errors import ConfigError, ProtocolError
+from edge_run.base.errors import ConfigError, ProtocolError, option
 from edge_run.base.fields import MOST_BYTES, MOST_RATE, Document, Fields, JsonValue
 from edge_run.base.mesh import MOST_PART_BYTES
 from edge_run.base.options import make_config
@@ -101,7 +101,8 @@ def check_width(engine: SliceEngine) -> None:
     if engine.width * token_bytes > MOST_PART_BYTES:
         raise ConfigError(
             f"mesh: a pass of {engine.width:,} tokens hands over {format_size(engine.width * token_bytes)}, and a "
-            f"part of a message has at most {format_size(MOST_PART_BYTES)}; -ub {MOST_PART_BYTES // token_bytes}"
+            f"part of a message has at most {format_size(MOST_PART_BYTES)}; give "
+            f"{option('micro_batch_tokens', MOST_PART_BYTES // token_bytes)}"
         )
 
 

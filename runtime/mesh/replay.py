@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from edge_run.base.errors import EdgeRunError, NotSupported
+from edge_run.base.errors import EdgeRunError, NotSupported, option
 from edge_run.base.protocols import BatchToken
 from edge_run.runtime.decoding.driver import GraphChanged, PassShape
 from edge_run.runtime.mesh.log import MeshLog
@@ -78,7 +78,8 @@ class LogReplay:
         Raises NotSupported where they have learnt it, and `error` came all the same.
         """
         if shape in self._learned:
-            raise NotSupported(f"this model cannot be spread over devices: {error}; run it without --mesh") from error
+            advice = f"run it without {option('mesh')}"
+            raise NotSupported(f"this model cannot be spread over devices: {error}; {advice}") from error
         self._learned.add(shape)
         if self._log.tokens:
             self._say(f"a pass of a new kind: {self._log.tokens} tokens are computed again")

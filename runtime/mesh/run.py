@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError
+from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, option
 from edge_run.base.mesh import HasLeft, Joined, Lost, Mesh, is_worker
 from edge_run.base.mesh_status import MeshUse
 from edge_run.partition.mesh_plan import MeshPlan
@@ -241,7 +241,7 @@ class MeshRun:
         if self.is_broken_off:
             raise MeshError(
                 f"the mesh does not get on: it waits for {self._failover.phase.value}; `edge-run mesh doctor` says "
-                "what is in the way, without --mesh the model runs here"
+                f"what is in the way, without {option('mesh')} the model runs here"
             )
 
     def _execute(self, instruction: failover.Instruction) -> failover.Event | None:

@@ -10,7 +10,7 @@ from edge_run.base.extras import PACK, need
 from edge_run.runtime.graph.repackable import described, tensors_of
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel
-from edge_run.tiers.packed_file import ADVICE, PackedFile, find_packed
+from edge_run.tiers.packed_file import PackedFile, find_packed, packed_anew
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def choose_repacked_file(gguf: GgufModel, config: ModelConfig) -> PackedFile | N
         return None
     if not (problem := _why_not_here(packed, gguf)):
         return packed
-    problem = f"{packed.path}: {problem}; {ADVICE}"
+    problem = f"{packed.path}: {problem}; {packed_anew()}"
     if packed.is_named:
         raise PackedFileError(problem)
     logger.warning("%s", problem)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge_run.base.config import PROMPT_TOKENS
-from edge_run.base.errors import BudgetError, ConfigError, ContextFull
+from edge_run.base.errors import BudgetError, ConfigError, ContextFull, option
 from edge_run.base.profile import DeviceProfile, GpuProfile
 from edge_run.base.results import ContextPoint, Plan
 from edge_run.base.units import MIB, round_up
@@ -289,11 +289,11 @@ def timed_tokens(planner: Planner, asked: int | None) -> int:
     if asked is None:
         return min(PROMPT_TOKENS, most_tokens)
     if asked < 1:
-        raise ConfigError(f"--prompt-tokens {asked}: must be at least 1")
+        raise ConfigError(f"prompt of {asked} tokens: must be at least 1 token")
     if asked > most_tokens:
         raise ContextFull(
             f"{planner.gguf.shards[0].path}: a prompt of {asked} tokens does not fit the context of {context_tokens}; "
-            "give more with -c, or shorten it (--prompt-tokens)",
+            f"give more with {option('context_tokens')}, or shorten it ({option('prompt_tokens')})",
             prompt_tokens=asked,
             context_tokens=context_tokens,
         )

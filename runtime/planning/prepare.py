@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from edge_run.base.config import KV_AUTO, WIDEST_MICRO_BATCH, ModelConfig
-from edge_run.base.errors import BudgetError, NotSupported
+from edge_run.base.errors import BudgetError, NotSupported, option
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.units import round_down
 from edge_run.devices.host.ledger import Ledger
@@ -95,16 +95,17 @@ def prepare(
 def _check_slice(config: ModelConfig) -> None:
     """Raise NotSupported for what the devices of a mesh cannot do together."""
     spills_several = config.spills_kv and config.sequences > 1
-    for is_asked, why in (
-        (config.kv_type == KV_AUTO, "kv type auto: devices of a mesh share one type; name it (--kv-type)"),
-        (config.repack == "on", "repack on: weights that devices share are not repacked; leave out --repack or --mesh"),
-        (config.embeddings, "embeddings: devices of a mesh make text; leave out --mesh"),
-        (spills_several, "kv spill: on a mesh that of one text only; give --parallel 1, or leave out --kv-spill"),
-        (config.kv_keep, "kv keep: devices of a mesh look at the whole context; leave out --kv-keep or --mesh"),
-        (config.context_shift, "context shift: devices of a mesh do not shift; leave out --context-shift or --mesh"),
+    for is_asked, name, why in (
+        (config.kv_type == KV_AUTO, "kv_type", "kv type auto: devices of a mesh share one type"),
+        (config.repack == "on", "repack", "repack on: weights that devices share are not repacked"),
+        (config.embeddings, "", "embeddings: devices of a mesh make text"),
+        (spills_several, "kv_spill", f"kv spill: on a mesh that of one text only ({option('sequences', 1)})"),
+        (config.kv_keep, "kv_keep", "kv keep: devices of a mesh look at the whole context"),
+        (config.context_shift, "context_shift", "context shift: devices of a mesh do not shift"),
     ):
         if is_asked:
-            raise NotSupported(why)
+            this = f"{option(name)} or " if name else ""
+            raise NotSupported(f"{why}; leave out {this}{option('mesh')}")
 
 
 def _shaped(opening: _Opening, config: ModelConfig) -> Prepared:
@@ -239,8 +240,8 @@ class _Opening:
     def _usual_tokens(self, asked: ModelConfig) -> int:
         """Return the length of a context that was not asked for: longer than is usual where keys and values are lent.
 
-        They are not on a GPU and on a mesh, by llama.cpp's own loader, and where the kernel charges what is only
-        reserved. Without the leave to start a child first, nothing is known.
+        They are not on a GPU, by llama.cpp's own loader, and where the kernel charges what is only reserved; a plan for
+        a mesh counts them in full. Without the leave to start a child first, nothing is known.
         """
         lengths = usual_lengths(self.gguf)
         is_lent = not (self.is_slice or asked.gpu_memory != 0 or charges_reserved())

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import NotSupported, option
 from edge_run.runtime.planning.terms import Terms
 from edge_run.tiers.kv.cells import Cells
 from edge_run.tiers.kv.spill_shape import SpillShape, piece_bytes
@@ -35,11 +35,12 @@ def check_spill(config: ModelConfig, cells: Cells | None, path: Path) -> None:
     """Raise NotSupported where keys and values of the model at `path` have no room, and not all can be away."""
     if config.spills_kv and cells is not None and any(tensor.n_rows > 1 for tensor in cells.tensors):
         why = (
-            "which --exact and -fa off leave out"
+            f"which {option('exact')} and {option('flash_attention', 'off')} leave out"
             if config.flash_attention == "off"
             else "which this model goes without"
         )
         raise NotSupported(
-            f"{path}: without flash attention, {why}, --kv-spill keeps values in memory, as those of a token lie in as "
-            "many places as they have numbers, and they have no room; give a shorter context (-c) or more --memory"
+            f"{path}: without flash attention, {why}, {option('kv_spill')} keeps values in memory, as those of a token "
+            "lie in as many places as they have numbers, and they have no room; give a shorter context "
+            f"({option('context_tokens')}) or more {option('memory')}"
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import ConfigError, KernelError, NotSupported, system_errors
+from edge_run.base.errors import ConfigError, KernelError, NotSupported, option, system_errors
 from edge_run.base.profile import DeviceProfile, GpuProfile, KernelSpeed, RepackedSpeed
 from edge_run.base.units import format_count
 from edge_run.devices.host.disk import NORMAL, Effort, measure_disk
@@ -332,7 +332,8 @@ def _targets(folders: Iterable[Path], gguf: GgufModel | None, also: Path | str |
             targets.setdefault(mount, _Target(copy.absolute().parent, mount, copy))
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"{folder}: is no folder; name a folder on the disk to measure, or a model with --model")
+            other = option("model")
+            raise ConfigError(f"{folder}: is no folder; name a folder on the disk to measure, or a model with {other}")
         mount = find_mount(folder)
         targets.setdefault(mount, _Target(folder.absolute(), mount, None))
     return list(targets.values())

@@ -9,8 +9,17 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, NoReturn
+
+
+def request_line(**fields: object) -> bytes:
+    """Return a request as `take_request` reads it; paths become text. `flags`: how messages name options here."""
+    from edge_run.base.errors import flags_of_options
+
+    request = {**fields, "flags": flags_of_options()}
+    return json.dumps(request, default=os.fspath).encode("utf-8", "surrogateescape") + b"\n"
 
 
 def take_request() -> Any:
@@ -20,12 +29,16 @@ def take_request() -> Any:
     return request
 
 
-def give_answer(make: Callable[[], str]) -> NoReturn:
-    """Answer with what `make` returns, or with the EdgeRunError that it raises, and end this process."""
-    from edge_run.base.errors import EdgeRunError
+def give_answer(make: Callable[[], str], flags: Mapping[str, str] | None) -> NoReturn:
+    """Answer with what `make` returns, or with the EdgeRunError that it raises, and end this process.
+
+    flags: those of the request.
+    """
+    from edge_run.base.errors import EdgeRunError, options_as_flags
 
     try:
-        answer, text = "ok", make()
+        with nullcontext() if flags is None else options_as_flags(lambda: flags):
+            answer, text = "ok", make()
     except EdgeRunError as error:
         from edge_run.base.error_codes import error_document
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edge_run.base.errors import ConfigError, ContextFull
+from edge_run.base.errors import ConfigError
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.formats.tool_use import ChatPrompt, ToolUse
 from edge_run.runtime.formats.tools import Toolbox
@@ -75,14 +75,11 @@ class ChatTask:
         """Return the task less the oldest turns, where it has no room. Takes its time."""
         model, (messages, _) = served.model, self._begun()
 
-        def count_tokens(some: Sequence[Mapping[str, Any]]) -> int:
-            try:
-                return len(model.prompt_tokens(use.text(model.chat_prompt, [*map(dict, some)], self.variables)))
-            except ContextFull:
-                return model.context_tokens + 1
+        def count_tokens(some: Sequence[dict[str, Any]]) -> int:
+            return len(model.prompt_tokens(use.text(model.chat_prompt, some, self.variables)))
 
         kept = leave_out_oldest(messages, model.context_tokens, count_tokens, max_tokens)
-        return replace(self, messages=[*map(dict, kept), *self.messages[len(messages) :]])
+        return replace(self, messages=[*kept, *self.messages[len(messages) :]])
 
 
 async def count(served: ServedModel, make_task: Callable[[], ChatTask]) -> int:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import Cancelled, NotSupported
+from edge_run.base.errors import Cancelled, NotSupported, option
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.protocols import BatchToken
 from edge_run.devices.host.machine import compute_threads
@@ -84,7 +84,7 @@ class DraftModel(Closing):
             if self.model.is_recurrent or self.model.has_encoder or not self.model.has_decoder:
                 raise NotSupported(
                     f"draft model {file.path}: {file.gguf.architecture} cannot draft, it is recurrent or has an "
-                    "encoder; give another one, or leave out -md"
+                    f"encoder; give another one, or leave out {option('draft')}"
                 )
             if offload:
                 passes = usual_passes(shape.micro_batch_tokens, is_software=offload.gpu.is_software)
@@ -129,7 +129,7 @@ class DraftModel(Closing):
             raise NotSupported(
                 f"draft model {self.path}: its vocabulary is not that of {target.path} ({ours:,} tokens against "
                 f"{theirs:,}), and one of the two has no text to go by; give a draft of the same family, or leave "
-                "out -md (--speculate ngram needs none)",
+                f"out {option('draft')} ({option('speculate', 'ngram')} needs none)",
                 found=ours,
                 needed=theirs,
             )

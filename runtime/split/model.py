@@ -64,12 +64,17 @@ class SplitModel(Closing):
     ) -> None:
         """Open `head`, the head.onnx of a bundle, and the uncut network beside it.
 
-        server: HOST or HOST:PORT; None is none. deadline_s: how long a frame may take, about: the server has that, less
-        what the device needs itself, but twice its own usual time at least. mode: `auto` is the fastest;
-        `local`, `image`, `code` (any rate) or `code N` (rate N) leave no choice while the server is there. use_filter:
-        hold back frames without anything of interest. most_bytes: no code has more; the device computes frames whose
-        codes would at any rate. threads: None is one for each core. Raises ConfigError, ModelFileError, NotSupported,
-        TierReadError.
+        server: HOST or HOST:PORT; None is none.
+        deadline_s: the seconds that a frame may take, about: the server is waited for as long as leaves the device time
+            to answer itself, but twice as long as it usually takes at least.
+        mode: `auto` is the fastest; `local`, `image`, `code` (any rate) or `code N` (rate N, from 0) leave no choice
+            while the server is there.
+        use_filter: hold back frames without anything of interest; their `outputs` are empty.
+        most_bytes: no code has more; the device computes frames whose codes would at any rate. None is no limit.
+        threads: of the device; None is one for each core.
+
+        Raises ConfigError, ModelFileError, NotSupported, TierReadError. A server that is not there is no error:
+        `problem` says so.
         """
         if not 0 < deadline_s <= protocol.MOST_PATIENCE_S:
             raise ConfigError(f"deadline {deadline_s}: must be above 0 and at most {protocol.MOST_PATIENCE_S:.0f} s")
@@ -80,7 +85,7 @@ class SplitModel(Closing):
         self._most_bytes = most_bytes
         filters = self._bundle.code.filters
         if use_filter and not filters:
-            raise ConfigError(f"{head}: was trained without a filter; train it with --empty")
+            raise ConfigError(f"{head}: was trained without a filter; `edge-run split train --empty` trains one")
         self._threshold = filters[0].threshold if use_filter else 0.0
         modes = _modes(mode, len(self._codec.rates))
         address = None if server is None else parse_place(server, DEFAULT_PORT)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edge_run.base.config import KV_KEEP_BLOCKS, KV_KEEP_WINDOW
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import NotSupported, option
 from edge_run.base.results import KvKeep
 from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.graph.nodes import ATTENTION, WRITES_ROWS, GraphMap, Node
@@ -93,7 +93,8 @@ class ChosenRows:
         sources = ggml.tensor_at(address).src
         q, k, mask = (ggml.tensor_at(sources[i]) for i in (0, 1, 3))
         if k.type != _HALF or mask.type != _HALF or q.type != 0:
-            raise NotSupported("kv keep: needs keys of 16 bits (f16), and flash attention; give -ctk f16")
+            given = option("kv_type", "f16", "-ctk")
+            raise NotSupported(f"kv keep: needs keys of 16 bits (f16), and flash attention; give {given}")
         last = np.frombuffer(_libc.view(mask.data + (q.ne[1] - 1) * mask.nb[1], 2 * mask.ne[0]), np.uint16)
         original = self._mask = last.copy() if self._mask is None or q.ne[1] != 1 else self._mask
         visible = np.flatnonzero(original != HIDDEN)

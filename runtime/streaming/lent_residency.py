@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from edge_run.base.errors import Cancelled
+from edge_run.base.errors import Cancelled, option
 from edge_run.base.units import format_size
 from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
 from edge_run.runtime.llama.logit_rows import LogitRows
@@ -268,7 +268,7 @@ class LentResidency:
             self.say(
                 f"the memory limit of this control group fell {format_size(fallen_bytes)} below what the run was "
                 f"given, {format_size(lacking_bytes)} more than it can do without: it goes on, and may become slow or "
-                "be ended; raise the limit, or start it again with less --memory"
+                f"be ended; raise the limit, or start it again with less {option('memory')}"
             )
 
     def _divide(self, needed_bytes: int) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_run.base.errors import KernelError
+from edge_run.base.errors import KernelError, option
 from edge_run.base.results import KvSpill
 from edge_run.runtime.decoding.driver import Step, Steps
 from edge_run.runtime.graph.nodes import ATTENTION, WRITES_ROWS, GraphMap, Node
@@ -114,7 +114,7 @@ class SpilledCells:
         taken = rows < np.array([states.n_rows for states in self.spill.texts])[texts]
         if taken.any():
             raise KernelError(
-                f"llama.cpp puts a token into cell {written[1][taken][0]}, which has one; --kv-spill off does without; "
-                "please report this model"
+                f"llama.cpp puts a token into cell {written[1][taken][0]}, which has one; "
+                f"{option('kv_spill', 'off')} does without; please report this model"
             )
         self.spill.read_of(range(int(texts.min()), int(texts.max()) + 1))  # llama.cpp takes all streams in between

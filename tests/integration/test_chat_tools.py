@@ -45,11 +45,12 @@ def knowing(kit: Path) -> Iterator[Model]:
 
 def check_called(answer: Generation, finish_reason: str = "tool_calls") -> None:
     (call,) = answer.tool_calls
-    assert json.loads(call.arguments) in ALLOWED[call.name]
+    assert json.loads(call.arguments) == call.parsed
+    assert call.parsed in ALLOWED[call.name]
     assert (answer.finish_reason, answer.content) == (finish_reason, "")
     assert answer.message["tool_calls"][0]["function"] == {"name": call.name, "arguments": call.arguments}
     assert json.loads(to_json(answer))["tool_calls"] == [
-        {"id": call.id, "name": call.name, "arguments": call.arguments}
+        {"id": call.id, "name": call.name, "arguments": call.arguments, "parsed": call.parsed}
     ]
 
 
@@ -77,7 +78,7 @@ def test_a_conversation_is_told_of_tools_calls_and_results(knowing: Model) -> No
     forced = knowing.chat(MESSAGES, tools=TOOLS, tool_choice=PAINT, seed=1)
     check_called(forced)
     (call,) = forced.tool_calls
-    colour = json.loads(call.arguments)["colour"]
+    colour = call.parsed["colour"]
     result = {"role": "tool", "tool_call_id": call.id, "content": [{"type": "text", "text": "painted"}]}
     conversation = [*MESSAGES, forced.message, result]
     with knowing.begin(Request(conversation, tools=TOOLS)) as answer:
@@ -167,7 +168,8 @@ def test_what_a_call_needs_is_made_once(kit: Path, sequences: int, monkeypatch: 
 
     async def main() -> None:
         async with AsyncModel(kit, **SHARED, sequences=sequences) as model:
-            check_called(await model.chat(MESSAGES, tools=TOOLS, tool_choice="required", temperature=0))
+            options: Any = {"tools": TOOLS, "tool_choice": "required", "drops_oldest": True}
+            check_called(await model.chat(MESSAGES, temperature=0, **options))
 
     monkeypatch.setattr(Toolbox, "forced_schema", counted_schema)
     monkeypatch.setattr(chat, "_checked", counted_check)

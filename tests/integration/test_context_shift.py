@@ -129,12 +129,12 @@ def test_an_answer_goes_on_beyond_a_context_that_shifts(kit: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"kv_spill": "on"}, "--kv-spill"),
-        ({"kv_type": "q8_0/f16"}, "-ctk f16"),
-        ({"kv_type": "bf16/f16"}, "-ctk f16 or f32"),  # llama.cpp would end the process
-        ({"sequences": 2}, "--parallel 1"),
+        ({"kv_spill": "on"}, "kv_spill="),
+        ({"kv_type": "q8_0/f16"}, "give kv_type='f16'"),
+        ({"kv_type": "bf16/f16"}, "give kv_type='f16' or f32"),  # llama.cpp would end the process
+        ({"sequences": 2}, "sequences=1"),
         ({"speculate": "ngram"}, "without guesses"),
-        ({"gpu_memory": None}, "--gpu-memory 0"),
+        ({"gpu_memory": None}, "gpu_memory=0"),
         ({"context_keep_tokens": -2}, "context keep -2"),
     ],
 )

@@ -143,7 +143,7 @@ def test_vectors_of_damaged_weights_are_refused(tmp_path: Path) -> None:
 def test_texts_that_are_too_long(opened: Model) -> None:
     assert opened.embedding == EmbeddingShape("cls", 256, WIDTH)
     long = [*TEXTS[3], 5]
-    lacking = r"text 2: has 65 tokens, .* has 64; shorten it, have it cut \(truncate\), or raise -c"
+    lacking = r"text 2: has 65 tokens, .* has 64; shorten it, have it cut \(truncate=True\), or raise context_tokens="
     with pytest.raises(ContextFull, match=lacking) as refused:
         opened.embed([TEXTS[0], long])
     assert (refused.value.prompt_tokens, refused.value.context_tokens) == (65, WIDTH)
@@ -209,7 +209,7 @@ def test_a_model_is_for_text_or_for_vectors(tmp_path: Path) -> None:
     ("options", "kind", "message"),
     [
         ({"gpu_memory": "1GiB"}, NotSupported, "processor alone"),
-        ({"context_tokens": 2048}, ConfigError, "learned positions for 1,024 tokens; give -c 1024"),
+        ({"context_tokens": 2048}, ConfigError, "learned positions for 1,024 tokens; give context_tokens=1024"),
         ({"pooling": "most"}, ConfigError, "pooling 'most': must be one of"),
         ({"pooling": "rank"}, NotSupported, "pooling rank: this model has nothing that gives scores"),
     ],

@@ -93,10 +93,10 @@ def test_a_library_that_is_not_the_one_we_know(llama: Path, unknown: str, tmp_pa
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"exact": True}, "--exact: not with this llama.cpp: its tensor struct"),
+        ({"exact": True}, "exact: not with this llama.cpp: its tensor struct"),
         ({"draft": Path("none.gguf")}, "a draft model .*: not with this llama.cpp: its tensor struct"),
-        ({"kv_keep": 64}, "--kv-keep: llama.cpp's own loader runs the model: its tensor struct.*leave out --kv-keep"),
-        ({"kv_spill": "on"}, "--kv-spill: llama.cpp's own loader runs the model"),
+        ({"kv_keep": 64}, "kv keep: llama.cpp's own loader runs the model: its tensor struct.*leave out kv_keep="),
+        ({"kv_spill": "on"}, "kv spill: llama.cpp's own loader runs the model"),
     ],
 )
 def test_what_only_our_loader_does_is_refused(options: dict[str, Any], what: str, llama: Path, unknown: str) -> None:

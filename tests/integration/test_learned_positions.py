@@ -39,9 +39,9 @@ def test_a_text_ends_where_the_table_does(options: dict[str, Any], tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context_tokens": 4096}, "learned positions for 300 tokens; give -c 300 or less"),
+        ({"context_tokens": 4096}, "learned positions for 300 tokens; give context_tokens=300 or less"),
         ({"context_tokens": 301, "embeddings": True, "pooling": "last"}, "learned positions for 300 tokens"),
-        ({"context_tokens": 601, "sequences": 2}, "for 300 tokens, and 2 texts have 600; give -c 600 or less"),
+        ({"context_tokens": 601, "sequences": 2}, "300 tokens, and 2 texts have 600; give context_tokens=600 or less"),
     ],
 )
 def test_a_longer_context_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:

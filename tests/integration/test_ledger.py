@@ -211,7 +211,7 @@ def test_a_budget_beyond_what_is_free_is_refused_only_where_it_is_needed(
     small = Engine.open(kit, ModelConfig(**OPTIONS, memory=50 * GIB))
     assert small.plan.mode == "resident"
     small.close()
-    with pytest.raises(BudgetError, match=r"grown\.gguf: the plan needs .* free for it; lower --memory to at most"):
+    with pytest.raises(BudgetError, match=r"grown\.gguf: the plan needs .* free for it; lower memory= to at most"):
         Engine.open(grown, ModelConfig(**OPTIONS, memory=50 * GIB))
 
 

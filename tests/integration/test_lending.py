@@ -160,7 +160,7 @@ def test_a_context_that_does_not_fit_opens_shorter(name: str, by_expert: bool, f
     talk = Talk(engine.decoder, witness.look)
     fill(talk)
     assert min(witness.counts) <= 1, "a full context leaves nothing"
-    with pytest.raises(ContextFull, match="--memory") as refusal:
+    with pytest.raises(ContextFull, match="raise memory=") as refusal:
         talk.step()
     assert refusal.value.context_tokens == promised
     talk.rewind(100)

@@ -216,7 +216,7 @@ def test_what_cannot_be_traced(moe: Path, folder: Path, tmp_path: Path) -> None:
         edge_run.trace(moe, TEXT, tmp_path / "nowhere" / "trace.csv", **OPTIONS)
     assert list(tmp_path.iterdir()) == [], "nothing is left of a trace that was not finished"
     path.write_text("mine")
-    with pytest.raises(ConfigError, match=r"exists.*--force"):
+    with pytest.raises(ConfigError, match=r"exists.*is_overwritten=True"):
         edge_run.trace(moe, TEXT, path, **OPTIONS)
     assert path.read_text() == "mine"
 

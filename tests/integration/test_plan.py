@@ -188,7 +188,7 @@ def test_a_prompt_from_python_is_checked_as_that_of_the_command(
         with pytest.raises(ContextFull, match=f"a prompt of {prompt_tokens} tokens does not fit the context of 256"):
             edge_run.plan(grown, prompt_tokens=prompt_tokens, **options)
     for prompt_tokens in (0, -5):
-        with pytest.raises(ConfigError, match=f"--prompt-tokens {prompt_tokens}: must be at least 1"):
+        with pytest.raises(ConfigError, match=f"prompt of {prompt_tokens} tokens: must be at least 1"):
             edge_run.plan(grown, prompt_tokens=prompt_tokens, **options)
 
 

@@ -285,7 +285,7 @@ def test_a_plan_says_what_a_run_repacks(folder: Path, tmp_path: Path) -> None:
 def test_devices_that_share_a_model_do_not_repack(folder: Path, tmp_path: Path) -> None:
     gguf = read_gguf(make_model("llama", folder, quantisation="Q4_0"))
     config = ModelConfig(cache_folder=tmp_path, repack="on", memory="1GiB")
-    with pytest.raises(NotSupported, match="leave out --repack or --mesh"):
+    with pytest.raises(NotSupported, match="leave out repack= or mesh="):
         prepare(gguf, config, is_slice=True)
 
 

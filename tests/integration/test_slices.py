@@ -213,7 +213,7 @@ def test_keys_and_values_of_a_slice_go_to_a_file_of_its_device(name: str, folder
 
 
 def test_keys_and_values_of_several_texts_on_a_mesh_do_not_go_to_a_file(folder: Path) -> None:
-    with pytest.raises(NotSupported, match=r"kv spill: .* --parallel 1") as refusal:
+    with pytest.raises(NotSupported, match=r"kv spill: .* \(sequences=1\)") as refusal:
         SliceEngine.open(make_model("llama", folder), ModelConfig(kv_spill="on", context_tokens=64, sequences=2))
     assert "\n" not in str(refusal.value)
 

@@ -353,12 +353,12 @@ REFUSALS: list[tuple[str, Callable[[Path], dict[str, Any]], type[Exception], str
     ("no file", lambda folder: {"draft": folder / "none.gguf"}, ModelFileError, "none.gguf"),
     ("no model", lambda folder: {"draft": _text(folder / "text.gguf")}, ModelFileError, "text.gguf"),
     ("no room", lambda folder: {"draft": KIT, "memory": "60MiB"}, BudgetError, "draft model"),
-    ("no drafter", lambda folder: {"speculate": "draft"}, ConfigError, "-md"),
+    ("no drafter", lambda folder: {"speculate": "draft"}, ConfigError, "draft="),
     ("no such way", lambda folder: {"speculate": "maybe"}, ConfigError, "ngram"),
     ("no tokens", lambda folder: {"draft_tokens": 0}, ConfigError, "1 to"),
     ("exact with flash", lambda folder: {"exact": True, "flash_attention": "on"}, ConfigError, "flash"),
-    ("exact with a small V", lambda folder: {"exact": True, "kv_type": "f16/q8_0"}, ConfigError, "-ctv"),
-    ("exact and narrow", lambda folder: {"exact": True, "micro_batch_tokens": 1}, ConfigError, "-ub"),
+    ("exact with a small V", lambda folder: {"exact": True, "kv_type": "f16/q8_0"}, ConfigError, "kv_type="),
+    ("exact and narrow", lambda folder: {"exact": True, "micro_batch_tokens": 1}, ConfigError, "micro_batch_tokens="),
 ]
 
 

@@ -41,7 +41,7 @@ def test_the_prompt_cache_gives_way(folder: Path) -> None:
     path, said = make_model("llama", folder), list[str]()
     engine = open_spilling(path, folder, prompt_cache=folder / "prompts")
     assert open_keeper(engine, said.append) is None
-    assert "--kv-spill" in said[0]
+    assert "kv_spill='off' keeps prompts" in said[0]
     engine.close()
 
 

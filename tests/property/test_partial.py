@@ -193,7 +193,7 @@ def test_where_files_have_no_holes_nothing_is_given_up(partial: PartialModel, mo
     journal = (partial.folder / JOURNAL).read_bytes()
     partial.give_up([])
     with pytest.raises(
-        TierReadError, match=r"m: no part of a file can be freed .*not supported.*--cache-dir"
+        TierReadError, match=r"m: no part of a file can be freed .*not supported.*cache_folder="
     ) as caught:
         partial.give_up(range(partial.pieces.count))
     assert caught.value.errno == errno.EOPNOTSUPP

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -294,8 +293,7 @@ class MessageForm:
         if outcome.content or not outcome.calls:
             content.append({"type": "text", "text": outcome.content})
         content += [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
-            for call in outcome.calls
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": call.parsed} for call in outcome.calls
         ]
         ending = {"stop_reason": _stop_reason(outcome), "stop_sequence": outcome.generation.stop_text or None}
         return msgspec.json.encode({**self._head(), "content": content, **ending, "usage": _usage(outcome)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -305,9 +304,7 @@ def _message(content: str = "", thinking: str = "", calls: Sequence[ToolCall] = 
     if thinking:
         made["thinking"] = thinking
     if calls:
-        made["tool_calls"] = [
-            {"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in calls
-        ]
+        made["tool_calls"] = [{"function": {"name": call.name, "arguments": call.parsed}} for call in calls]
     return made
 
 

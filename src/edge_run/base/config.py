@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, TypedDict, get_args
 
+from edge_run.base.errors import option
 from edge_run.base.files.folders import cache_folder
 from edge_run.base.options import check_types, require
 from edge_run.base.units import GIB, MIB, parse_size
@@ -83,7 +84,7 @@ class ModelConfig:
         None: where it has memory of its own.
     context_tokens: length of the context; None is the model's own, as far as that costs nothing, and at
         least 4096; 0 is the model's own.
-    threads: compute threads; None is one per core that this process may use.
+    threads: compute threads; None is one per physical core that this process may use, and has time for under a quota.
     micro_batch_tokens: tokens in one pass of a prompt; 0 is as many as are expected to be fastest, 512 at most.
     sequences: answers that may share passes, and the context's cells; 0 is the number that is forecast to make the most
         tokens a second.
@@ -208,7 +209,7 @@ class ModelConfig:
             require(kind in KV_TYPES, f"KV type {kind!r}: must be auto or one of {', '.join(KV_TYPES)}, or two as K/V")
         require(
             self.kv_type != KV_AUTO or self.gpu_memory == 0,
-            "KV type auto: is weighed for the processor alone; name one, or give --gpu-memory 0",
+            f"KV type auto: is weighed for the processor alone; name one, or give {option('gpu_memory', 0)}",
         )
         require(
             LEAST_CHUNK_BYTES <= self.chunk_bytes <= CHUNK_BYTES and self.chunk_bytes & (self.chunk_bytes - 1) == 0,
@@ -224,8 +225,9 @@ class ModelConfig:
         _check_folder("kv spill", self.kv_spill)
         if not self.spills_kv:
             return
-        require(self.gpu_memory == 0, "kv spill: runs on the processor alone; give --gpu-memory 0")
-        require(self.backend != "llama.cpp", "kv spill: llama.cpp's own loader has none; leave out --backend")
+        self._check_no_gpu("kv spill")
+        loader = option("backend")
+        require(self.backend != "llama.cpp", f"kv spill: llama.cpp's own loader has none; leave out {loader}")
 
     def _check_keep(self) -> None:
         if not self.kv_keep:
@@ -233,16 +235,18 @@ class ModelConfig:
         require(self.kv_keep >= LEAST_KV_KEEP, f"kv keep {self.kv_keep}: must be 0 or {LEAST_KV_KEEP} tokens or more")
         require(
             self.flash_attention != "off" and not self.exact and self.kv_types[0] == "f16",
-            "kv keep: needs flash attention, and keys of 16 bits (f16); leave out --exact, -fa off and -ctk",
+            f"kv keep: needs flash attention, and keys of 16 bits (f16); leave out {option('exact')}, "
+            f"{option('flash_attention', 'off')} and {option('kv_type', flag='-ctk')}",
         )
         require(
             self.gpu_memory == 0 and self.backend != "llama.cpp",
-            "kv keep: runs on the processor, with the callback of edge-run; leave out --gpu-memory and --backend",
+            "kv keep: runs on the processor, with the callback of edge-run; "
+            f"leave out {option('gpu_memory')} and {option('backend')}",
         )
         require(
             self.sequences == 1 and self.draft_model is None and not self.uses_lookup and not self.context_shift,
-            "kv keep: is for one text at a time, without guesses and shifts; give --parallel 1, or leave out -md, "
-            "--speculate and --context-shift",
+            f"kv keep: is for one text at a time, without guesses and shifts; give {option('sequences', 1)}, or leave "
+            f"out {option('draft')}, {option('speculate')} and {option('context_shift')}",
         )
 
     def _check_shift(self) -> None:
@@ -250,43 +254,49 @@ class ModelConfig:
         require(keep >= -1, f"context keep {keep}: must be -1 (the whole prompt) or a number of tokens")
         if not self.context_shift:
             return
-        require(not self.spills_kv, "context shift: needs all keys in memory; leave out --kv-spill")
-        require(self.gpu_memory == 0, "context shift: runs on the processor alone; give --gpu-memory 0")
+        require(not self.spills_kv, f"context shift: needs all keys in memory; leave out {option('kv_spill')}")
+        self._check_no_gpu("context shift")
         require(
             self.kv_types[0] in _TURNED,
             f"context shift: keys of {self.kv_types[0]} cannot be turned to their new positions, or would be rounded "
-            "once more each time; give -ctk f16 or f32",
+            f"once more each time; give {option('kv_type', 'f16', '-ctk')} or f32",
         )
         require(
             self.sequences == 1 and self.draft_model is None and not self.uses_lookup,
-            "context shift: is for one text at a time, without guesses; give --parallel 1, or leave out -md and "
-            "--speculate",
+            f"context shift: is for one text at a time, without guesses; give {option('sequences', 1)}, or leave out "
+            f"{option('draft')} and {option('speculate')}",
         )
 
     def _check_speculation(self) -> None:
         if self.draft is not None:
             object.__setattr__(self, "draft", Path(self.draft))
+        tokens = self.draft_tokens
+        require(1 <= tokens <= MOST_DRAFT_TOKENS, f"draft tokens {tokens}: must be 1 to {MOST_DRAFT_TOKENS}")
         require(
-            1 <= self.draft_tokens <= MOST_DRAFT_TOKENS,
-            f"draft tokens {self.draft_tokens}: must be 1 to {MOST_DRAFT_TOKENS}",
+            self.speculate != "draft" or self.draft is not None,
+            f"speculate draft: needs a draft model; give one ({option('draft')})",
         )
-        require(
-            self.speculate != "draft" or self.draft is not None, "speculate draft: needs a draft model; give one (-md)"
-        )
-        require(not self.exact or self.flash_attention != "on", "exact: excludes flash attention; leave out -fa on")
-        require(not self.exact or self.micro_batch_tokens != 1, "exact: needs a micro-batch (-ub) of at least 2 tokens")
-        require(
-            not self.exact or self.kv_types[1] in _UNQUANTISED,
-            f"exact: excludes {self.kv_types[1]} for V, which needs flash attention; give -ctv f16",
-        )
-        require(
-            self.repack != "on" or self.gpu_memory == 0,
-            "repack on: runs on the processor alone; give --gpu-memory 0, or leave out --repack",
-        )
-        require(not self.exact or not self.gpu_memory, "exact: runs on the processor alone; give --gpu-memory 0")
+        if self.repack == "on":
+            self._check_no_gpu("repack on")
         if self.exact:
-            object.__setattr__(self, "flash_attention", "off")
-            object.__setattr__(self, "gpu_memory", 0)
+            self._check_exact()
+
+    def _check_exact(self) -> None:
+        require(self.flash_attention != "on", f"exact: excludes flash attention; leave out {option('flash_attention')}")
+        width = option("micro_batch_tokens")
+        require(self.micro_batch_tokens != 1, f"exact: needs a micro-batch ({width}) of at least 2 tokens")
+        require(
+            self.kv_types[1] in _UNQUANTISED,
+            f"exact: excludes {self.kv_types[1]} for V, which needs flash attention; "
+            f"give {option('kv_type', 'f16', '-ctv')}",
+        )
+        if self.gpu_memory is not None:
+            self._check_no_gpu("exact")
+        object.__setattr__(self, "flash_attention", "off")
+        object.__setattr__(self, "gpu_memory", 0)
+
+    def _check_no_gpu(self, what: str) -> None:
+        require(self.gpu_memory == 0, f"{what}: runs on the processor alone; give {option('gpu_memory', 0)}")
 
     @property
     def draft_model(self) -> Path | None:

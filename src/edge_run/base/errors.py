@@ -19,14 +19,15 @@
 
 A message says what was tried, on what, what was found against what was needed, and what to do next,
 in one line. The figures in it are also attributes of the exception (`error.minimum_bytes`); 0, or an empty text, is one
-that the message does not have.
+that the message does not have. An option is named as its reader gives it (`option`): `--memory` on the command line,
+`memory=` in Python.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 _MISSING = errno.ENOENT
@@ -90,9 +91,9 @@ class ModelFileMissing(ModelFileError, FileNotFoundError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class BudgetError(_OfSizes, MemoryError, EdgeRunError):  # this order: a MemoryError is allocated by its own `__new__`
-    """The budget is smaller than the smallest that works (`minimum_bytes`), or more than is free (`found_bytes`).
+    """The budget is smaller than the smallest that works (`minimum_bytes`), or more than is free.
 
-    needed_bytes: what the plan takes that found too little free.
+    found_bytes: the budget, or what is free. needed_bytes: what the plan takes that found too little free.
     """
 
     minimum_bytes: int = 0
@@ -215,7 +216,50 @@ _ADVICE = {
     errno.EAGAIN: "end other programs, or raise the limit (ulimit -u)",
 }
 _NO_THREAD = "can't start new thread"  # which Python has no kind of error for
-_LESS_MEMORY = "a smaller --memory or a shorter context (-c) takes less"
+_flags: list[Callable[[], Mapping[str, str]]] = []  # the last one counts; empty: messages are for Python
+
+
+@contextlib.contextmanager
+def options_as_flags(flags: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+    """Have messages that are made in this block, in any thread, name options as flags. Also a decorator.
+
+    flags: returns those that are not called like the option, such as `-c` for `context_tokens`; it is asked when one is
+    named.
+    """
+    _flags.append(flags)
+    try:
+        yield
+    finally:
+        _flags.remove(flags)
+
+
+def flags_of_options() -> Mapping[str, str] | None:
+    """Return the flags that count now, for a process that works for this one; None where messages are for Python."""
+    return _flags[-1]() if _flags else None
+
+
+def option(name: str, value: str | int | None = None, flag: str = "") -> str:
+    """Return an option as who reads the message gives it: `--kv-spill off`, or in Python `kv_spill='off'`.
+
+    name: the keyword in Python. value: what to give; None names the option alone (`--kv-spill`, `kv_spill=`). flag: one
+    that does a part of it, as `-ctk` of `kv_type`, to be named instead of its own.
+    """
+    if (flags := flags_of_options()) is None:
+        return f"{name}={'' if value is None else repr(value)}"
+    flag = flag or flags.get(name) or f"--{name.replace('_', '-')}"
+    if value is False:
+        return flag.replace("--", "--no-", 1)
+    return flag if value is None or value is True else f"{flag} {value}"
+
+
+def wording(command_line: str, python: str) -> str:
+    """Return the one of two wordings that who reads the message can follow, where `option` does not say it."""
+    return command_line if _flags else python
+
+
+def less_memory() -> str:
+    """Return what takes less memory, as advice."""
+    return f"a smaller {option('memory')} or a shorter context ({option('context_tokens')}) takes less"
 
 
 def reason_of(error: BaseException) -> str:
@@ -233,9 +277,9 @@ def from_system(error: OSError | MemoryError, what: str) -> EdgeRunError:
     if isinstance(error, EdgeRunError):
         return error
     if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
-        return BudgetError(f"{what}: out of memory ({error or 'the system has no more'}); {_LESS_MEMORY}")
+        return BudgetError(f"{what}: out of memory ({error or 'the system has no more'}); {less_memory()}")
     where = f"{error.filename}: " if error.filename else ""
-    advice = _ADVICE.get(error.errno or 0, "-v shows more")
+    advice = _ADVICE.get(error.errno or 0, wording("-v shows more", "the log of level INFO shows more"))
     return TierReadError(f"{what}: {where}{reason_of(error)}; {advice}", errno=error.errno)
 
 

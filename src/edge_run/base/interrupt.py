@@ -105,7 +105,10 @@ def wait_checking(
 
 
 class Interrupt:
-    """Whether the work at hand is to end. Any thread may cancel it; one at a time works, and asks."""
+    """Whether the work at hand is to end. Any thread may cancel it; one at a time works, and asks.
+
+    To end the opening of a model from another thread, give one to `Model(path, interrupt=...)` and call `cancel`.
+    """
 
     def __init__(self) -> None:
         self._is_cancelled = self._is_ctrl_c = False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Union
 
 from edge_run.base.errors import ConfigError
 
@@ -83,10 +83,11 @@ def check_types(config: Any) -> None:
             raise ConfigError(f"{name.replace('_', ' ')} {value!r:.60}: must be {words}")
         if int in kinds and isinstance(value, Integral) and not isinstance(value, int):
             object.__setattr__(config, name, operator.index(value))  # also where the dataclass is frozen
-    for name, hint in _hints(config.__class__).items():
-        if typing.get_origin(hint) is Literal and (value := getattr(config, name)) not in typing.get_args(hint):
-            choices = ", ".join(typing.get_args(hint))
-            raise ConfigError(f"{name.replace('_', ' ')} {value!r:.60}: must be one of {choices}")
+    for name, choices in _choices(config.__class__).items():
+        value = getattr(config, name)
+        if isinstance(value, str) and value not in choices:
+            or_none = " or None" * (type(None) in _declared(config.__class__)[name])
+            raise ConfigError(f"{name.replace('_', ' ')} {value!r:.60}: must be one of {', '.join(choices)}{or_none}")
 
 
 _hints = functools.cache(typing.get_type_hints)
@@ -95,15 +96,30 @@ _hints = functools.cache(typing.get_type_hints)
 @functools.cache
 def _declared(kind: type) -> Mapping[str, tuple[type, ...]]:
     """Return the types of each field; of a sequence or a mapping, that it is one."""
-    hints = _hints(kind)
-    unions = {name: typing.get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in hints.items()}
-    return {name: tuple(_class_of(one) for one in kinds) for name, kinds in unions.items()}
+    return {name: tuple(map(_class_of, _ways(hint))) for name, hint in _hints(kind).items()}
+
+
+@functools.cache
+def _choices(kind: type) -> Mapping[str, tuple[str, ...]]:
+    """Return the words of each field that may be no other text."""
+    ways = {name: _ways(hint) for name, hint in _hints(kind).items() if not {str, Path} & {*_ways(hint)}}
+    words = {name: [word for one in of for word in _words_of(one)] for name, of in ways.items()}
+    return {name: tuple(found) for name, found in words.items() if found}
+
+
+def _ways(hint: Any) -> tuple[Any, ...]:
+    """Return what a hint is, one at least; `Literal[...] | None` is a union of an older kind."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _words_of(hint: Any) -> tuple[str, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
 
 
 def _class_of(hint: Any) -> type:
     """Return what a value of a hint is an instance of: text where the hint is some words."""
     origin: type = typing.get_origin(hint) or hint
-    return str if typing.get_origin(hint) is Literal else origin
+    return str if _words_of(hint) else origin
 
 
 def whole_numbers(what: str, given: Any) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edge_run.base.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyReplay:
@@ -51,8 +53,12 @@ class Replay:
         return tuple(dict.fromkeys(one.budget_bytes for one in self.replays))
 
     def of(self, policy: str, budget_bytes: int) -> PolicyReplay:
-        """Return what came of this policy under this budget."""
-        return next(one for one in self.replays if (one.policy, one.budget_bytes) == (policy, budget_bytes))
+        """Return what came of this policy under this budget. Raises ConfigError where it was not replayed."""
+        for one in self.replays:
+            if (one.policy, one.budget_bytes) == (policy, budget_bytes):
+                return one
+        known = f"{', '.join(self.policies)} under {', '.join(map(str, self.budgets_bytes))} bytes"
+        raise ConfigError(f"policy {policy!r} under {budget_bytes!r} bytes: was not replayed; there are {known}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class Forecast:
     load_s: until the model is open. first_token_s: of a first prompt, which reads the model. prefill_tokens_per_s: of a
     later one. decode_tokens_per_s: after that prompt; 0 of a model for embeddings. read_s_per_token: then, too. limit:
     of decoding, `disk` or `compute`. parallel: answers at once. parallel_tokens_per_s: theirs, or 0.
-    read_bytes_per_token: as read_s_per_token, keys and values that have no room included.
+    read_bytes_per_token, compute_s_per_token: as read_s_per_token; bytes of keys and values without room included.
     """
 
     prompt_tokens: int
@@ -93,9 +93,8 @@ class Forecast:
 class GpuPlan:
     """The part of a model on a GPU.
 
-    device: the GPU, as llama.cpp names it. kind: its kind, as in `GpuProfile`.
-    budget_bytes: the budget of its memory. draft_bytes: the draft model there.
-    weights_bytes: the weights there. kv_bytes: the keys and values there. buffer_bytes: the buffers there.
+    device: as llama.cpp names it. kind: as in `GpuProfile`. budget_bytes: of its memory. weights_bytes, kv_bytes,
+    buffer_bytes, draft_bytes: what lies there of weights, keys and values, buffers, and of the draft model.
     layers: how many layers lie there, counted from the end of the model; the output counts as one.
     narrow_layers: how many of these, the first ones, leave their widest weights in DRAM (experts, or feed-forward).
     op_offload: whether passes of many tokens run there whole, with copies of the weights in DRAM.
@@ -141,8 +140,8 @@ class Plan:
     streamed_bytes_per_pass is for those, streamed_bytes_per_batch for passes of many tokens, beside which nothing is
     lent. by_context: how that changes while the context fills. micro_batch_tokens: of one pass of a prompt, which the
     minimum is for. spilled_kv_bytes: keys and values of a full context that have no room in kv_bytes of memory.
-    kv_type_reason: the type of keys and values, and what was weighed, where that was left open (`auto`).
-    read_repacked: whether repacked weights that stream are read so from a packed file.
+    kv_type_reason: what was weighed for the type of keys and values (`auto`). read_repacked: repacked weights that
+    stream are read so from a packed file. pinned_bytes: of weights that stay; window_bytes: room for those that stream.
     """
 
     mode: str
@@ -194,7 +193,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes in memory. peak_bytes is the largest resident size of the whole process so far (VmHWM)."""
+    """Bytes: the budget, the process's peak so far (VmHWM), weights that stay, room for those that stream, KV cache."""
 
     budget_bytes: int
     peak_bytes: int
@@ -312,11 +311,12 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool. id: that no other call has. arguments: the JSON of an object."""
+    """A call of a tool. id: that no other call has. arguments: the JSON of an object; parsed: that object."""
 
     id: str
     name: str
     arguments: str
+    parsed: dict[str, Any] = field(compare=False, repr=False)
 
     def document(self) -> dict[str, Any]:
         """Return the call as messages have it, in OpenAI's words."""

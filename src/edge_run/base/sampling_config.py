@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from edge_run.base.errors import ConfigError
+from edge_run.base.errors import ConfigError, wording
 from edge_run.base.options import check_types, require, texts_of
 
 MOST_PENALTY, MOST_TOP_LOGPROBS = 100, 100
@@ -19,11 +19,14 @@ LARGEST = 1_000_000  # of a factor or a bias, and 1 over it: logits have 32 bits
 class SamplingConfig:
     """How the next token is chosen; names, defaults and order are llama.cpp's.
 
-    temperature: below 0.000001 it is 0, greedy.
-    seed None draws one; the drawn seed is reported.
+    temperature: 0 always takes the best token (greedy), and so does what is below 0.000001.
+    top_k: choose among so many best tokens; 0 is all. top_p: among the best that make up this probability, above 0 and
+        at most 1. min_p: among those that have at least this share, 0 to 1, of the best one's probability.
+    repeat_penalty: on the tokens of the last repeat_last_n (-1: the context; 0: none); 1 is none.
+    seed: 0 to 4294967294; None draws one, and the answer says which.
     grammar: GBNF text that the answer must follow.
     json_schema: a JSON schema that it must follow, as text, or as a mapping, which becomes text; not beside a grammar.
-    stop: the answer ends before the first of these strings.
+    stop: the answer ends before the first of these strings; a single one may be given as it is.
     frequency_penalty, presence_penalty: taken from a token's logit for each time that it was there within
         repeat_last_n, and once if it was.
     logit_bias: added to the logits of tokens, by their ids; -inf bans one.
@@ -63,7 +66,7 @@ class SamplingConfig:
         require(self.repeat_last_n >= -1, f"repeat last n {self.repeat_last_n}: must be -1 (context) or more tokens")
         require(
             self.seed is None or 0 <= self.seed < 2**32 - 1,
-            f"seed {self.seed}: must be 0 to 4294967294; None (--seed -1) draws one",
+            f"seed {self.seed}: must be 0 to 4294967294; {wording('--seed -1', 'None')} draws one",
         )
         require(not (self.grammar and self.json_schema), "grammar and JSON schema: give one of the two")
         for name in ("frequency_penalty", "presence_penalty"):
@@ -113,7 +116,7 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class AnswerOptions(SamplingOptions, total=False):
-    """What an answer is to be; see `Request`."""
+    """What an answer is to be: the fields of `SamplingConfig`, or one as `sampling`, and others; see `Request`."""
 
     max_tokens: int | None
     sampling: SamplingConfig | None

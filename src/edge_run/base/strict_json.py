@@ -25,6 +25,7 @@ _T = TypeVar("_T")
 MOST_DIGITS = 40  # of a whole number: more than any hash or count of ours, and still a float
 MOST_DEPTH = 64
 MOST_CONTAINERS = 1 << 16  # lists and objects: of three bytes each, they take twenty times as much memory
+_TOO_DEEP = f"nested more than {MOST_DEPTH} deep"
 LARGEST = 1 << 63  # no whole number of a dataclass is as large
 _STRING = re.compile(r'"[^"]*"?')  # without escapes; never fails, so that it is done in one pass
 
@@ -33,12 +34,33 @@ def parse(text: bytes | str) -> Any:
     """Return the value that `text`, in UTF-8, is the JSON of. Raises ValueError, whatever `text` is."""
     try:
         words = text if isinstance(text, str) else text.decode("utf-8")
-        n_containers = containers(words)
-        if n_containers > MOST_CONTAINERS:
-            raise ValueError(f"{n_containers} lists and objects, at most {MOST_CONTAINERS} make sense")
-        value = json.loads(words, **_HOOKS)
+        n_containers = _counted(words)
+        value = _DECODER.decode(words)
     except RecursionError:
-        raise ValueError(f"nested more than {MOST_DEPTH} deep") from None
+        raise ValueError(_TOO_DEEP) from None
+    return _checked(value, words, n_containers)
+
+
+def parse_first(text: str, start: int = 0) -> tuple[Any, int]:
+    """Return the value whose JSON begins at `start`, as `parse` does, and where that ends; anything may follow."""
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    words = text[start:end]
+    return _checked(value, words, _counted(words)), end
+
+
+def _counted(words: str) -> int:
+    """Return how many lists and objects a document has. Raises ValueError for too many."""
+    n_containers = containers(words)
+    if n_containers > MOST_CONTAINERS:
+        raise ValueError(f"{n_containers} lists and objects, at most {MOST_CONTAINERS} make sense")
+    return n_containers
+
+
+def _checked(value: Any, words: str, n_containers: int) -> Any:
+    """Return the value of a document that was read. Raises ValueError where whoever handles it might fail."""
     if n_containers > MOST_DEPTH:
         _check_depth(value)
     if "\\u" in words:
@@ -169,12 +191,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-_HOOKS: dict[str, Any] = {
-    "parse_constant": _refuse,
-    "parse_int": _whole,
-    "parse_float": _finite,
-    "object_pairs_hook": _unique,
-}
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_int=_whole, parse_float=_finite, object_pairs_hook=_unique)
 
 
 def _check_depth(value: Any) -> None:
@@ -189,4 +206,4 @@ def _check_depth(value: Any) -> None:
         ]
         if not level:
             return
-    raise ValueError(f"nested more than {MOST_DEPTH} deep")
+    raise ValueError(_TOO_DEEP)

@@ -6,13 +6,21 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import click
 
 import edge_run
-from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, TierReadError, reason_of
+from edge_run.base.errors import (
+    Cancelled,
+    ConfigError,
+    EdgeRunError,
+    TierReadError,
+    less_memory,
+    options_as_flags,
+    reason_of,
+)
 from edge_run.cli.shared.process import end_on_termination, prepare_streams, printable_notices, release_streams
 from edge_run.cli.shared.settings_command import HELP_NAMES, CommandGroup, origin
 from edge_run.cli.shared.terminal import Terminal
@@ -113,6 +121,14 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
+def _flags() -> Mapping[str, str]:
+    """Return the flags of what Python calls otherwise."""
+    from edge_run.cli.shared.options import FLAGS  # here, as few command lines need one
+
+    return FLAGS
+
+
+@options_as_flags(_flags)
 def _run(args: list[str], terminal: Terminal) -> int:
     """Return the exit code of the command line `args`; whatever goes wrong is one line on standard error."""
     try:
@@ -140,7 +156,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError):
         return f"{_what_failed(error)}: {reason_of(error)}", TierReadError.exit_code
     if isinstance(error, MemoryError):
-        return "out of memory; a smaller --memory or a shorter context (-c) takes less", EdgeRunError.exit_code
+        return f"out of memory; {less_memory()}", EdgeRunError.exit_code
     logging.getLogger(__name__).info("%s", traceback.format_exc())
     words = " ".join(str(error).split())
     return f"a mistake of edge-run's own: {type(error).__name__}: {words}; -v shows where", EdgeRunError.exit_code

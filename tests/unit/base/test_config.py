@@ -10,14 +10,14 @@ import re
 import typing
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from edge_run.base.config import KV_TYPES, REPACK, ModelConfig
 from edge_run.base.errors import ConfigError
-from edge_run.base.options import config_of, make_config
+from edge_run.base.options import check_types, config_of, make_config
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.base.units import GIB
 from edge_run.runtime.generation.request import Turn
@@ -69,6 +69,33 @@ def test_each_option_of_a_few_words_is_typed_as_these_and_takes_all_of_them() ->
             make_config(ModelConfig, {name: "no"})
         with pytest.raises(ConfigError, match=f"{name.replace('_', ' ')} 3: must be text"):
             make_config(ModelConfig, {name: 3})
+
+
+@dataclasses.dataclass(frozen=True)
+class Open:
+    """Options that may be left open, or be something else than a word."""
+
+    way: Literal["on", "off"] | None = None
+    place: Path | Literal["off"] | None = None
+    count: Literal["all"] | int = 1
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+def test_words_may_be_one_of_several_kinds() -> None:
+    taken: list[dict[str, Any]] = [{"way": "on"}, {"way": None}, {"place": "anywhere"}, {"count": "all"}, {"count": 5}]
+    for allowed in taken:
+        assert dataclasses.asdict(make_config(Open, allowed)).items() >= allowed.items()
+    for option, value, message in (
+        ("way", "maybe", "way 'maybe': must be one of on, off or None"),
+        ("way", 3, "way 3: must be text or None"),
+        ("place", 3, "place 3: must be a path or text or None"),
+        ("count", "some", "count 'some': must be one of all"),
+        ("count", None, "count None: must be text or a whole number"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{message}"):
+            make_config(Open, {option: value})
 
 
 def test_a_folder_may_have_the_name_of_a_switch() -> None:

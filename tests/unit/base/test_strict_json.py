@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edge_run.base.split import FrameReport
-from edge_run.base.strict_json import MOST_CONTAINERS, MOST_DEPTH, decode, parse, to_json, write
+from edge_run.base.strict_json import MOST_CONTAINERS, MOST_DEPTH, decode, parse, parse_first, to_json, write
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,14 @@ def test_what_nobody_of_ours_writes_is_refused(text: str | bytes) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - any of its kinds
         parse(text)
     assert len(str(caught.value)) < 300
+
+
+def test_the_first_of_several_is_read_as_strictly() -> None:
+    text = 'add{"a": [1, {}]}; {"b": 2'
+    assert parse_first(text, 3) == ({"a": [1, {}]}, 17)
+    for wrong in ('{"a": 1, "a": 1}', "NaN", "[" * DEEP + "]" * DEEP, "[" * 100_000, '"\\ud800"', "add", ""):
+        with pytest.raises(ValueError):  # noqa: PT011 - any of its kinds
+            parse_first(f"{wrong} []")
 
 
 @pytest.mark.parametrize("text", [BRACKETS, f'"{BRACKETS}', f"{BRACKETS}\\", f'\\"{BRACKETS}"\\\\'], ids=range(4))

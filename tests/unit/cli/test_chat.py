@@ -22,7 +22,7 @@ from edge_run.cli.shared.chat import Chat
 from edge_run.cli.shared.chat_loop import ChatLoop
 from edge_run.cli.shared.conversation_book import ConversationBook
 from edge_run.cli.shared.server_chat import ServerChat
-from edge_run.cli.shared.talks import TemplateTalk
+from edge_run.cli.shared.talks import PlainTalk, TemplateTalk
 from edge_run.cli.shared.terminal import OutputError
 from edge_run.runtime.client.answer_event import AnswerEvent
 from edge_run.runtime.keeping import conversations
@@ -236,6 +236,23 @@ def test_a_conversation_that_goes_on_has_its_own_system_prompt_and_no_message_fr
     full.error = None
     chat.command("/drop", "")
     assert full.asked == ["has no room"]
+
+
+@pytest.mark.parametrize(("has_template", "how"), [(True, "-cnv"), (False, "the --chat-template that it had")])
+def test_a_chat_goes_on_as_a_chat_with_its_template_where_the_model_has_none(has_template: bool, how: str) -> None:
+    model: Any = SimpleNamespace(has_chat_template=has_template)
+    talk = PlainTalk(model, "", None, SamplingConfig())
+    with pytest.raises(ConfigError, match=f"go on with it with {how}$"):
+        talk.resume((("user", "Hello"), ("assistant", "Yes?")))
+
+
+@pytest.mark.parametrize("command", ["/save", "/load"])
+def test_a_chat_that_is_not_kept_says_why(command: str) -> None:
+    said, terminal = list[str](), quiet_terminal()
+    terminal.say = lambda text, *style: said.append(text)
+    chat = Chat(SimpleNamespace(notices=()), FullTalk(ConfigError("")), terminal)  # type: ignore[arg-type]
+    chat.command(command, "fox")
+    assert said == [f"{command}: nothing is kept of this chat, as of any over a mesh or with --prompt-cache off"]
 
 
 @pytest.mark.parametrize("error", [ProtocolError("the server is full"), OutputError("standard output: is full")])

@@ -95,7 +95,7 @@ def test_a_refusal_names_what_works() -> None:
     def needed(one: Placement) -> int:
         return 10 * MIB * one.n_layers
 
-    with pytest.raises(BudgetError, match=r"GPU memory 3 MiB: .* at least 10 MiB; raise --gpu-memory") as caught:
+    with pytest.raises(BudgetError, match=r"GPU memory 3 MiB: .* at least 10 MiB; raise gpu_memory=") as caught:
         best_placement(choices, 3 * MIB, needed, is_asked=True)
     minimum = caught.value.minimum_bytes
     assert best_placement(choices, minimum, needed, is_asked=True).n_layers == 1

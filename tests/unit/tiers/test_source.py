@@ -199,7 +199,7 @@ def test_a_read_that_the_kernel_has_no_memory_for_is_not_the_drives_fault(
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     monkeypatch.setattr(os, "preadv", fail)
-    with pytest.raises(BudgetError, match=r"model\.gguf: .*out of memory.*smaller --memory"):
+    with pytest.raises(BudgetError, match=r"model\.gguf: .*out of memory.*smaller memory="):
         source.read_into(memory, PAGE, 2 * PAGE)
     source.close()
 

@@ -128,7 +128,7 @@ def test_a_system_that_allows_no_stubs_is_known_beforehand(
     [
         (errno.EFBIG, TierReadError, "ulimit -f"),
         (errno.EIO, TierReadError, "check the drive"),
-        (errno.ENOMEM, BudgetError, "smaller --memory"),
+        (errno.ENOMEM, BudgetError, "smaller memory="),
     ],
 )
 def test_what_the_system_refuses_is_told_with_the_right_advice(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edge_run.base.errors import ConfigError
+from edge_run.base.errors import ConfigError, option
 
 
 def config_folder() -> Path:
@@ -20,7 +20,8 @@ def cache_folder() -> Path:
     """Return where temporary files may lie: `$XDG_CACHE_HOME/edge-run`, or `~/.cache/edge-run`. Raises ConfigError."""
     folder = _folder("XDG_CACHE_HOME", ".cache")
     if not folder.is_absolute():
-        raise ConfigError("home folder: unknown; set HOME, or name a folder for small files with --cache-dir")
+        folder_option = option("cache_folder")
+        raise ConfigError(f"home folder: unknown; set HOME, or name a folder for small files with {folder_option}")
     return folder
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge_run.base.errors import ConfigError, EdgeRunError, TierReadError, reason_of
+from edge_run.base.errors import ConfigError, EdgeRunError, TierReadError, option, reason_of
 from edge_run.base.files.drafts import draft_of, remove_abandoned_drafts
 from edge_run.base.units import format_size
 
@@ -33,7 +33,8 @@ def file_to_write(path: Path, what: str, is_replacing: bool = True) -> Path:
 
 
 def _exists(what: str | Path) -> ConfigError:
-    return ConfigError(f"{what}: exists; choose another name, or replace it with --force")
+    force = option("is_overwritten", True)
+    return ConfigError(f"{what}: exists; choose another name, or replace it with {force}")
 
 
 @contextlib.contextmanager

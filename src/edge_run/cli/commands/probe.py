@@ -34,8 +34,9 @@ def probe(context: click.Context, /, folders: tuple[Path, ...], model: Path | No
     """Measure what this device can do: its disks (that of each FOLDER), its cores on llama.cpp's kernels, its GPUs.
 
     Takes seconds, and what was measured is kept for 30 days. With a model, its disk is measured and no other unless
-    named: by reading it, where it has 64 MiB or more. Else a file of 256 MiB is written for a moment, beside the model,
-    or without one on the disks of the current folder and of the cache unless others are named.
+    named: by reading it, where it has 64 MiB or more. Else a file of up to 256 MiB, an eighth of what is free at
+    most, is written for a moment: beside the model, or without one on the disks of the current folder and of the cache
+    unless others are named.
     """
     terminal: Terminal = context.obj
     config = model_config(context, given)

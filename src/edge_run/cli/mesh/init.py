@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from edge_run.base.errors import ConfigError
 from edge_run.base.files.folders import mesh_folder
 from edge_run.base.files.whole import file_to_write, writing
-from edge_run.cli.mesh.invitation import show_invitation
+from edge_run.cli.mesh.invitation import check_find, show_invitation
 from edge_run.cli.mesh.options import (
     AUTHORITY,
     DEVICE_OPTIONS,
@@ -87,6 +87,8 @@ def init(context: click.Context, /, broker: str | None, serve: str | None, **giv
         host, port = parse_place(serve or "127.0.0.1", PORT)
         serves = place_text(host, port)
         own = f"mqtt://{place_text(EVERYWHERE.get(host, host), port)}"
+        if given["find"]:
+            check_find(serves)
     device = device_key(folder)
     cluster = dataclasses.replace(
         new_cluster(own, serves, authority),

@@ -12,6 +12,18 @@ from edge_run.base.strict_json import to_json
 from edge_run.cli.shared.terminal import Terminal
 
 
+def check_find(serves: str | None) -> None:
+    """Raise ConfigError where nobody could find the broker that this device runs. serves: as of `Cluster`."""
+    from edge_run.devices.link.hosts import is_loopback, parse_place
+    from edge_run.devices.members.cluster import PORT
+
+    if serves is not None and is_loopback(parse_place(serves, PORT)[0]):
+        raise ConfigError(
+            f"--find: a broker that only this device reaches ({serves}) is not announced; make the cluster with "
+            "--serve 0.0.0.0, or leave out --find"
+        )
+
+
 def show_invitation(terminal: Terminal, folder: Path, given: dict[str, Any], *, is_new: bool) -> None:
     """Make an invitation, and print its line. is_new: the cluster is, so that nobody is there who could be told."""
     from edge_run.devices.link.hosts import is_loopback
@@ -20,9 +32,11 @@ def show_invitation(terminal: Terminal, folder: Path, given: dict[str, Any], *, 
     from edge_run.devices.mesh.changes import invited_to, make_change, new_invitation
     from edge_run.devices.mesh.opening import known_cluster, shown_broker
 
-    listed = known_cluster(folder).listed
-    if given["find"] and listed is not None and not listed.charter.broker_key:
+    known = known_cluster(folder)
+    if given["find"] and known.listed is not None and not known.listed.charter.broker_key:
         raise ConfigError("--find: only edge-run's own broker is found so, and this cluster has another; leave it out")
+    if given["find"]:
+        check_find(known.serves)
     expires_s = int(time.time()) + given["expires"]
     invitation, seed = new_invitation(given["role"], given["uses"], expires_s)
     if is_new:
@@ -45,7 +59,8 @@ def show_invitation(terminal: Terminal, folder: Path, given: dict[str, Any], *, 
     listen = "" if is_local else " --listen 0.0.0.0"
     if is_new:
         terminal.say(f"Cluster {cluster.id}, broker {place}{', which this device runs' if cluster.serves else ''}.")
-        terminal.say(f"On this device, first, and as long as others come in:  edge-run mesh join{listen}")
+        until = "the mesh is used, as the broker runs in it" if cluster.serves else "others come in"
+        terminal.say(f"On this device, first, and as long as {until}:  edge-run mesh join{listen}")
         if is_local:
             other = (
                 "--serve 0.0.0.0 --replace, or --broker"

@@ -77,7 +77,7 @@ class Chat(ChatLoop):
     def _keep_or_load(self, command: str, name: str) -> None:
         try:
             if self._book is None:
-                raise ConfigError("nothing is kept of this chat; --prompt-cache on does")
+                raise ConfigError("nothing is kept of this chat, as of any over a mesh or with --prompt-cache off")
             if command == "/save":
                 self._book.name_it(name, self._talk.parts)
                 self._terminal.say(f"Kept as {name}.", NOTICE)

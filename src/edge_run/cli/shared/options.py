@@ -256,3 +256,8 @@ SERVED_SETTINGS = [_served(setting) for setting in SETTINGS if setting.name not 
 def some_settings(*names: str) -> list[Setting]:
     """Return the settings of these names, for another command that has them too."""
     return [setting for setting in SETTINGS if setting.name in names]
+
+
+FLAGS = {setting.field: setting.opts[0] for setting in SETTINGS if setting.field}
+FLAGS |= {"sequences": "--parallel", "is_overwritten": "--force", "budgets": "--budget"}
+"""The flags of what Python calls otherwise, for messages."""

@@ -89,7 +89,8 @@ class PlainTalk:
     def resume(self, parts: Sequence[tuple[str, str]]) -> None:
         """Go on after what was written. Raises ConfigError where that was a chat."""
         if [role for role, _ in parts] != [TEXT]:
-            raise ConfigError("this conversation is a chat, not a plain text; go on with it with -cnv")
+            how = "-cnv" if self._model.has_chat_template else "the --chat-template that it had"
+            raise ConfigError(f"this conversation is a chat, not a plain text; go on with it with {how}")
         self._text = parts[0][1]
 
     def drop(self, text: str | None) -> int:

@@ -45,7 +45,8 @@ def test_a_file_is_written_where_links_lead_and_in_place_of_nothing_else(tmp_pat
     assert file_to_write(link, "--out", is_replacing=False) == file_to_write(file, "--out") == file
     file.touch()
     assert file_to_write(link, "--out") == file
-    with pytest.raises(ConfigError, match=r"^--out: exists; choose another name, or replace it with --force$"):
+    wanted = "^--out: exists; choose another name, or replace it with is_overwritten=True$"
+    with pytest.raises(ConfigError, match=wanted):
         file_to_write(link, "--out", is_replacing=False)
     for other in (pipe, tmp_path):
         with pytest.raises(ConfigError, match=r"^--out: is there, and is no file; choose another name$"):
@@ -75,7 +76,7 @@ def test_a_file_that_appears_while_another_is_written_stays(
                 link.symlink_to(tmp_path / "nowhere")
 
     for place in (file, link):
-        with pytest.raises(ConfigError, match=rf"{place}: exists; choose another name, or replace it with --force$"):
+        with pytest.raises(ConfigError, match=f"{place}: exists; choose another name, or replace it with is_"):
             write_beside_another_one(place)
     assert sorted(tmp_path.iterdir()) == [file, link], "no draft is left"
     assert file.read_text() == "first"

@@ -130,7 +130,7 @@ def test_a_refusal_names_the_others_in_one_line(tmp_path: Path, resident: dict[i
     assert str(caught.value) == (
         "model.gguf: the plan needs 5.00 GiB of memory for the whole process, and 3.00 GiB is free for it; granted are "
         f"6.00 GiB to process {OTHER} (other.gguf), 1.00 GiB to this process (first.gguf); "
-        "lower --memory to at most 3072MiB, or end another run"
+        "lower memory= to at most 3072MiB, or end another run"
     )
     assert (caught.value.needed_bytes, caught.value.found_bytes) == (5 * GIB, 3 * GIB)
 
@@ -145,7 +145,7 @@ def test_three_others_are_named_and_the_rest_counted() -> None:
 def test_without_others_the_machine_is_too_small(tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match=r"0 B is free for it; end other programs$"):
         Ledger(tmp_path, free(0)).grant(1, "model.gguf", 0)
-    with pytest.raises(BudgetError, match=r"2.00 GiB is free for it; lower --memory to at most 2048MiB, or end other"):
+    with pytest.raises(BudgetError, match=r"2.00 GiB is free for it; lower memory= to at most 2048MiB, or end other"):
         Ledger(tmp_path, free(2 * GIB)).grant(3 * GIB, "model.gguf", 0)
 
 

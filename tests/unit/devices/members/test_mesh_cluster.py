@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from edge_run.devices.members.cluster import (
 from edge_run.devices.members.identity import INCARNATION_DIGITS, make_identity, take_identity
 from edge_run.devices.members.keys import is_signed, node_of
 from edge_run.devices.members.list_file import keep_cluster
-from edge_run.devices.mesh.opening import check_listen, known_cluster, reachable
+from edge_run.devices.mesh.opening import MeshConfig, check_listen, known_cluster, open_mesh, reachable
 
 
 def now() -> float:
@@ -66,6 +67,14 @@ def test_brokers() -> None:
     for wrong in ("http://host", "mqtt://", "mqtt://host:99999", "mqtt://host/path"):
         with pytest.raises(ConfigError):
             parse_broker(wrong)
+
+
+def test_what_the_error_says_of_signs_in_a_password_is_how_they_are_read() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_broker("mqtt://me:a/b@host")
+    written = dict(re.findall(r"(%\w\w) for (\S)", caught.value.message))
+    assert sorted(written.values()) == sorted("%/?#@:")
+    assert parse_broker(f"mqtt://me:{''.join(written)}@host").password == "".join(written.values())
 
 
 def test_an_error_has_no_part_of_a_password() -> None:
@@ -110,6 +119,15 @@ def test_damaged_files_are_said_to_be(tmp_path: Path) -> None:
     fresh = new_cluster("mqtt://host")
     assert keep_cluster(tmp_path, lambda known: known or fresh) == fresh, "as the message says"
     assert read_cluster(tmp_path) == fresh
+
+
+def test_a_folder_may_be_a_text_and_addresses_a_single_one(tmp_path: Path) -> None:
+    """The text failed as no path does, and each letter of an address was taken for one."""
+    with pytest.raises(MeshError, match="belongs to none"):
+        open_mesh(MeshConfig(str(tmp_path)))
+    write_cluster(tmp_path, new_cluster("mqtt://host"))
+    with pytest.raises(ConfigError, match=r"^listen='192\.0\.2\.1': is no address of this device"):
+        open_mesh(MeshConfig(str(tmp_path), listen="192.0.2.1"))
 
 
 def test_a_node_keeps_its_id_and_gets_later_incarnations(tmp_path: Path) -> None:

@@ -100,9 +100,9 @@ def test_a_prompt_must_fit_the_context_that_is_run_with(
 
 
 def test_a_child_is_told_all_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests: list[str] = []
+    requests: list[bytes] = []
 
-    def run(self: ColdRuns, request: str, on_tick: object) -> tuple[int, bytes, str]:
+    def run(self: ColdRuns, request: bytes, on_tick: object) -> tuple[int, bytes, str]:
         requests.append(request)
         raise KeyboardInterrupt
 
@@ -177,7 +177,7 @@ def test_picture_of_edge_run_alone_replaces_a_file_where_it_may(tmp_path: Path) 
     path.write_text("old")
     alone = samples.bench(samples.measurement())
     with pytest.raises(
-        ConfigError, match=r"--plot .*picture\.png: exists; choose another name, or replace it with --force"
+        ConfigError, match=r"--plot .*picture\.png: exists; choose another name, or replace it with is_overwritten"
     ):
         plot_file.check_plot(path)
     plot = plot_file.check_plot(path, is_replacing=True)

@@ -11,7 +11,7 @@ from edge_run.runtime.decoding.warm_up import check_peak, usual_passes
 
 
 def test_an_opening_that_held_more_than_the_budget_is_refused_with_what_works() -> None:
-    with pytest.raises(BudgetError, match="raise --memory to 301MiB") as refused:
+    with pytest.raises(BudgetError, match="raise memory= to 301MiB or more, or leave out gpu_memory=") as refused:
         check_peak(200 * MIB, 300 * MIB + 1, 290 * MIB)
     assert refused.value.minimum_bytes == 301 * MIB
     check_peak(200 * MIB, 300 * MIB + 1, 301 * MIB)

@@ -119,7 +119,7 @@ def test_what_the_last_part_copies_is_let_go_at_the_end_of_the_pass() -> None:
 def test_where_it_cannot_be_known_in_time_it_is_refused(splits: tuple[tuple[int, str, tuple[str, ...]], ...]) -> None:
     schedule = schedule_of("w1")
     hear(schedule, *splits)
-    with pytest.raises(NotSupported, match="give --no-op-offload"):
+    with pytest.raises(NotSupported, match="give op_offload=False"):
         schedule.splits()
 
 

@@ -154,7 +154,7 @@ def test_a_folder_without_locks_is_refused_with_what_to_do(tmp_path: Path, monke
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(MeshError, match=r"No locks available\); name one .* with --cache-dir"):
+    with pytest.raises(MeshError, match=r"No locks available\); name one .* with cache_folder="):
         open_model(FetchedModels(tmp_path, 1 << 30), 1)
 
 

@@ -180,6 +180,6 @@ def test_a_bare_call_may_be_long_where_it_names_a_tool() -> None:
 def test_the_meaning_of_a_whole_answer() -> None:
     parser = MarkedOutput(tools={"add": {}}, identity=lambda: "call_1")
     text = '<think>Hm.</think>I add.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-    assert meaning(parser, [text]) == ("I add.", "Hm.", (ToolCall("call_1", "add", '{"a": 1}'),))
+    assert meaning(parser, [text]) == ("I add.", "Hm.", (ToolCall("call_1", "add", '{"a": 1}', {"a": 1}),))
     assert meaning(PlainOutput(), [*text]) == (text, "", ())
     assert meaning(PlainOutput(), []) == ("", "", ())

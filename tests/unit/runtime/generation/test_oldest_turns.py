@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_run.base.errors import ContextFull
 from edge_run.base.units import MIB
 from edge_run.runtime.generation.chat import leave_out_oldest, without_oldest
 
@@ -44,6 +45,16 @@ def test_the_last_turn_stays_however_long() -> None:
     assert without_oldest(talk(400), CONTEXT, count) == talk(400)
     assert without_oldest(talk(3, 4), CONTEXT, count) == talk(4)
     assert without_oldest([], CONTEXT, count) == []
+
+
+def test_what_is_clearly_too_long_need_not_be_counted() -> None:
+    def count_or_raise(messages: Sequence[Any]) -> int:
+        if count(messages) > CONTEXT:
+            raise ContextFull("clearly too long")
+        return count(messages)
+
+    for one in (talk(40, 30, 14), talk(20, 400), talk(60, 60, 60, 10), talk(40, 30, 13), talk(400)):
+        assert leave_out_oldest(one, CONTEXT, count_or_raise) == leave_out_oldest(one, CONTEXT, count)
 
 
 def test_one_shortened_conversation_is_made_at_a_time() -> None:

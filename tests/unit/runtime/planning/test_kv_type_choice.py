@@ -114,7 +114,7 @@ def test_what_a_type_is_weighed_among_is_what_the_model_and_the_settings_allow(t
         config = ModelConfig(kv_type="auto", **given)
         able = [kind for kind in LEAST_GAINS if kv_type_choice._can_be(_gguf(tmp_path), config, kind)]
         assert able == ["f16"]
-    with pytest.raises(ConfigError, match="--gpu-memory 0"):
+    with pytest.raises(ConfigError, match="gpu_memory=0"):
         ModelConfig(kv_type="auto", gpu_memory="1GiB")
 
 
