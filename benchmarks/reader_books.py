@@ -19,7 +19,7 @@ from edge_run.base.units import GIB, KIB
 from edge_run.tiers.address_space import AddressSpace, MappedSpan
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers
-from edge_run.tiers.weights import Weights
+from edge_run.tiers.weights import WeightsOnDemand
 
 CHUNK_BYTES, MODEL_BYTES, BASE = 64 * KIB, 2 * GIB, 1 << 40
 PART_CHUNKS, EXPERT_CHUNKS = 55, 168
@@ -50,7 +50,7 @@ class Books:
         address_space = NoMemory([MappedSpan(0, BASE, BASE + MODEL_BYTES, BASE)], CHUNK_BYTES)
         self.n_frames = address_space.n_chunks // 2
         states = OnDemand(address_space.n_chunks, self.n_frames, address_space.unmovable)
-        self.weights = Weights(address_space, [NoFile()], readers, states, run_chunks=128)
+        self.weights = WeightsOnDemand(address_space, [NoFile()], readers, states, run_chunks=128)
         self.weights._sums._sums = array("I", [1]) * address_space.n_chunks  # nothing is new
         self.held: list[int] = []
         self._n_experts, self._random = address_space.n_chunks // EXPERT_CHUNKS, random.Random(1)

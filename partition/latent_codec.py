@@ -212,6 +212,8 @@ def fit_codec(
 ) -> LatentCodec:
     """Return a codec for tensors like `tensors` (samples, channels, positions), without any training.
 
+    For programs that import it (docs/usage.md): no command of ours needs it.
+
     steps: for each rate, coarsest first, the distance between two levels as a share of a channel's standard deviation.
         The error of a value is at most half of it, inside the range of `tensors`.
 

@@ -1,1 +1,1 @@
-"""What to bring forward next: layer schedules, expert caches, predictors and route traces."""
+"""What to bring next: the schedule of a pass, the expert cache, predictors, and traces of routers."""

@@ -13,7 +13,7 @@ from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.residency import Residency
 from edge_run.tiers.source import SourceFile
-from edge_run.tiers.weights import Weights
+from edge_run.tiers.weights import WeightsInOrder, WeightsOnDemand
 from mapped import PAGE, content, mapped, write_random
 
 CHUNK = 4 * PAGE
@@ -33,7 +33,8 @@ class Tier:
         for source in self.sources:
             self._observe(source)
         self.check: Callable[[], None] = lambda: None
-        self.weights = Weights(address_space, self.sources, readers, residency, check=self._check)
+        kind = WeightsOnDemand if isinstance(residency, OnDemand) else WeightsInOrder
+        self.weights = kind(address_space, self.sources, readers, residency, check=self._check)
         self.fail: Callable[[int], None] = lambda offset: None
 
     def _check(self) -> None:

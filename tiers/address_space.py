@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import errno
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from edge_run.base.config import CHUNK_BYTES
+from edge_run.base.errors import TierReadError, option
 from edge_run.base.units import round_down, round_up
 from edge_run.tiers import _libc
+from edge_run.tiers.chunk_states import Load
 
 PLACES_KEPT = 8192  # that were looked up last: a large mixture has millions of chunks
 
@@ -261,6 +264,67 @@ class AddressSpace:
         start, stop = max(low, span.start), min(low + self.chunk_bytes, span.stop)
         is_whole = stop - start == self.chunk_bytes
         return ChunkPlace(start, stop - start, span.shard, start - span.base, is_whole)
+
+
+class FrameMoves:
+    """The moves of frames under the chunks that are to be read. Not thread-safe: the caller locks.
+
+    They are made in the order in which the frames were handed out, whichever read comes first, because a frame may be
+    handed on to the next chunk before it has moved to this one.
+    """
+
+    def __init__(self, address_space: AddressSpace) -> None:
+        self._address_space = address_space
+        self._asked: deque[Load] = deque()
+        self._n_asked = self._n_made = 0
+        self._refused: dict[int, OSError] = {}  # by chunk
+
+    def ask(self, run: Sequence[Load]) -> int:
+        """Note that the frames of `run` are to move, after all others; return how many moves those and it make."""
+        self._asked.extend(run)
+        self._n_asked += len(run)
+        return self._n_asked
+
+    def make(self, n_moves: int | None = None) -> None:
+        """Make the first `n_moves` moves since the start, or all, as far as they are not made yet.
+
+        One that the kernel refuses is noted for its chunks.
+        """
+        n_moves = self._n_asked if n_moves is None else n_moves
+        while self._n_made < n_moves:
+            run = [self._asked.popleft()]
+            while self._asked and self._goes_with(self._asked[0], run):
+                run.append(self._asked.popleft())
+            self._n_made += len(run)
+            try:
+                self._address_space.map(run[0].chunk, run[0].source, len(run))
+            except OSError as error:
+                self._refused.update((load.chunk, error) for load in run)
+
+    def check(self, run: Sequence[Load]) -> None:
+        """Raise TierReadError where a move for `run` was refused."""
+        for load in run if self._refused else ():
+            if error := self._refused.get(load.chunk):
+                advice = "please report this"
+                if not isinstance(error, MoveRefused):
+                    advice = f"raise vm.max_map_count or lower {option('memory')}"
+                raise TierReadError(f"moving page frames failed ({error}); {advice}") from error
+
+    def forget_refused(self, chunk: int) -> bool:
+        """Forget that the move for `chunk` was refused, which lost its frame; return whether it was."""
+        return self._refused.pop(chunk, None) is not None
+
+    def _goes_with(self, load: Load, run: Sequence[Load]) -> bool:
+        """Return whether `load` can be moved in one call with `run`: from chunks in a row to chunks in a row."""
+        chunk, source, _ = load
+        last_chunk, last_source, _ = run[-1]
+        if source is None or last_source is None or not self._address_space.is_followed_by(last_chunk, chunk):
+            return False
+        if source < 0 or last_source < 0:
+            return source < 0 and last_source < 0
+        first_chunk, first_source, _ = run[0]
+        is_apart = first_source is not None and abs(first_source - first_chunk) > len(run)
+        return is_apart and self._address_space.is_followed_by(last_source, source)
 
 
 def _move(old: int, new: int, length: int) -> None:

@@ -20,7 +20,7 @@ _ODD = 0x9E3779B97F4A7C15  # Knuth's multiplier
 
 
 class ContentSums:
-    """The checksums of an `AddressSpace`'s chunks, 4 bytes each. Each chunk is handled by one thread at a time."""
+    """The checksums of chunks, or of a table's pages, 4 bytes each. Each is handled by one thread at a time."""
 
     def __init__(self, n_chunks: int) -> None:
         self._sums = array("I", bytes(4 * n_chunks))  # 0: none yet

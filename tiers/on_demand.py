@@ -40,10 +40,6 @@ class OnDemand(ChunkStates):
         """Return whether `chunk` has a holder, whether it has been read or not."""
         return self._holders[chunk] > 0
 
-    def pump(self) -> list[Load]:
-        """Return the reads that can start now, of those that wait for a frame."""
-        return self._feed()
-
     def hold(self, chunks: Iterable[int]) -> list[Load]:
         """Count one more holder of each of `chunks`. Return the reads to start; nobody waits for them yet."""
         self._add_holders(chunks, self._queued)

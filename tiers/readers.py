@@ -1,9 +1,9 @@
 """Reader threads, which run jobs: first come, first served, and urgent jobs ahead of the others.
 
 A job is a callable that reads and returns the number of bytes it read. A job reports its errors to its maker, through
-`as_read_error`, and raises none; a thread survives a job that raises. The totals are counted here: bytes, seconds with
-at least one read in flight, CPU seconds. What a thread needs room for besides, it has in memory of its own
-(`ThreadMemory`).
+`as_read_error`, and raises none; a thread survives a job that raises. Who waits for single jobs makes each an
+`AwaitedJob`. The totals are counted here: bytes, seconds with at least one read in flight, CPU seconds. What a thread
+needs room for besides, it has in memory of its own (`ThreadMemory`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from edge_run.base.errors import EdgeRunError, TierReadError, from_system
-from edge_run.base.interrupt import JoinedThread, join_all
+from edge_run.base.interrupt import CHECK_S, JoinedThread, join_all
 from edge_run.base.protocols import Clock
 from edge_run.tiers import _libc
 
@@ -35,6 +35,42 @@ def as_read_error(error: Exception) -> EdgeRunError:
         return from_system(error, "reading weights")
     logger.error("a reader thread failed", exc_info=error)
     return TierReadError(f"a reader thread failed: {error!r}; please report this")
+
+
+class AwaitedJob:
+    """A job for which one thread waits, and which may fail.
+
+    has_ended: whether it was done, or has failed.
+    error: why it failed.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._bell = job, threading.Lock()
+        self._bell.acquire()
+        self.has_ended = False
+        self.error: EdgeRunError | None = None
+
+    def __call__(self) -> int:
+        """Do the job; return the bytes read. Raises nothing."""
+        n_bytes = 0
+        try:
+            n_bytes = self._job()
+        except Exception as error:  # whatever it is, nobody must wait for ever
+            self.error = as_read_error(error)
+        self.has_ended = True
+        self._bell.release()
+        return n_bytes
+
+    def wait(self, check: Callable[[], None]) -> EdgeRunError | None:
+        """Wait until it has ended; return why it failed, if it did.
+
+        check: runs meanwhile, at least once, and may raise to stop; the job goes on then.
+        """
+        check()
+        while not self.has_ended:
+            self._bell.acquire(timeout=CHECK_S)
+            check()
+        return self.error
 
 
 @dataclass(frozen=True, slots=True)

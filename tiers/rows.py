@@ -6,20 +6,19 @@ already.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 
 from edge_run.base.errors import EdgeRunError
-from edge_run.base.interrupt import CHECK_S, go_on
+from edge_run.base.interrupt import go_on
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import joined
 from edge_run.tiers.content_sums import ContentSums
-from edge_run.tiers.readers import Readers, as_read_error
+from edge_run.tiers.readers import AwaitedJob, Readers
 from edge_run.tiers.source import SourceFile, read_patiently
 
 
@@ -64,7 +63,8 @@ class RowTable:
         check: runs while reads are waited for, and may raise to stop that: a drive may hang.
         """
         self.range, self._source, self._readers, self._check = range, source, readers, check
-        self._reading: _Reading | None = None  # which a stop left, and which may write to its pages yet
+        self._reads: list[tuple[AwaitedJob, tuple[int, int]]] = []  # and where each writes to, as long as it may
+        self._is_stopped = False  # whether nobody wants these reads any more
         self._max_pages = range.budget_bytes // _libc.PAGE
         self._pages: OrderedDict[int, None] = OrderedDict()
         self._sums = ContentSums(range.length // _libc.PAGE)
@@ -89,7 +89,9 @@ class RowTable:
 
         Raises TierReadError, ModelFileError and what `check` raises; the pages that were in memory before stay there.
         """
-        self._end_reading()
+        if self._reads:
+            self._await_reads()
+            self._give_back()
         needed = {page for address, length in rows for page in self._pages_of(address, length)}
         for page in needed & self._pages.keys():
             self._pages.move_to_end(page)
@@ -103,12 +105,11 @@ class RowTable:
         runs = joined((page, _libc.PAGE) for page in missing)
         started = time.monotonic()
         if runs:
-            self._reading = reading = self._begin_reading(runs)
-            reading.wait(self._check)
-            if reading.errors:
-                self._end_reading()
-                raise reading.errors[0]
-            self._reading = None
+            self._begin_reads(runs)
+            if error := self._await_reads():
+                self._give_back()
+                raise error
+            self._reads.clear()
         self._pages.update(dict.fromkeys(missing))
         return time.monotonic() - started if runs else 0.0
 
@@ -117,57 +118,33 @@ class RowTable:
         start, stop = max(first, self.range.start), min(address + length, self.range.stop)
         return range(self.place_of(start), self.place_of(stop), _libc.PAGE)
 
-    def _begin_reading(self, runs: list[tuple[int, int]]) -> _Reading:
-        reading = _Reading(runs)
+    def _begin_reads(self, runs: Sequence[tuple[int, int]]) -> None:
+        self._is_stopped = False
+        self._reads = [(AwaitedJob(partial(self._read, *run)), run) for run in runs]
+        for read, _ in self._reads:
+            self._readers.submit(read, is_urgent=True)
 
-        def read(address: int, length: int) -> int:
-            try:
-                if reading.is_void:
-                    return 0
-                offset = self.range.file_offset + address - self._memory
-                n_bytes = read_patiently(
-                    lambda: self._source.read_into(address, length, offset), lambda: reading.is_void
-                )
-                first, n_pages = (address - self._memory) // _libc.PAGE, length // _libc.PAGE
-                pages = range(first, first + n_pages)
-                self._sums.compare(self._source, pages, address, offset, repeat(_libc.PAGE, n_pages))
-                return n_bytes
-            except Exception as error:  # rows that were not read must not count as read
-                reading.errors.append(as_read_error(error))
-                return 0
-            finally:
-                reading.note_end()
+    def _read(self, address: int, length: int) -> int:
+        if self._is_stopped:
+            return 0
+        offset = self.range.file_offset + address - self._memory
+        n_bytes = read_patiently(lambda: self._source.read_into(address, length, offset), lambda: self._is_stopped)
+        first, n_pages = (address - self._memory) // _libc.PAGE, length // _libc.PAGE
+        pages = range(first, first + n_pages)
+        self._sums.compare(self._source, pages, address, offset, repeat(_libc.PAGE, n_pages))
+        return n_bytes
 
-        for run in runs:
-            self._readers.submit(partial(read, *run), is_urgent=True)
-        return reading
+    def _await_reads(self) -> EdgeRunError | None:
+        """Wait until all reads have ended; return what failed. Where `check` raises, those not begun are not made."""
+        try:
+            failures = [error for read, _ in self._reads if (error := read.wait(self._check))]
+        except BaseException:
+            self._is_stopped = True
+            raise
+        return failures[0] if failures else None
 
-    def _end_reading(self) -> None:
-        """Give back the pages of reads whose rows do not count, once none of them can write there any more."""
-        if self._reading:
-            self._reading.wait(self._check)
-            for run in self._reading.runs:
-                _libc.drop_pages(*run)
-            self._reading = None
-
-
-class _Reading:
-    """Reads under way: (address, length) of each are `runs`. is_void: nobody wants them any more."""
-
-    def __init__(self, runs: list[tuple[int, int]]) -> None:
-        self.runs, self.errors, self.is_void = runs, list[EdgeRunError](), False
-        self._n_left, self._ends = len(runs), threading.Semaphore(0)
-
-    def note_end(self) -> None:
-        """One of them has ended, whether it failed or not. From any thread."""
-        self._ends.release()
-
-    def wait(self, check: Callable[[], None]) -> None:
-        """Wait until all have ended. `check` runs meanwhile, and may raise; the reads are void then."""
-        while self._n_left:
-            self._n_left -= self._ends.acquire(timeout=CHECK_S)
-            try:
-                check()
-            except BaseException:
-                self.is_void = True
-                raise
+    def _give_back(self) -> None:
+        """Give back the pages of reads whose rows do not count, and none of which can write there any more."""
+        for _, run in self._reads:
+            _libc.drop_pages(*run)
+        self._reads.clear()

@@ -6,16 +6,15 @@ failed is read again when the upload goes on.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from edge_run.base.errors import EdgeRunError
 from edge_run.base.files.identity import changed
-from edge_run.base.interrupt import CHECK_S, go_on
+from edge_run.base.interrupt import go_on
 from edge_run.base.units import MIB, round_down, round_up
 from edge_run.tiers import _libc
-from edge_run.tiers.readers import Readers, as_read_error
+from edge_run.tiers.readers import AwaitedJob, Readers
 from edge_run.tiers.source import SourceFile, read_patiently
 
 PIECE_BYTES = 4 * MIB
@@ -89,10 +88,8 @@ class Upload:
         self._check = check
         self._pieces = cut_into_pieces(extents)
         self._sources, self._readers, self._put = sources, readers, put
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._read: dict[int, EdgeRunError | None] = {}  # pieces that were read, or why not
-        self._next = self._submitted = 0
+        self._reads: dict[int, AwaitedJob] = {}  # of the next pieces
+        self._next = 0
         self._staging = staging or Staging()
         self._submit()
 
@@ -109,19 +106,13 @@ class Upload:
         while not self.is_done:
             self._submit()
             number = self._next
-            with self._lock:
-                while number not in self._read:
-                    self._changed.wait(CHECK_S)
-                    self._check()
-                error = self._read[number]
-                if error is not None:
-                    del self._read[number]
-                    self._start(number)  # so that whoever tries again finds it read
-                    raise error
+            if error := self._reads[number].wait(self._check):
+                self._start(number)  # so that whoever tries again finds it read
+                raise error
             piece = self._pieces[number]
             self._put(piece, self._slot(number) + piece.file_offset % _libc.PAGE)
-            self._next += 1
-            del self._read[number]  # once it is counted: a piece that Ctrl-C comes after is put again
+            self._next += 1  # before its read is forgotten: a piece that Ctrl-C comes after is put again
+            del self._reads[number]
         self.close()
 
     def close(self) -> None:
@@ -132,26 +123,20 @@ class Upload:
         return self._staging.address + number % STAGED_PIECES * SLOT_BYTES
 
     def _submit(self) -> None:
-        while self._submitted < min(len(self._pieces), self._next + STAGED_PIECES):
-            self._start(self._submitted)
-            self._submitted += 1
+        for number in range(self._next, min(len(self._pieces), self._next + STAGED_PIECES)):
+            if number not in self._reads:
+                self._start(number)
 
     def _start(self, number: int) -> None:
-        self._readers.submit(lambda: self._fill(number), is_urgent=True)
+        self._reads[number] = read = AwaitedJob(partial(self._fill, number))
+        self._readers.submit(read, is_urgent=True)
 
     def _fill(self, number: int) -> int:
-        error: EdgeRunError | None = None
-        piece, n_bytes = self._pieces[number], 0
+        piece = self._pieces[number]
         start = round_down(piece.file_offset, _libc.PAGE)
         length = round_up(piece.file_offset + piece.length, _libc.PAGE) - start
-        try:
-            source, slot = self._sources[piece.shard], self._slot(number)
-            n_bytes = read_patiently(lambda: source.read_into(slot, length, start))
-            if start + n_bytes < piece.file_offset + piece.length:
-                raise changed(source.path)
-        except Exception as failure:  # whatever it is, the consumer must not wait for ever
-            error = as_read_error(failure)
-        with self._lock:
-            self._read[number] = error
-            self._changed.notify_all()
+        source, slot = self._sources[piece.shard], self._slot(number)
+        n_bytes = read_patiently(lambda: source.read_into(slot, length, start))
+        if start + n_bytes < piece.file_offset + piece.length:
+            raise changed(source.path)
         return n_bytes

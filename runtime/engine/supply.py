@@ -234,7 +234,8 @@ def _whole(
     stack.callback(cached.close)
     rest = [chunk for chunk in everything if chunk not in cached.mapped]
     states = Residency(backing.address_space.n_chunks, rest, rest, 0)
-    weights = _memory(loaded, backing, readers).weights(states, MAX_READ_CHUNKS, compares=False)  # nothing twice
+    memory = _memory(loaded, backing, readers)
+    weights = memory.weights_in_order(states, MAX_READ_CHUNKS, compares=False)  # nothing is read twice
     weights.start()
     return Begun(plan, whole=lambda: weights.acquire(rest), cached=cached)
 

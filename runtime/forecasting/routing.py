@@ -23,7 +23,7 @@ from edge_run.tiers.readers import Readers
 
 if TYPE_CHECKING:
     from edge_run.tiers.kv.spill import Spill
-    from edge_run.tiers.weights import Weights
+    from edge_run.tiers.weights import WeightsOnDemand
 
 LEAST_TOKENS = 12
 MOST_POINTS = 8
@@ -79,7 +79,12 @@ class Usage:
     """
 
     def __init__(
-        self, room_share: float, token_bytes: int, weights: Weights, readers: Readers, clock: Clock = time.monotonic
+        self,
+        room_share: float,
+        token_bytes: int,
+        weights: WeightsOnDemand,
+        readers: Readers,
+        clock: Clock = time.monotonic,
     ) -> None:
         """weights: the experts. readers: what reads them, and other things besides."""
         self.room_share, self.token_bytes = room_share, token_bytes

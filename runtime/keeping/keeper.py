@@ -233,8 +233,9 @@ class PromptKeeper(RowWatcher):
     def _save_blocks(self) -> None:
         """Give the writer the complete blocks that are worth keeping and that it was not given before."""
         record = self._record
-        if not self._layout.row_bytes(1) or self._drive.hangs or not self._writer.may_write():
+        if not self._layout.row_bytes(1) or self._drive.hangs or self._writer.is_resting:
             return
+        self._writer.resume()
         n_blocks = (len(record.tokens) if self.keeps_answers else self._read_in_one_go()) // BLOCK_ROWS
         with self._writer.lock:
             jobs = self._states.completed(range(n_blocks))

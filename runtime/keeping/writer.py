@@ -74,7 +74,7 @@ class BlockWriter:
 
     def submit(self, block: BlockToWrite) -> None:
         """Have a block written, after those that were submitted before; not where no thread can be started."""
-        if not self.may_write():
+        if self.is_resting:
             return
         if self._thread is None:
             thread = JoinedThread(self._run, "edge-run-keeper")
@@ -101,14 +101,16 @@ class BlockWriter:
                 self._void_all()
                 self._fail("the drive does not answer")
 
-    def may_write(self) -> bool:
-        """Return whether anything is written now: nothing failed, or so long ago that it is tried again."""
-        if self.failure:
-            if self._clock() - self._failed_s < REST_S:
-                return False
+    @property
+    def is_resting(self) -> bool:
+        """Whether nothing is written now, as something failed less than REST_S ago."""
+        return bool(self.failure) and self._clock() - self._failed_s < REST_S
+
+    def resume(self) -> None:
+        """After a rest, take all that is not there as to be written; else do nothing."""
+        if self.failure and not self.is_resting:
             self.failure = ""
-            self._void_all()  # all is written that is not there
-        return True
+            self._void_all()
 
     def write(self, paths: Sequence[Path], head: RowsHead, copies: Iterator[bytes]) -> bool:
         """Write one file, the last of `paths`, here and now; return whether it is there.
@@ -116,8 +118,9 @@ class BlockWriter:
         Those before it, without which it is of no use, are as new as it is then. After a failure nothing is written for
         a while.
         """
-        if not self.may_write():
+        if self.is_resting:
             return False
+        self.resume()
         try:
             if not self._store.has_folder():  # another process removed it
                 self._store.make_folder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable
 
@@ -78,9 +79,10 @@ class LogitRows:
             return
         start = round_up(base + n_rows * self._row_bytes, _libc.PAGE)
         stop = round_down(base + self._own_rows * self._row_bytes, _libc.PAGE)
-        if start < stop:
-            _libc.drop_pages(start, stop - start)
-        self._own_dirty = n_rows
+        with contextlib.suppress(OSError):  # a system without such a call has no use for it
+            if start < stop:
+                _libc.drop_pages(start, stop - start)
+            self._own_dirty = n_rows
 
     def _drop_from(self, n_rows: int) -> None:
         if isinstance(self._memory, mmap.mmap):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -302,7 +301,7 @@ class LlamaContext:
         self.kv_bytes = sum(size for size, _ in self.caches) - self.gpu_kv_bytes
         self.untouched_bytes = min(caches.size_bytes, self.kv_bytes)
         self.sparse_caches: Sequence[tuple[int, int]] = caches.ranges
-        self.rows = self._new_rows(shape, model.vocabulary, may_free=is_sparse and sys.platform == "linux")
+        self.rows = self._new_rows(shape, model.vocabulary, may_free=is_sparse)
 
     def _new_rows(self, shape: ContextShape, vocabulary: int, *, may_free: bool) -> LogitRows:
         def address() -> int:

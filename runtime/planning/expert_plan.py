@@ -17,6 +17,7 @@ from edge_run.runtime.graph.segments import chunks_of
 from edge_run.runtime.planning.budget_causes import cause_named
 from edge_run.runtime.planning.experts import DensePart, ExpertMap, ExpertTensor, expert_chunk_bytes, expert_tensors
 from edge_run.runtime.planning.memory_plan import items_besides_weights, make_plan, row_ranges, with_page_tables
+from edge_run.runtime.planning.spill_terms import shortened
 from edge_run.runtime.planning.terms import Terms
 from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.rows import RowRange
@@ -157,7 +158,7 @@ class _Sharing:
     def least_bytes(self) -> int:
         """The smallest budget that works, with the shortest context."""
         terms = self._terms
-        shortest = terms.shortened(terms.pool_bytes) or terms
+        shortest = shortened(terms, terms.pool_bytes) or terms
         return self._other_bytes(shortest, 0) + self._least_chunks * self._chunk_cost
 
     @property
@@ -180,7 +181,7 @@ class _Sharing:
         if residency:
             n_held = len(residency.pinned) + residency.n_frames
             return self._with(min(n_places - n_held, self._most), residency)
-        shorter = self._terms.shortened(max(1, self._least_chunks - n_places) * self._chunk_cost)
+        shorter = shortened(self._terms, max(1, self._least_chunks - n_places) * self._chunk_cost)
         if shorter is None:
             with cause_named(self._terms):
                 raise self._refusal()

@@ -24,6 +24,7 @@ from edge_run.partition.window import SEGMENT_CHUNKS, SHORT_SEGMENT_CHUNKS, segm
 from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.planning.budget_causes import cause_named
+from edge_run.runtime.planning.spill_terms import shortened
 from edge_run.runtime.planning.terms import Terms
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.address_space import AddressSpace
@@ -135,7 +136,7 @@ def _plan_streamed(
                 SHARED_LOOKAHEAD_SHARE if terms.sequences > 1 else LOOKAHEAD_SHARE,
             )
     except BudgetError as error:
-        shorter = terms.shortened(error.minimum_bytes - error.found_bytes)
+        shorter = shortened(terms, error.minimum_bytes - error.found_bytes)
         if not shorter:
             raise
         return _plan_streamed(shorter, address_space, cut, segment_chunks, ranges, visits)
@@ -160,7 +161,7 @@ def _plan_streamed(
         )
         for tokens, n_kept, n_reads in zip(steps, kept, reads_beside(residency, segments, kept), strict=True)
     ]
-    shortest, short_needs = terms.shortened(terms.pool_bytes) or terms, _needs(cut, SHORT_SEGMENT_CHUNKS)
+    shortest, short_needs = shortened(terms, terms.pool_bytes) or terms, _needs(cut, SHORT_SEGMENT_CHUNKS)
     minimum_chunks = least_chunks(short_needs, address_space.unmovable, SHORT_SEGMENT_CHUNKS)
     least_other = with_page_tables(shortest.holdings.total_bytes + rows)
     window = residency.n_frames * address_space.chunk_bytes

@@ -38,8 +38,7 @@ from edge_run.runtime.planning.planner import Planner, abreast
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.repack_choice import choose_kinds
 from edge_run.runtime.planning.speculation_shape import speculation_config
-from edge_run.runtime.planning.spill_terms import check_spill
-from edge_run.runtime.planning.terms import LEAST_CONTEXT_TOKENS
+from edge_run.runtime.planning.spill_terms import LEAST_CONTEXT_TOKENS, check_spill
 from edge_run.runtime.planning.usual_context import STEP_TOKENS, longest_that_fits, rope_factors, usual_lengths
 from edge_run.tiers._libc import why_unavailable
 from edge_run.tiers.gguf import GgufModel

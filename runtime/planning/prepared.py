@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.profile import DeviceProfile
+from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.runtime.forecasting import routing
+from edge_run.runtime.graph.segments import SLICED_SEGMENTS
 from edge_run.runtime.inspection.draft_file import DraftFile
 from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.llama.logit_rows import LOGIT_BYTES
+from edge_run.runtime.llama.work_buffer import converted_bytes, tile_bytes, work_token_bytes
 from edge_run.runtime.planning.terms import Terms
 from edge_run.tiers.address_space import MappedSpan
 from edge_run.tiers.gguf import GgufModel
@@ -133,4 +136,26 @@ class Prepared:
         lent = replace(lent, draft_idle_bytes=self.draft_idle_bytes, verified_tokens=shape.verified_tokens)
         if not shape.pooling:
             lent = replace(lent, row_bytes=2 * LOGIT_BYTES * vocabulary, most_rows=shape.kept_rows)
-        return lent.with_row_slices(chunk_bytes, shape.narrow_tokens, shape.threads)
+        return _with_row_slices(lent, chunk_bytes, shape.narrow_tokens, shape.threads)
+
+
+def _with_row_slices(terms: Terms, chunk_bytes: int, narrow_tokens: int, threads: int) -> Terms:
+    """Return `terms` with row slices, whose products convert their inputs in memory of their own.
+
+    chunk_bytes: the size of a chunk. narrow_tokens: the tokens of a pass, at most, beside which work is lent.
+    threads: that compute.
+    """
+    least_bytes = SLICED_SEGMENTS * SEGMENT_CHUNKS * chunk_bytes
+    sliced = [t for t in terms.gguf.tensors if len(t.shape) > 2 or t.size_bytes > least_bytes]
+    n_used = terms.gguf.used_experts
+    sliced_token_bytes = max((converted_bytes(tensor, n_used) for tensor in sliced), default=0)
+    sliced_bytes = terms.micro_batch_tokens * sliced_token_bytes + tile_bytes(sliced, threads)
+    work_bytes = terms.holdings.work_bytes + sliced_bytes
+    return replace(
+        terms,
+        holdings=replace(terms.holdings, work_bytes=work_bytes),
+        has_row_slices=True,
+        narrow_tokens=narrow_tokens,
+        work_token_bytes=work_token_bytes(terms.gguf),
+        sliced_token_bytes=sliced_token_bytes,
+    )

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from edge_run.base.results import GpuPlan
-from edge_run.base.units import MIB
-from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.runtime.forecasting.routing import Experience
-from edge_run.runtime.graph.segments import SLICED_SEGMENTS
 from edge_run.runtime.inspection.draft_file import GUESSED_TOKENS
 from edge_run.runtime.llama.holdings import Holdings
-from edge_run.runtime.llama.work_buffer import converted_bytes, tile_bytes, work_token_bytes
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.kv.cells import Cells
 from edge_run.tiers.kv.spill_shape import SpillShape
 from edge_run.tiers.packed_file import PackedFile
 
-LEAST_CONTEXT_TOKENS = 512  # of a context that is longer than the budget has room for
-MOST_BESIDE_SPILL_BYTES = 64 * MIB  # for weights, so that reading them need not wait for computing
 _CONTEXT_STEPS = (0, 1024, 4096, 16_384, 32_768, 131_072)
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The terms under which a model's weights are placed.
+    """The terms under which a model's weights are placed, and what keys, values and loans take by them.
 
     gguf: the headers of the model.
     budget_bytes: the memory budget.
@@ -129,19 +122,20 @@ class Terms:
 
     def cell_bytes(self, tokens: int) -> int:
         """Return what keys and values of `tokens` tokens take in memory, with those of guesses: the draft's too."""
-        return self.held_cell_bytes(tokens) + self._draft_cell_bytes(tokens)
+        return self.held_cell_bytes(tokens) + self.draft_cell_bytes(tokens)
 
     def held_cell_bytes(self, tokens: int) -> int:
         """Return what those of the model take in memory."""
         taken = self._own_cell_bytes(tokens)
         return min(taken, self._own_cell_bytes(self.context_tokens) - self.away_bytes) if self.away_bytes else taken
 
+    def draft_cell_bytes(self, tokens: int) -> int:
+        """Return what those of the draft model take."""
+        return self.draft_cells.bytes_for(tokens + GUESSED_TOKENS) if self.draft_cells else 0
+
     def _own_cell_bytes(self, tokens: int) -> int:
         """Return what those of the model take, wherever they are."""
         return self.cells.bytes_for(tokens + self.verified_tokens) if self.cells else 0
-
-    def _draft_cell_bytes(self, tokens: int) -> int:
-        return self.draft_cells.bytes_for(tokens + GUESSED_TOKENS) if self.draft_cells else 0
 
     def kv_read_at(self, tokens: int) -> int:
         """Return what a token reads of keys and values that are away, when the context has `tokens` tokens."""
@@ -162,74 +156,6 @@ class Terms:
     def context_steps(self) -> list[int]:
         """The tokens in a context for which a plan says what it holds: none, all, and some between."""
         return [*(tokens for tokens in _CONTEXT_STEPS if tokens < self.context_tokens - 1), self.context_tokens - 1]
-
-    def with_row_slices(self, chunk_bytes: int, narrow_tokens: int, threads: int) -> Terms:
-        """Return these terms with row slices, whose products convert their inputs in memory of their own.
-
-        chunk_bytes: the size of a chunk. narrow_tokens: the tokens of a pass, at most, beside which work is lent.
-        threads: that compute.
-        """
-        least_bytes = SLICED_SEGMENTS * SEGMENT_CHUNKS * chunk_bytes
-        sliced = [t for t in self.gguf.tensors if len(t.shape) > 2 or t.size_bytes > least_bytes]
-        n_used = self.gguf.used_experts
-        sliced_token_bytes = max((converted_bytes(tensor, n_used) for tensor in sliced), default=0)
-        sliced_bytes = self.micro_batch_tokens * sliced_token_bytes + tile_bytes(sliced, threads)
-        work_bytes = self.holdings.work_bytes + sliced_bytes
-        return replace(
-            self,
-            holdings=replace(self.holdings, work_bytes=work_bytes),
-            has_row_slices=True,
-            narrow_tokens=narrow_tokens,
-            work_token_bytes=work_token_bytes(self.gguf),
-            sliced_token_bytes=sliced_token_bytes,
-        )
-
-    def shortened(self, lacking_bytes: int) -> Terms | None:
-        """Return these terms with keys and values that take `lacking_bytes` less; None where they cannot.
-
-        Where they may be away, more of them are, as far as that goes, and weights get some room to be read ahead. Else
-        the context is shorter; the shortest one has `LEAST_CONTEXT_TOKENS`, whatever it takes.
-        """
-        if self.spill:
-            return self._spilled(self.spill, lacking_bytes)
-        longest = self.context_tokens
-        if self.is_shared or not (self.cells or self.draft_cells) or longest <= LEAST_CONTEXT_TOKENS:
-            return None
-        full_bytes = self.cell_bytes(longest)
-        fitting = bisect_right(range(1, longest), full_bytes - lacking_bytes, key=self.cell_bytes)
-        tokens = max(LEAST_CONTEXT_TOKENS, fitting)
-        of_draft_bytes = self._draft_cell_bytes(longest) - self._draft_cell_bytes(tokens)
-        of_own_bytes = full_bytes - self.cell_bytes(tokens) - of_draft_bytes
-        holdings = replace(
-            self.holdings,
-            kv_bytes=max(0, self.holdings.kv_bytes - of_own_bytes),
-            draft_bytes=max(0, self.holdings.draft_bytes - of_draft_bytes),
-        )
-        return replace(self, holdings=holdings, context_tokens=tokens)
-
-    def _spilled(self, spill: SpillShape, lacking_bytes: int) -> Terms | None:
-        """Return the same of keys and values that may be away."""
-        tokens, held_bytes = self.context_tokens, self.held_cell_bytes(self.context_tokens)
-        room_bytes = held_bytes - lacking_bytes
-        if spill.least_bytes(tokens) <= room_bytes:
-            # A byte of weights that is read costs what one of keys and values does.
-            room_bytes -= min(MOST_BESIDE_SPILL_BYTES, self.budget_bytes // 8)
-        elif tokens <= LEAST_CONTEXT_TOKENS or (self.is_shared and self.away_bytes):
-            return None
-        elif self.is_shared:
-            room_bytes = 0  # all is away that can be
-        else:
-            tokens = max(LEAST_CONTEXT_TOKENS, spill.tokens_in(room_bytes, tokens - 1))
-        shorter = replace(self, context_tokens=tokens, away_bytes=0)
-        all_bytes = shorter.held_cell_bytes(tokens)
-        away_bytes = max(0, all_bytes - max(room_bytes, spill.least_bytes(tokens)))
-        of_draft_bytes = self._draft_cell_bytes(self.context_tokens) - self._draft_cell_bytes(tokens)
-        holdings = replace(
-            self.holdings,
-            kv_bytes=max(0, self.holdings.kv_bytes - (held_bytes - all_bytes + away_bytes)),
-            draft_bytes=max(0, self.holdings.draft_bytes - of_draft_bytes),
-        )
-        return replace(shorter, away_bytes=away_bytes, holdings=holdings)
 
     @property
     def packed_bytes(self) -> int:

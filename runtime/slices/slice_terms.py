@@ -9,8 +9,8 @@ from edge_run.runtime.engine.loading import Loaded
 from edge_run.runtime.engine.spilling import spillable_uses
 from edge_run.runtime.graph.units import Layout
 from edge_run.runtime.llama.holdings import Holdings
-from edge_run.runtime.planning.spill_terms import with_spill
-from edge_run.runtime.planning.terms import LEAST_CONTEXT_TOKENS, Terms
+from edge_run.runtime.planning.spill_terms import LEAST_CONTEXT_TOKENS, with_spill
+from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.slices.maps import SliceMaps
 from edge_run.runtime.slices.slice import Share
 from edge_run.tiers import _libc

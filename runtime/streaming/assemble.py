@@ -34,7 +34,7 @@ from edge_run.tiers.readers import Readers
 from edge_run.tiers.residency import Residency
 from edge_run.tiers.rows import RowRange, RowTable
 from edge_run.tiers.source import PiecewiseSource, Source, SourceFile
-from edge_run.tiers.weights import MAX_READ_CHUNKS, READ_BYTES, Weights
+from edge_run.tiers.weights import MAX_READ_CHUNKS, READ_BYTES, WeightsInOrder, WeightsOnDemand
 
 if TYPE_CHECKING:
     from edge_run.runtime.decoding.repacked_weights import RepackedWeights
@@ -64,25 +64,37 @@ class WeightMemory:
     products: RowProducts | None = None
     repacked: RepackedWeights | None = None
 
-    def weights(
-        self,
-        state: Residency | OnDemand,
-        run_chunks: int,
-        sources: Sequence[PiecewiseSource] = (),
-        *,
-        compares: bool = True,
-    ) -> Weights:
-        """Return the weights whose chunks `state` keeps account of; a read is of at most `run_chunks` chunks.
+    def weights_in_order(self, states: Residency, run_chunks: int, *, compares: bool = True) -> WeightsInOrder:
+        """Return the weights whose chunks `states` keeps account of; a read is of at most `run_chunks` chunks.
 
-        sources: from which they are read instead of the shards.
         compares: whether what is read again is compared with what was read first.
         """
-        chosen: Sequence[Source] = sources or self.sources
-        if self.repacked:
-            chosen = self.repacked.sources(sources or self.sources)
-        return Weights(
-            self.address_space, chosen, self.readers, state, run_chunks=run_chunks, check=self.check, compares=compares
+        return WeightsInOrder(
+            self.address_space,
+            self._repacking(self.sources),
+            self.readers,
+            states,
+            run_chunks=run_chunks,
+            check=self.check,
+            compares=compares,
         )
+
+    def weights_on_demand(
+        self, states: OnDemand, run_chunks: int, sources: Sequence[PiecewiseSource]
+    ) -> WeightsOnDemand:
+        """Return the same of weights that are read from `sources` instead of the shards."""
+        return WeightsOnDemand(
+            self.address_space,
+            self._repacking(sources),
+            self.readers,
+            states,
+            run_chunks=run_chunks,
+            check=self.check,
+        )
+
+    def _repacking(self, sources: Sequence[PiecewiseSource]) -> Sequence[Source]:
+        """Return `sources`, or those that repack what is read from them."""
+        return self.repacked.sources(sources) if self.repacked else sources
 
     def lookups(self, ranges: Sequence[RowRange], undo: contextlib.ExitStack) -> Lookups:
         """Return the lookups of rows in the tables that are read by row. undo: ends the readers, and closes them."""
@@ -137,7 +149,7 @@ def _in_order(
     run_chunks = LONG_RUN if residency.by_stage_visits else MAX_READ_CHUNKS
     most_early = 2 * terms.readers * run_chunks
     states = Residency(address_space.n_chunks, order, residency.pinned, residency.n_frames, most_early)
-    weights = memory.weights(states, run_chunks)
+    weights = memory.weights_in_order(states, run_chunks)
     weights.start()
     if not residency.n_frames:  # nothing ever leaves, so no pass need stop for it
         return plan, [PinnedWeights(weights, address_space, lookups)]
@@ -158,7 +170,7 @@ def _by_expert(
     # Ragged chunks are dense, and have memory of their own.
     n_dense_frames = 0 if moe.residency else len(moe.dense) - len(address_space.unmovable)
     states = OnDemand(address_space.n_chunks, n_dense_frames + n_frames, address_space.unmovable)
-    weights = memory.weights(states, READ_BYTES // address_space.chunk_bytes, sources)
+    weights = memory.weights_on_demand(states, READ_BYTES // address_space.chunk_bytes, sources)
     part = DensePart.of(experts, moe.dense, has_row_slices=terms.has_row_slices)
     lookups = memory.lookups(moe.ranges, undo)
     dense: WeightStreaming
@@ -185,7 +197,7 @@ def _dense_in_order(
     segments = part.segments(graph, address_space, lookups.ranges)
     order = [chunk for segment in segments for chunk in segment.acquire]
     states = Residency(address_space.n_chunks, order, residency.pinned, residency.n_frames)
-    weights = memory.weights(states, READ_BYTES // address_space.chunk_bytes)
+    weights = memory.weights_in_order(states, READ_BYTES // address_space.chunk_bytes)
     weights.start()
     products = memory.products if part.has_row_slices else None
     needs = [segment.needs for segment in segments]
@@ -208,7 +220,7 @@ def _unpacking(
 
 def _adaptation(
     moe: MoePlan,
-    weights: Weights,
+    weights: WeightsOnDemand,
     readers: Readers,
     prefetch: ExpertPrefetch,
     packed: PackedBlocks | None,

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from edge_run.runtime.llama.row_products import RowProducts
 from edge_run.runtime.planning.experts import ExpertMap, ExpertTensor
-from edge_run.tiers.weights import Weights
+from edge_run.tiers.weights import WeightsOnDemand
 
 
 class ExpertSlices:
     """Computes such products. A slice is read while the one before is computed, as far as there are frames."""
 
-    def __init__(self, experts: ExpertMap, weights: Weights, products: RowProducts) -> None:
+    def __init__(self, experts: ExpertMap, weights: WeightsOnDemand, products: RowProducts) -> None:
         self._experts, self._weights, self._products = experts, weights, products
         self._in_use: list[int] = []
         self._ahead: list[int] = []

@@ -27,7 +27,7 @@ from edge_run.runtime.streaming.expert_slices import ExpertSlices
 from edge_run.runtime.streaming.prefetch import ExpertPrefetch, Named, PrefetchedExperts
 from edge_run.runtime.streaming.row_slices import leave_out
 from edge_run.runtime.streaming.tuning import Tuning
-from edge_run.tiers.weights import Weights
+from edge_run.tiers.weights import WeightsOnDemand
 
 if TYPE_CHECKING:
     from edge_run.runtime.llama.row_products import RowProducts
@@ -85,7 +85,7 @@ class ExpertStreaming:
         self,
         experts: ExpertMap,
         cache: ExpertCache,
-        weights: Weights,
+        weights: WeightsOnDemand,
         room: ExpertRoom,
         adaptation: Adaptation,
         products: RowProducts | None = None,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 from edge_run.partition.plan import NOTHING_STAYS, ResidencyPlan
 from edge_run.prefetch.schedule import Segment, join_stage_visits
@@ -19,7 +20,7 @@ from edge_run.runtime.planning.memory_plan import with_page_tables
 from edge_run.runtime.streaming.lookups import Lookups
 from edge_run.runtime.streaming.row_slices import RowSlice, leave_out, product_step
 from edge_run.tiers.address_space import AddressSpace
-from edge_run.tiers.weights import Weights
+from edge_run.tiers.weights import WeightsInOrder, WeightsOnDemand
 
 
 class WeightStreaming:
@@ -35,7 +36,7 @@ class WeightStreaming:
 
     def __init__(
         self,
-        weights: Weights,
+        weights: WeightsInOrder | WeightsOnDemand,
         address_space: AddressSpace,
         lookups: Lookups | None = None,
         residency: ResidencyPlan = NOTHING_STAYS,
@@ -99,10 +100,11 @@ class WeightStreaming:
         Where they are fewer than none, so many pinned chunks stream too.
         """
         before, after = (self._n_spare + n for n in (self._n_borrowed, n_loans))
+        weights = cast("WeightsInOrder", self.weights)  # those on demand have nothing to lend or to spare here
         if after > before:
-            self.weights.pin(self._in_turn[before:after])
+            weights.pin(self._in_turn[before:after])
         elif after < before:
-            self.weights.unpin(self._in_turn[after:before])
+            weights.unpin(self._in_turn[after:before])
         if min(before, after) < self._n_spare:
             self._pinned = self._fixed.union(self._in_turn[: min(after, self._n_spare)])
         self._n_borrowed = n_loans
@@ -277,7 +279,7 @@ class PinnedWeights(WeightStreaming):
 
     def __init__(
         self,
-        weights: Weights,
+        weights: WeightsInOrder | WeightsOnDemand,
         address_space: AddressSpace,
         lookups: Lookups,
         part: DensePart | None = None,

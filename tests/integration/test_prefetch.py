@@ -140,7 +140,7 @@ def _tokens_are_the_same(name: str, folder: Path) -> None:
                 assert use.prefetched_bytes > 0, (policy, prefetch)
                 assert use.tunables["prefetch"] == prefetch
             (streaming,) = (stream for stream in engine._supplied.streams if isinstance(stream, ExpertStreaming))
-            streaming._weights._residency.check()
+            streaming._weights._states.check()
         finally:
             engine.close()
 
@@ -167,7 +167,7 @@ def _tokens_are_the_same_packed(name: str, folder: Path) -> None:
             assert engine.expert_use is not None
             assert engine.expert_use.tunables["packed"] == "on"
             assert any(item.what == "packed" and item.size_bytes > 0 for item in engine.plan.items)
-            streaming._weights._residency.check()
+            streaming._weights._states.check()
         finally:
             engine.close()
 

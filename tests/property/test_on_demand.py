@@ -68,10 +68,6 @@ class OnDemandMachine(RuleBasedStateMachine):
         asked, self.asked = self.asked, ()
         self._release(asked)
 
-    @rule()
-    def pump(self) -> None:
-        self._start(self.states.pump())
-
     @precondition(lambda self: self.memory.loading)
     @rule(data=st.data())
     def a_read_ends(self, data: st.DataObject) -> None:

@@ -1,1 +1,1 @@
-"""The room of keys, values and buffers: where cells lie, and who has what passes leave."""
+"""Keys and values: where cells lie, what of their room is lent, what is spilled to a file or saved."""

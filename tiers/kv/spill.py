@@ -10,8 +10,6 @@ those that the pass computes.
 
 from __future__ import annotations
 
-import contextlib
-import queue
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +17,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_run.base.errors import EdgeRunError
-from edge_run.base.interrupt import CHECK_S
 from edge_run.base.units import round_down, round_up
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.address_space import AddressSpace, MappedSpan
@@ -28,9 +25,9 @@ from edge_run.tiers.kv.spill_file import SpillFile
 from edge_run.tiers.kv.spill_shape import SpillShape
 from edge_run.tiers.kv.spill_states import SpillStates
 from edge_run.tiers.on_demand import OnDemand
-from edge_run.tiers.readers import Readers, as_read_error
+from edge_run.tiers.readers import AwaitedJob, Readers
 from edge_run.tiers.source import read_patiently
-from edge_run.tiers.weights import READ_BYTES, Weights
+from edge_run.tiers.weights import READ_BYTES, WeightsOnDemand
 
 if TYPE_CHECKING:
     from edge_run.tiers.kv.key_bounds import Choice
@@ -88,16 +85,15 @@ class Spill:
         self._space = AddressSpace(spans, shape.piece_bytes, is_sparse=True)
         frames = OnDemand(len(self._owner), 0)
         run_pieces = max(1, READ_BYTES // shape.piece_bytes)
-        self._weights = Weights(
+        self._weights = WeightsOnDemand(
             self._space, [file], readers, frames, run_chunks=run_pieces, check=check, compares=False
         )
         self._counts = Counter[tuple[int, int]]()  # of the pieces that are away, by tensor and text
         self._homeless: list[int] = []  # pieces that are not away any more, and have no memory of their own yet
         self._is_cut = False
         self._in_file = [False] * n_streams  # whether the file has anything of a text
-        self._written: queue.SimpleQueue[tuple[int, EdgeRunError | None]] = queue.SimpleQueue()  # pieces, and failures
-        self._were_read: queue.SimpleQueue[tuple[int, EdgeRunError | None]] = queue.SimpleQueue()  # the same
-        self._being_read: set[int] = set()  # pieces that come back: their memory is the readers' as long
+        self._writes: dict[int, AwaitedJob] = {}  # of pieces that go, until it is noted how they ended
+        self._reads: dict[int, AwaitedJob] = {}  # of pieces that come back: their memory is the readers' as long
         self._held: list[int] = []
         self._ahead: deque[tuple[Use, list[int]]] = deque()
 
@@ -124,8 +120,8 @@ class Spill:
         has room again. Raises what stops it, as TierReadError and what `check` does; then nothing is lost, and it may
         be called again.
         """
-        while not self._written.empty():  # what a stop left to be written, and a cut may have made void
-            self._note_write(*self._written.get())
+        for piece in [piece for piece, write in self._writes.items() if write.has_ended]:
+            self._note_write(piece)  # which a stop left, and a cut may have made void
         self._bring_back()
         self._empty_file(n_rows)
         for states, n in zip(self.texts, n_rows, strict=True):
@@ -267,41 +263,33 @@ class Spill:
         self._grow()
         for text, states in enumerate(self.texts):
             for piece in states.coming:
-                number = self._pieces_of[text][piece]
-                self._being_read.add(number)
-                self._readers.submit(partial(self._read, number), is_urgent=True)
+                self._begin(self._reads, self._read, self._pieces_of[text][piece])
         if failure := self._await_reads():
             raise failure
 
     def _await_reads(self) -> EdgeRunError | None:
         """Wait until nothing is being read back any more, unless `check` raises; return what failed."""
         failure = None
-        while self._being_read:
-            self._check()
-            with contextlib.suppress(queue.Empty):
-                number, error = self._were_read.get(timeout=CHECK_S)
-                self._being_read.discard(number)
-                states, piece = self.texts[self._owner[number][1]], self._local[number]
-                if error is None and piece in states.coming:  # its rows may have been cut meanwhile
-                    states.came(piece)
-                failure = failure or error
+        for number, read in list(self._reads.items()):
+            error = read.wait(self._check)
+            del self._reads[number]
+            states, piece = self.texts[self._owner[number][1]], self._local[number]
+            if error is None and piece in states.coming:  # its rows may have been cut meanwhile
+                states.came(piece)
+            failure = failure or error
         return failure
 
     def _read(self, piece: int) -> int:
-        place, failure = self._space.place(piece), None
-        try:
-            read_patiently(lambda: self.file.read_into(place.address, place.length, place.file_offset))
-        except Exception as error:  # whatever it is, the consumer must not wait for ever
-            failure = as_read_error(error)
-        self._were_read.put((piece, failure))
-        return 0
+        place = self._space.place(piece)
+        read_patiently(lambda: self.file.read_into(place.address, place.length, place.file_offset))
+        return 0  # no pass waits for it
 
     def _send_away(self, targets: Sequence[int]) -> None:
         """Have as many pieces of each text away as `targets` says, the first ones of its order."""
         self._await_writes()  # those that a stop left; what failed of them is written again
         for text, (states, target) in enumerate(zip(self.texts, targets, strict=True)):
             for piece in states.save(target):
-                self._readers.submit(partial(self._write, self._pieces_of[text][piece]), is_urgent=True)
+                self._begin(self._writes, self._write, self._pieces_of[text][piece])
         failure = self._await_writes()
         gone = [
             self._pieces_of[text][piece]
@@ -317,29 +305,28 @@ class Spill:
     def _await_writes(self) -> EdgeRunError | None:
         """Wait until nothing is being written any more, unless `check` raises; return what failed."""
         failure = None
-        while any(states.is_writing for states in self.texts):
-            self._check()
-            with contextlib.suppress(queue.Empty):
-                piece, error = self._written.get(timeout=CHECK_S)
-                self._note_write(piece, error)
-                failure = failure or error
+        for piece, write in list(self._writes.items()):
+            error = write.wait(self._check)
+            self._note_write(piece)
+            failure = failure or error
         return failure
 
-    def _note_write(self, piece: int, error: EdgeRunError | None) -> None:
+    def _note_write(self, piece: int) -> None:
         """Note the end of a write; what it wrote of rows that were cut meanwhile does not stay in the file."""
-        text = self._owner[piece][1]
+        text, write = self._owner[piece][1], self._writes.pop(piece)
         self._in_file[text] = True
-        if not self.texts[text].saved(self._local[piece], is_written=error is None):
+        if not self.texts[text].saved(self._local[piece], is_written=write.error is None):
             self.file.free(self._space.place(piece).file_offset, self._shape.piece_bytes)
 
     def _write(self, piece: int) -> int:
-        place, failure = self._space.place(piece), None
-        try:
-            self.file.write(place.address, place.length, place.file_offset)
-        except Exception as error:  # whatever it is, the consumer must not wait for ever
-            failure = as_read_error(error)
-        self._written.put((piece, failure))
+        place = self._space.place(piece)
+        self.file.write(place.address, place.length, place.file_offset)
         return 0
+
+    def _begin(self, begun: dict[int, AwaitedJob], do: Callable[[int], int], piece: int) -> None:
+        """Have a reader `do` what is to be done with `piece`."""
+        begun[piece] = job = AwaitedJob(partial(do, piece))
+        self._readers.submit(job, is_urgent=True)
 
     def _grow(self) -> None:
         """Have as many frames as the attentions need that are in memory at once."""

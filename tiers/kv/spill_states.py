@@ -62,11 +62,6 @@ class SpillStates:
         """How many pieces, the first ones of the order, have all of their rows."""
         return bisect_right(self._stops, self.n_rows)
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether any write has not ended, whether it counts or not."""
-        return bool(self._writing)
-
     def stop_of(self, place: int) -> int:
         """Return the row after the last one of the piece at `place` in the order."""
         return self._stops[place]

@@ -12,7 +12,9 @@ from typing import SupportsIndex
 
 import pytest
 
-from edge_run.tiers.readers import Readers, ReadTotals
+from edge_run.base.errors import Cancelled, TierReadError
+from edge_run.base.interrupt import go_on
+from edge_run.tiers.readers import AwaitedJob, Readers, ReadTotals
 
 WAIT_S = 30
 
@@ -289,3 +291,50 @@ def test_fewer_threads_read_while_others_rest_and_all_of_them_again() -> None:
             gate.open()
     finally:
         readers.close()
+
+
+def test_a_job_that_is_waited_for_tells_why_it_failed(readers: Readers) -> None:
+    def fail() -> int:
+        raise OSError(5, "Input/output error")
+
+    good, bad = AwaitedJob(lambda: 7), AwaitedJob(fail)
+    for job in (good, bad):
+        readers.submit(job)
+    assert good.wait(go_on) is None
+    error = bad.wait(go_on)
+    assert isinstance(error, TierReadError)
+    assert "Input/output error" in str(error)
+    assert bad.wait(go_on) is error, "it may be asked again"
+    finish(readers)
+    assert readers.totals.bytes_read == 7
+
+
+def test_a_wait_for_a_job_that_is_stopped_leaves_the_job(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_run.tiers.readers.CHECK_S", 0.001)
+    gate = Gate()
+    job, checks = AwaitedJob(gate), iter([False, True])
+
+    def check() -> None:
+        if next(checks, False):
+            raise Cancelled("stopped")
+
+    readers.submit(job)
+    with pytest.raises(Cancelled):
+        job.wait(check)
+    assert not job.has_ended
+    gate.open()
+    assert job.wait(check) is None
+    assert job.has_ended
+
+
+def test_a_stop_is_heard_where_the_job_has_ended_already(readers: Readers) -> None:
+    """So that who waits for many fast jobs, one after the other, can be stopped between them."""
+    job = AwaitedJob(lambda: 1)
+    readers.submit(job)
+    job.wait(go_on)
+
+    def check() -> None:
+        raise Cancelled("stopped")
+
+    with pytest.raises(Cancelled):
+        job.wait(check)

@@ -8,8 +8,50 @@ import pytest
 
 from edge_run.base.errors import TierReadError
 from edge_run.tiers import _libc
-from edge_run.tiers.chunk_states import ChunkState
+from edge_run.tiers.address_space import AddressSpace, FrameMoves, MappedSpan
+from edge_run.tiers.chunk_states import NEW_FRAME, ChunkState, Load
 from weights_tier import CHUNK, tier
+
+
+class NotedMoves(AddressSpace):
+    """An address space without memory. moves: what was asked of it, (chunk, source, count) each."""
+
+    def __init__(self) -> None:
+        super().__init__([MappedSpan(0, 0, 16 * CHUNK, 0)], CHUNK)
+        self.moves: list[tuple[int, int | None, int]] = []
+        self.refuses = -1
+
+    def map(self, chunk: int, source: int | None, count: int = 1) -> None:
+        self.moves.append((chunk, source, count))
+        if chunk == self.refuses:
+            raise OSError(12, "Cannot allocate memory")
+
+
+def test_moves_are_made_in_the_order_in_which_they_were_asked_for_whichever_read_comes_first() -> None:
+    space = NotedMoves()
+    moves = FrameMoves(space)
+    moves.ask([Load(1, NEW_FRAME)])
+    later = moves.ask([Load(5, 1)])  # the frame that goes to chunk 1 first
+    moves.ask([Load(9, 5)])
+    moves.make(later)
+    assert space.moves == [(1, NEW_FRAME, 1), (5, 1, 1)]
+    moves.make(later)
+    assert len(space.moves) == 2, "each is made once"
+    moves.make()
+    assert space.moves[2:] == [(9, 5, 1)]
+
+
+def test_a_refused_move_is_told_to_the_reads_of_its_chunks_until_it_is_forgotten() -> None:
+    space = NotedMoves()
+    space.refuses, moves = 2, FrameMoves(space)
+    moves.ask([Load(2, 8), Load(3, 9)])
+    moves.ask([Load(7, NEW_FRAME)])
+    moves.make()
+    moves.check([Load(7, NEW_FRAME)])
+    with pytest.raises(TierReadError, match=r"vm\.max_map_count"):
+        moves.check([Load(3, 9)])
+    assert [moves.forget_refused(chunk) for chunk in (2, 3, 3, 7)] == [True, True, False, False]
+    moves.check([Load(2, 8), Load(3, 9)])
 
 
 def test_frames_of_neighbours_move_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

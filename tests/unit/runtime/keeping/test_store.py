@@ -202,9 +202,9 @@ def test_what_is_kept_on_a_full_or_read_only_disk_is_read(
     assert store.why_no_writes == os.strerror(number)
     now_s = 0.0
     writer = BlockWriter(store, KvLayout([]), SavingBlocks(), lambda: now_s)
-    assert (writer.failure, writer.may_write()) == (os.strerror(number), False)
+    assert (writer.failure, writer.is_resting) == (os.strerror(number), True)
     now_s = 1e6
-    assert writer.may_write()
+    assert not writer.is_resting
     refused(0)
     assert store_of(tmp_path).why_no_writes == ""
 

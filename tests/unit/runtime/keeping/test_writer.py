@@ -60,7 +60,8 @@ class Written:
 
     def save(self) -> int:
         """Have all blocks saved that are not; return how many files there are."""
-        if self.writer.may_write():
+        self.writer.resume()
+        if not self.writer.is_resting:
             for job in self.states.completed(range(3)):
                 self.writer.submit(BlockToWrite(job, self.head, [self.store.path_of(bytes(16), job.block)]))
         self.writer.close()
@@ -77,6 +78,8 @@ def test_after_a_failure_all_is_written_some_minutes_later(tmp_path: Path, monke
     one.now_s = writer.REST_S - 1
     assert one.save() == 0
     one.now_s = writer.REST_S
+    assert not one.writer.is_resting
+    assert one.writer.failure == "No space left on device", "whoever only asks changes nothing"
     assert one.save() == 3
     assert not one.writer.failure
 

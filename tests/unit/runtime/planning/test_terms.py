@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from edge_run.runtime.inspection.draft_file import GUESSED_TOKENS
 from edge_run.runtime.llama.holdings import Holdings
-from edge_run.runtime.planning.terms import LEAST_CONTEXT_TOKENS, Terms
+from edge_run.runtime.planning.spill_terms import LEAST_CONTEXT_TOKENS, shortened
+from edge_run.runtime.planning.terms import Terms
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.kv.cells import Cells, CellTensor
 from edge_run.tiers.kv.spill_shape import SpillShape
@@ -35,7 +36,7 @@ def terms(n_own: int, n_draft: int) -> Terms:
 def test_a_shorter_context_frees_what_is_lacking_of_both(n_own: int, n_draft: int, share: float) -> None:
     whole = terms(n_own, n_draft)
     lacking = max(1, int(share * whole.pool_bytes))
-    found = whole.shortened(lacking)
+    found = shortened(whole, lacking)
     if not whole.pool_bytes:
         assert found is None
         return
@@ -48,7 +49,7 @@ def test_a_shorter_context_frees_what_is_lacking_of_both(n_own: int, n_draft: in
     assert freed == whole.pool_bytes - found.pool_bytes
     assert freed >= lacking or found.context_tokens == LEAST_CONTEXT_TOKENS
     assert found.holdings.draft_bytes >= OTHERS or not n_draft
-    assert found.shortened(1) is None or found.context_tokens > LEAST_CONTEXT_TOKENS
+    assert shortened(found, 1) is None or found.context_tokens > LEAST_CONTEXT_TOKENS
 
 
 @given(n_texts=st.integers(1, 12), most_rows=st.integers(1, 12))
@@ -78,7 +79,7 @@ def test_a_context_of_which_a_part_is_away_frees_what_is_lacking(n_layers: int, 
     assert whole.spill
     for share in shares:
         before, lacking = found, max(1, int(share * whole.cell_bytes(TOKENS)))
-        shorter = before.shortened(lacking)
+        shorter = shortened(before, lacking)
         if shorter is None:
             assert before.context_tokens == LEAST_CONTEXT_TOKENS
             return
@@ -99,7 +100,7 @@ def test_a_context_of_which_a_part_is_away_frees_what_is_lacking(n_layers: int, 
 def test_what_is_away_is_not_taken_from_short_texts() -> None:
     whole = spilling(4)
     assert whole.spill
-    found = whole.shortened(whole.cell_bytes(TOKENS) - whole.spill.least_bytes(TOKENS))
+    found = shortened(whole, whole.cell_bytes(TOKENS) - whole.spill.least_bytes(TOKENS))
     assert found
     assert found.away_bytes > 0
     assert found.cell_bytes(512) == whole.cell_bytes(512)
@@ -122,7 +123,7 @@ def test_what_a_draft_model_keeps_is_no_room_for_the_models_own(n_draft: int, sh
     holdings = replace(alone.holdings, draft_bytes=draft.bytes_for(TOKENS) + OTHERS)
     both = replace(alone, draft_cells=draft, holdings=holdings)
     lacking = max(1, int(share * alone.cell_bytes(TOKENS)))
-    found, without = both.shortened(lacking), alone.shortened(lacking)
+    found, without = shortened(both, lacking), shortened(alone, lacking)
     assert found
     assert without
     assert (found.away_bytes, found.context_tokens) == (without.away_bytes, without.context_tokens)
