@@ -36,6 +36,7 @@ from edge_run.runtime.llama.model import LlamaModel
 from edge_run.runtime.speculation.draft_model import DraftModel
 from edge_run.runtime.speculation.drafting import Drafter, Pace
 from edge_run.runtime.speculation.lookup import Lookup
+from edge_run.runtime.speculation.overlap import Overlap
 from edge_run.runtime.speculation.session import SpeculativeSession
 from edge_run.runtime.speculation.tally import SpeculationTally
 from edge_run.runtime.speculation.width_control import ONE_TEXT, Offer, WidthControl
@@ -170,7 +171,7 @@ def count(model_file: Path, draft_file: Path, folder: Path, kinds: Sequence[str]
             found: dict[str, list[int]] = json.loads(result.read_text()) if result.exists() else {}
             for way in ways:
                 if way not in found:
-                    drafters: list[Drafter] = [Lookup()] if way == "lookup" else [draft]
+                    drafters: list[Drafter] = [Lookup()] if way == "lookup" else [Overlap(draft)]
                     found[way] = list(accepted(drafters, text, start, target.vocabulary, way))
                     result.write_text(json.dumps(found))  # what was counted is not counted again
             print(

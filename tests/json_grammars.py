@@ -8,12 +8,25 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from edge_run.runtime.grammars.grammar import LocalGrammar
+from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.generation.sampling import OpenGrammar
+from edge_run.runtime.grammars.grammar import LocalGrammar, grammar_text
 from edge_run.runtime.grammars.schema_grammar import JSON_SCHEMA, schema_grammar
 from edge_run.runtime.llama import _ggml as ggml
 from kit_models import KIT
 
 Takes = Callable[[Any, str], bool]
+
+
+def opener(vocab: Any, n_vocab: int) -> OpenGrammar:
+    """Return what opens the grammar of a configuration in this process."""
+
+    def open_grammar(config: SamplingConfig) -> LocalGrammar | None:
+        name, text = grammar_text(config)
+        text = schema_grammar(text) if name == JSON_SCHEMA else text
+        return LocalGrammar(vocab, n_vocab, text, name) if name else None
+
+    return open_grammar
 
 
 @contextlib.contextmanager

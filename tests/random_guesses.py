@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cells import VOCABULARY, Cells
 from edge_run.partition.width_costs import WidthCosts
@@ -36,12 +36,16 @@ class Guesser:
                 found.setdefault(path, Guess(above * self._chance.random(), ("random", 0, 0), 0.5))
         return found
 
-    def prepare(self, history: Sequence[int], most_depth: int) -> bool:
+    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
+        drafted = {number: self.draft(text, wanted) for number, text in texts.items()}
+        return {(number, *path): guess for number, found in drafted.items() for path, guess in found.items()}
+
+    def prepare(self, texts: Mapping[int, Sequence[int]], most_depth: int) -> bool:
         """At times there is no room to go on beside a pass."""
         return self._chance.random() < 0.8
 
-    def draft_aside(self, history: Sequence[int], wanted: WantedGuesses, end: threading.Event) -> Guesses:
-        return self.draft(history, wanted)
+    def draft_aside(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses, end: threading.Event) -> Guesses:
+        return self.draft_many(texts, wanted)
 
 
 class Always(Overlap):

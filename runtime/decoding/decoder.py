@@ -50,6 +50,7 @@ class LocalDecoder:
     what was left in it.
 
     capabilities: the abilities of this decoder. watcher: is told what happens to the rows in the cells.
+    count: how many cells are in use; those that were left count until something comes that takes some.
     keeps_whole_passes: whether those of a batch of one sequence stay where it is cancelled in a later one.
     """
 
@@ -72,7 +73,7 @@ class LocalDecoder:
         """
         self._model, self._context, self._driver = model, context, driver
         self._prepare, self._confirm, self._timeline = prepare, confirm, timeline or Timeline()
-        self._count = count or CellCount(context.context_tokens)
+        self.count, self._is_cut = count or CellCount(context.context_tokens), False
         self._width = shape.micro_batch_tokens
         self._batch = PassBatch(self._width, shape.sequences)
         self._rows = context.rows
@@ -88,7 +89,7 @@ class LocalDecoder:
         for most in filter(None, (rounded_up, shape.most_positions)):  # beyond positions llama.cpp ends the process
             self._sequence_cells = min(self._sequence_cells, most)
         self.limits = Limits(
-            context_tokens=min(self._sequence_cells, self._count.sequence_tokens) - has_padding,
+            context_tokens=min(self._sequence_cells, self.count.sequence_tokens) - has_padding,
             vocabulary=model.vocabulary,
             micro_batch_tokens=self._width,
             sequences=shape.sequences,
@@ -96,7 +97,7 @@ class LocalDecoder:
             can_branch=shape.sequences > 1
             and not (shape.has_streams or model.is_recurrent or model.sliding_window_tokens),
             has_padding=has_padding,
-            is_short=self._count.most_tokens < context.context_tokens,
+            is_short=self.count.most_tokens < context.context_tokens,
             has_window=bool(model.sliding_window_tokens),
         )
         self.capabilities = Capabilities(
@@ -133,7 +134,7 @@ class LocalDecoder:
             self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))
         for branch in {branch for token in batch for branch in token.branches}:
             self._empty(branch)
-        self._recount()
+        self._is_cut = True
 
     def rewind(self, sequence: int, position: int) -> int:
         """Cut `sequence` at `position`; return its new end, which is 0 where it cannot be cut there."""
@@ -148,13 +149,8 @@ class LocalDecoder:
         if is_lost or not has_state or not L.llama_memory_seq_rm(memory, sequence, position, -1):
             self._empty(sequence)
             position = 0
-        self._recount()
+        self._is_cut = True
         return min(position, L.llama_memory_seq_pos_max(memory, sequence) + 1)
-
-    @property
-    def count(self) -> CellCount:
-        """How many cells of the context are in use."""
-        return self._count
 
     @property
     def why_no_shift(self) -> str:
@@ -174,13 +170,14 @@ class LocalDecoder:
         self.watcher.branched(position)
         L.llama_memory_seq_rm(self._context.memory, 0, position, position + n_tokens)
         L.llama_memory_seq_add(self._context.memory, 0, position + n_tokens, -1, -n_tokens)
-        self._count.shift(n_tokens)
-        self._recount()
+        self.count.shift(n_tokens)
+        self._is_cut = True
         self._driver.expects_shift = True
 
     def branch(self, sequence: int, branches: Sequence[int]) -> None:
         """Make each of `branches` share the tokens of `sequence`, and hold no others; nothing is copied."""
         self.limits.check_branches(sequence, branches)
+        self._count_cut()
         for branch in branches:
             self._empty(branch)
             L.llama_memory_seq_cp(self._context.memory, sequence, branch, -1, -1)
@@ -196,7 +193,7 @@ class LocalDecoder:
             L.llama_memory_seq_cp(memory, branch, sequence, position, -1)
         for other in branches:
             self._empty(other)
-        self._recount()
+        self._is_cut = True
 
     @system_errors("computing a pass")
     def place(self, tokens: Sequence[int], position: int, look: Callable[[int], None]) -> None:
@@ -231,7 +228,7 @@ class LocalDecoder:
         finally:
             self.watcher.cut(0, start)
             L.llama_memory_seq_rm(self._context.memory, 0, start, -1)
-            self._recount()
+            self._is_cut = True
         return logits
 
     @system_errors("reading the graph")
@@ -253,7 +250,7 @@ class LocalDecoder:
         """Empty all sequences."""
         self.watcher.cut(0, 0)
         L.llama_memory_clear(self._context.memory, False)
-        self._recount()
+        self._is_cut = True
 
     def close(self) -> None:
         """Free the batch. Idempotent."""
@@ -266,25 +263,30 @@ class LocalDecoder:
 
     def recount(self, lengths: Sequence[int], n_cells: int) -> None:
         """If sequences have these lengths, they take `n_cells` cells: what several share counts once."""
+        self._count_cut()
         if list(lengths) == self._lengths():
-            self._count.lower(n_cells)
+            self.count.lower(n_cells)
 
-    def _recount(self) -> None:
-        self._count.note(self._lengths())
+    def _count_cut(self) -> None:
+        """Count the cells again that are in use, once for all that was cut since: before others are taken."""
+        if self._is_cut:
+            self.count.note(self._lengths())
+            self._is_cut = False
 
     def _lengths(self) -> list[int]:
         return [L.llama_memory_seq_pos_max(self._context.memory, one) + 1 for one in range(self.limits.sequences)]
 
     def _note_forks(self, batch: Sequence[BatchToken]) -> None:
         """Have tokens counted that come beside those of other sequences. Raises ContextFull where all have no room."""
+        self._count_cut()
         if self.limits.sequences == 1:
             return
         sequences = {sequence for token in batch for sequence in (token.sequence, *token.branches)}
         sequences.update(sequence for sequence, length in enumerate(self._lengths()) if length)
         if len(sequences) > 1:
             self.watcher.branched(min(token.position for token in batch))
-            self._count.fork(min(token.position for token in batch))
-        if self.limits.is_short and not self._count.has_room(len(batch)):
+            self.count.fork(min(token.position for token in batch))
+        if self.limits.is_short and not self.count.has_room(len(batch)):
             self.limits.refuse_more()
 
     def _run(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
@@ -385,9 +387,10 @@ class LocalDecoder:
             for sequence, position in cuts.items():
                 self.watcher.cut(sequence, position)
                 L.llama_memory_seq_rm(self._context.memory, sequence, position, -1)
-            self._recount()
+            self._is_cut = True
 
     def _fill(self, tokens: Sequence[BatchToken]) -> None:
         """Write the checked tokens of one pass, which is next, into llama.cpp's arrays."""
-        self._count.expect(token.sequence for token in tokens)
+        self._count_cut()
+        self.count.expect(token.sequence for token in tokens)
         self._batch.fill(tokens)

@@ -10,9 +10,8 @@ from edge_run.base.protocols import Logits
 from edge_run.base.results import Piece, TokenLogprobs
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.formats.output import MakeParser, Meaning, meaning
-from edge_run.runtime.generation.sampling import CandidateTable, Sampler
+from edge_run.runtime.generation.sampling import CandidateTable, OpenGrammar, Sampler
 from edge_run.runtime.generation.text import TextStream
-from edge_run.runtime.grammars.room import GrammarRoom, RoomedGrammar
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.model import LlamaModel
@@ -39,14 +38,13 @@ class Continuation(Closing):
         max_tokens: int | None,
         sampling: SamplingConfig,
         context_tokens: int,
-        room: GrammarRoom | None = None,
+        open_grammar: OpenGrammar = lambda config: None,
         table: CandidateTable | None = None,
-        grammar: RoomedGrammar | None = None,
     ) -> None:
         """Prepare to continue `prompt`.
 
-        max_tokens: None is as many as the context has room for. room, table, grammar: as of `Sampler`. Raises
-        ConfigError for a bad grammar.
+        max_tokens: None is as many as the context has room for. open_grammar, table: as of `Sampler`, whose errors it
+        raises.
         """
         self.prompt = prompt
         self.dropped_messages = 0
@@ -57,9 +55,8 @@ class Continuation(Closing):
             sampling,
             model.vocabulary,
             context_tokens,
-            room,
+            open_grammar,
             table,
-            grammar,
             text_tokens=len(prompt) + self._max_tokens,
         )
         self._text = TextStream(sampling.stop)

@@ -30,7 +30,7 @@ from edge_run.runtime.generation.many import ManyAnswers, ManyStream
 from edge_run.runtime.generation.meter import Interval, Meter
 from edge_run.runtime.generation.model_texts import ModelTexts
 from edge_run.runtime.generation.request import Message, Prompt, Request, chat_request, make_request, text_request
-from edge_run.runtime.generation.sampling import CandidateTable
+from edge_run.runtime.generation.sampling import CandidateTable, OpenGrammar
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.generation.stream import Answer, Stream
 from edge_run.runtime.grammars.grammar import grammar_text
@@ -379,8 +379,9 @@ class Model(ModelTexts):
         has_end = request.max_tokens is not None or not engine.config.context_shift
         most_tokens = request.max_tokens if has_end else MOST_CONTEXT_TOKENS
         sampling = request.sampling if grammar else self.sampling_of(request)  # a grammar was made of that already
+        open_grammar: OpenGrammar = (lambda _: grammar) if grammar else self.open_grammar
         answer = Continuation(  # last, as nobody would close it, nor its grammar, where anything else raises
-            engine.model, read.tokens, most_tokens, sampling, room_tokens, self._grammars, self._table, grammar
+            engine.model, read.tokens, most_tokens, sampling, room_tokens, open_grammar, self._table
         )
         answer.dropped_messages, answer.on_read = read.dropped_messages, request.on_read
         answer.marks, answer.parser = read.marks, read.parser

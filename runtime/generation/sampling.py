@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,10 @@ from edge_run.base.protocols import Logits
 from edge_run.base.results import TokenLogprobs
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.grammars.grammar import CANDIDATE, LocalGrammar, grammar_text
-from edge_run.runtime.grammars.schema_grammar import JSON_SCHEMA, schema_grammar
+from edge_run.runtime.grammars.room import RoomedGrammar
 from edge_run.runtime.llama import _ggml as ggml
 
-if TYPE_CHECKING:
-    from edge_run.runtime.grammars.room import GrammarRoom, RoomedGrammar
+OpenGrammar: TypeAlias = Callable[[SamplingConfig], LocalGrammar | RoomedGrammar | None]
 
 _ANY_SEED = 2**32 - 1  # llama.cpp's word for "draw one": never passed, so that the seed can be reported
 _MIN_KEEP = 0
@@ -79,13 +78,12 @@ class Sampler(Closing):
 
     vocab: llama.cpp's vocabulary, which must outlive the sampler. n_vocab: tokens in it.
     context_tokens: what `repeat_last_n = -1` stands for; needed only then.
-    room: where a grammar runs; without one it runs here, and must be one that is trusted.
-    grammar: that of `config`, where it is open already; it is closed with the sampler.
+    open_grammar: returns the grammar of `config`, which is closed with the sampler; None where it has none.
     table: shared with other samplers of the vocabulary; None makes one.
     text_tokens: as long as prompt and answer get at most.
     seed: the seed in use, drawn when the configuration has none.
 
-    Raises ConfigError for a grammar or JSON schema that llama.cpp cannot use. Not thread-safe: one answer at a time.
+    Raises ConfigError, and what `open_grammar` raises. Not thread-safe: one answer at a time.
     """
 
     def __init__(
@@ -94,9 +92,8 @@ class Sampler(Closing):
         config: SamplingConfig,
         n_vocab: int,
         context_tokens: int | None = None,
-        room: GrammarRoom | None = None,
+        open_grammar: OpenGrammar = lambda config: None,
         table: CandidateTable | None = None,
-        grammar: RoomedGrammar | None = None,
         text_tokens: int = MOST_CONTEXT_TOKENS,
     ) -> None:
         self.seed = secrets.randbelow(_ANY_SEED) if config.seed is None else config.seed
@@ -108,7 +105,8 @@ class Sampler(Closing):
         banned = dict.fromkeys(self._table.end_tokens, -math.inf) if config.ignore_eos else {}
         biases = {**config.logit_bias, **banned}
         self._biased, self._bias = np.array([*biases], np.int64), np.array([*biases.values()], np.float32)
-        self._grammar = grammar or _open_grammar(vocab, config, n_vocab, room)
+        self._grammar = open_grammar(config)  # after all that is refused here: nobody else would close it
+        assert self._grammar or not grammar_text(config)[0], "an answer follows its grammar"
         self._takes_best = config.temperature == 0 and not (self._last_n_tokens or biases or self._grammar)
         self._config, self._is_closed = config, False
         self._opened_chain: Any = None  # before it is used: answers that wait take no memory for it
@@ -235,15 +233,3 @@ def _open_chain(config: SamplingConfig, n_vocab: int, last_n_tokens: int, seed: 
     for step in steps:
         low.llama_sampler_chain_add(chain, step)
     return chain
-
-
-def _open_grammar(
-    vocab: Any, config: SamplingConfig, n_vocab: int, room: GrammarRoom | None
-) -> LocalGrammar | RoomedGrammar | None:
-    """Return what the answer must follow, or None where the configuration has no grammar."""
-    name, text = grammar_text(config)
-    if not name:
-        return None
-    if room:
-        return room.open(name, text, n_vocab)
-    return LocalGrammar(vocab, n_vocab, schema_grammar(text) if name == JSON_SCHEMA else text, name)

@@ -19,7 +19,7 @@ from edge_run.runtime.decoding.one_at_a_time import pass_queue
 from edge_run.runtime.decoding.session import Keeper
 from edge_run.runtime.generation.meter import Interval
 from edge_run.runtime.scheduling.scheduler import PassPart, PlannedPass, Scheduler
-from edge_run.runtime.scheduling.sequences import SequencePool
+from edge_run.runtime.scheduling.sequences import Beginning, SequencePool
 from edge_run.runtime.speculation.drafting import plan_tree
 from edge_run.runtime.speculation.shared_guesses import SharedTree
 from edge_run.runtime.speculation.verification import Verification
@@ -89,16 +89,29 @@ class ScheduledPasses:
         return len(self._in_flight)
 
     def admit(self) -> None:
-        """Admit the requests that can be, and have their sequences hold what they begin with."""
+        """Admit the requests that can be, and have their sequences hold what they begin with.
+
+        Raises what the decoder or the prompt cache does; then the request that it was for waits again.
+        """
         while (place := self._scheduler.admit()) is not None:
-            if place.source != place.sequence:
-                self._decoder.branch(place.source, (place.sequence,))
-            held = self._decoder.rewind(place.sequence, place.n_tokens)
-            if held < place.n_tokens:  # a window has left what they would need
-                self._scheduler.placed(place.sequence, held)
-            if self._keeper and self._scheduler.is_first(place):
-                (number,) = self._scheduler.running()
-                self._scheduler.read_back(number, self._keeper.resume(self._scheduler.tokens(number), 0) or 0)
+            try:
+                self._place(place)
+            except BaseException:
+                self._scheduler.placed(place.sequence, 0)
+                self._scheduler.put_back()
+                self._empty((place.sequence,))  # where that fails too, whoever has the sequence next cuts it first
+                raise
+
+    def _place(self, place: Beginning) -> None:
+        """Have the sequence of a request that is admitted hold what it begins with."""
+        if place.source != place.sequence:
+            self._decoder.branch(place.source, (place.sequence,))
+        held = self._decoder.rewind(place.sequence, place.n_tokens)
+        if held < place.n_tokens:  # a window has left what they would need
+            self._scheduler.placed(place.sequence, held)
+        if self._keeper and self._scheduler.is_first(place):
+            (number,) = self._scheduler.running()
+            self._scheduler.read_back(number, self._keeper.resume(self._scheduler.tokens(number), 0) or 0)
 
     def plan(self, n_guesses: int = 0) -> PlannedPass | None:
         """Return the next pass, which may have so many guesses; None where no request needs one."""

@@ -27,6 +27,7 @@ READING_S = 2.0  # of a grammar, which other answers may wait for meanwhile
 MOST_S = 10.0  # of a schema, and of all that a grammar is asked; and for each token so many steps of a plain one:
 MOST_PLAIN_STEPS = 30  # JSON takes 2 to 7, a call of one of 128 tools up to 14
 MOST_GRAMMAR_LETTERS = 8 << 20
+MOST_CONVERTED_LETTERS = 4 << 20  # of schemas that are remembered and their grammars, where there is more than one
 _CLOSED = "the model was closed while a grammar was opened"
 _JOBS, _CONVERTING = "edge_run.runtime.grammars.jobs", "edge_run.runtime.grammars.schema_grammar"
 
@@ -39,7 +40,7 @@ class GrammarRoom(Closing):
         self._path = path
         self._cell, self._converter, self._numbers = Cell(_JOBS), Cell(_CONVERTING), itertools.count()
         self._opening, self._converting = threading.Lock(), threading.Lock()  # the steps of one follow each other
-        self._converted = ("", "")  # the last schema and its grammar: answers to one request have the same
+        self._converted = dict[str, str]()  # schemas and their grammars, the latest last: several may wait for room
         self._n_closed = 0
 
     def open(self, name: str, text: str, n_vocab: int) -> RoomedGrammar:
@@ -53,7 +54,6 @@ class GrammarRoom(Closing):
         try:
             if name == JSON_SCHEMA:
                 text = self._convert(text)
-                _check_length(f"{name} as a grammar", text)
             if self._n_closed != n_closed:
                 raise Cancelled(_CLOSED)
             number = next(self._numbers)
@@ -66,13 +66,19 @@ class GrammarRoom(Closing):
         return grammar
 
     def _convert(self, schema: str) -> str:
-        """Return the grammar of a JSON schema. Raises ConfigError, Overrun."""
+        """Return the grammar of a JSON schema, and remember it. Raises ConfigError, Overrun."""
         with self._converting:
-            if schema != self._converted[0]:
+            grammar = self._converted.pop(schema, None)
+            if grammar is None:
                 self._converter.ask("load", LOADING_S)
                 grammar = self._converter.ask("convert", MOST_S, schema=schema).decode("utf-8", "surrogatepass")
-                self._converted = schema, grammar
-            return self._converted[1]
+                _check_length(f"{JSON_SCHEMA} as a grammar", grammar)
+            self._converted[schema] = grammar
+            n_letters = sum(len(one) + len(other) for one, other in self._converted.items())
+            while n_letters > MOST_CONVERTED_LETTERS and len(self._converted) > 1:
+                oldest = next(iter(self._converted))
+                n_letters -= len(oldest) + len(self._converted.pop(oldest))
+            return grammar
 
     def _load(self, number: int, opening: dict[str, Any], accepted: Sequence[int]) -> tuple[float, int]:
         """Open a grammar under `number`, and go on by the tokens `accepted`. Raises Overrun.

@@ -180,7 +180,7 @@ class Scheduler:
         return number
 
     def admit(self) -> Beginning | None:
-        """Admit the next request, if one can be; return where it begins, which has to be carried out and `placed`."""
+        """Admit the next request, if one can be; return where it begins: carry that out, or have it `put_back`."""
         if not self.n_waiting or not self._pool.has_free_sequence:
             return None
         now_s = self._clock()
@@ -241,18 +241,25 @@ class Scheduler:
             if fitting and _n_answers(fitting) == _n_answers(parts):
                 return PlannedPass(tuple(emptied), tuple(fitting), max(0, free - width))
             assert self.n_running > 1, "a request that is alone has room, or is full"
-            self._preempt()
+            self.put_back()
         return PlannedPass(tuple(emptied), ()) if emptied else None
 
     def give_way(self) -> list[int] | None:
-        """Make room where a pass had none although it was expected to; return the sequences to empty.
+        """Make room where a pass had none although it was expected to; return the sequences to empty, if any.
 
-        None: the request that is alone has no room.
+        None: nothing was done, as the request that is alone has no room.
         """
-        if not (emptied := self._pool.make_room(self._pool.n_cells)) and self.n_running > 1:
-            self._preempt()
-            emptied = self._pool.make_room(self._pool.n_cells)
-        return emptied or None
+        if (emptied := self._pool.make_room(self._pool.n_cells)) or self.n_running < 2:
+            return emptied or None
+        self.put_back()  # also who holds nothing: without its tokens the next pass is narrower
+        return self._pool.make_room(self._pool.n_cells)
+
+    def put_back(self) -> None:
+        """Let the request that was admitted last wait again."""
+        request = self._running.pop()
+        assert request.sequence is not None
+        self._pool.end(request.sequence)
+        request.sequence, request.n_held = None, 0
 
     def begun(self, planned: PlannedPass) -> None:
         """`planned` was begun. Where it fails, its sequences have to be `placed`."""
@@ -323,13 +330,6 @@ class Scheduler:
 
     def _rank(self, request: _Request, now_s: float) -> tuple[float, int, int, int]:
         return (*self._shares.rank(request.key, request.priority, request.arrived_s, now_s), request.number)
-
-    def _preempt(self) -> None:
-        """Let the request that was admitted last wait again."""
-        request = self._running.pop()
-        assert request.sequence is not None
-        self._pool.end(request.sequence)
-        request.sequence, request.n_held = None, 0
 
     def _choose(self, running: Sequence[_Request]) -> list[PassPart]:
         """Return what is computed next as far as time goes."""

@@ -139,16 +139,8 @@ class DraftModel(Closing):
         """Whether its tokens are others than the target's."""
         return self._translation is not None
 
-    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
-        """Return a tree of likely continuations, level by level; see `Drafter.draft`. Empty where its context is full.
-
-        A level follows up the BEAM most valuable guesses of the one before (one, where the cache cannot branch), as
-        long as they are among the best of all, as many as are wanted, and worth the time.
-        """
-        return _alone(self.draft_many({0: history}, wanted))
-
     def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
-        """Return likely continuations of several texts, each path with the number of its text before it.
+        """Return likely continuations of texts, each path with the number of its text before it.
 
         The passes for them are shared. Numbers are below `most_texts`; a text that has the number of an earlier one
         goes on where that one was alike. There is none of a text that has no room. Raises Cancelled.
@@ -171,13 +163,13 @@ class DraftModel(Closing):
         """Return how many tokens of a text would have to be read before anything of it is guessed."""
         return sum(self._texts.n_unread(number, ours) for ours in self._ours({number: text}).values())
 
-    def prepare(self, history: Sequence[int], most_depth: int, number: int = 0) -> bool:
-        """Have room for `history` and guesses of what follows it; return whether there is. Between passes only.
+    def prepare(self, texts: Mapping[int, Sequence[int]], most_depth: int) -> bool:
+        """Have room for texts and guesses of what follows them; return whether there is. Between passes only.
 
-        Of the text that was followed so far, what `history` begins with stays.
+        Of the texts that were followed so far, what these begin with stays.
         """
         with self._hearing():
-            return bool(self._prepare(self._ours({number: history}), most_depth))
+            return len(self._prepare(self._ours(texts), most_depth)) == len(texts)
 
     @contextlib.contextmanager
     def _hearing(self) -> Iterator[None]:
@@ -217,17 +209,15 @@ class DraftModel(Closing):
         guesses = self._trees.grow(lengths, rows, n_cells, wanted)
         return self._translation.guesses(guesses, wanted.most_depth) if self._translation else guesses
 
-    def draft_aside(
-        self, history: Sequence[int], wanted: WantedGuesses, end: threading.Event, number: int = 0
-    ) -> Guesses:
-        """Guess as `draft` does, beside a pass: on one core; return what there is soon after `end` is set.
+    def draft_aside(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses, end: threading.Event) -> Guesses:
+        """Guess as `draft_many` does, beside a pass: on one core; return what there is soon after `end` is set.
 
         That there is room was found by `prepare`, before the pass.
         """
         self._trees.end = end
         self._context.use_threads(1)
         try:
-            return _alone(self._grow(self._ours({number: history}), wanted))
+            return self._grow(self._ours(texts), wanted)
         finally:
             self._context.use_threads(self._threads)
             self._trees.end = None
@@ -248,8 +238,3 @@ def _within(texts: Mapping[int, Sequence[int]], vocabulary: int) -> Mapping[int,
     if all(max(text, default=0) < vocabulary for text in texts.values()):
         return texts
     return {number: [token if token < vocabulary else 0 for token in text] for number, text in texts.items()}
-
-
-def _alone(guesses: Guesses) -> Guesses:
-    """Return the guesses of a text that is alone, without its number."""
-    return {path[1:]: guess for path, guess in guesses.items()}

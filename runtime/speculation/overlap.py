@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -33,34 +33,34 @@ logger = logging.getLogger(__name__)
 
 
 class AsideDrafter(Protocol):
-    """A drafter that can go on beside a pass, with one text; see `DraftModel`."""
+    """A drafter of texts that have numbers, which can go on beside a pass; see `DraftModel`."""
 
     @property
     def once_s(self) -> float:
         """Of the latest guesses, the seconds that others do not take."""
         ...
 
-    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
-        """Return guesses of what follows `history`; see `Drafter.draft`."""
+    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
+        """Return guesses of what follows texts, each path with the number of its text before it."""
         ...
 
-    def prepare(self, history: Sequence[int], most_depth: int) -> bool:
-        """Have room for `history` and guesses of what follows it; return whether there is."""
+    def prepare(self, texts: Mapping[int, Sequence[int]], most_depth: int) -> bool:
+        """Have room for texts and guesses of what follows them; return whether there is."""
         ...
 
-    def draft_aside(self, history: Sequence[int], wanted: WantedGuesses, end: threading.Event) -> Guesses:
+    def draft_aside(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses, end: threading.Event) -> Guesses:
         """Guess beside a pass; return what there is soon after `end` is set."""
         ...
 
 
 class Overlap:
-    """A drafter that goes on while its guesses are verified, if that pays. One thread at a time.
+    """A drafter of one text that goes on while its guesses are verified, if that pays. One thread at a time.
 
     once_s: as of its drafter; 0 for guesses that were made beside a pass.
     """
 
     def __init__(self, drafter: AsideDrafter) -> None:
-        self._drafter, self.once_s = drafter, 0.0
+        self._drafter, self._number, self.once_s = drafter, 0, 0.0
         self._controller = Controller([Tunable("overlap", (OFF, ON))])
         self._asked = WantedGuesses(0, 0, Acceptance())
         self._ahead: tuple[list[int], Guesses] | None = None
@@ -87,14 +87,14 @@ class Overlap:
     def _is_worth_it(self) -> bool:
         return self._guessing_s > WORTH_SHARE * self._pass_s > 0 and self._wait_share > WAIT_SHARE
 
-    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
-        """Return guesses of what follows `history`; see `Drafter.draft`."""
-        self._asked, self.once_s, self._was_beside = wanted, 0.0, False
+    def draft(self, history: Sequence[int], wanted: WantedGuesses, number: int = 0) -> Guesses:
+        """Return guesses of what follows `history`, the drafter's text of that number; see `Drafter.draft`."""
+        self._asked, self._number, self.once_s, self._was_beside = wanted, number, 0.0, False
         ahead, self._ahead = self._ahead, None
         found = following(*ahead, history) if ahead else {}
         self._was_ahead = bool(found)
         if not found:
-            found = self._drafter.draft(history, wanted)
+            found = _alone(self._drafter.draft_many({number: history}, wanted))
             self.once_s = self._drafter.once_s
         return found
 
@@ -130,7 +130,7 @@ class Overlap:
     def _begins(self, thread: JoinedThread, text: Sequence[int], end: threading.Event) -> bool:
         """Have `thread` guess what follows `text` until `end`; return whether it does: the pass can do without."""
         try:
-            if not self._drafter.prepare(text, self._asked.most_depth + 1):
+            if not self._drafter.prepare({self._number: text}, self._asked.most_depth + 1):
                 return False
             with Interrupt().hearing_ctrl_c():  # raised once it has an `ident`, or never began
                 thread.start()
@@ -149,9 +149,14 @@ class Overlap:
     def _go_on(self, text: list[int], end: threading.Event) -> None:
         wanted = replace(self._asked, most_depth=self._asked.most_depth + 1, pace=Pace())
         try:
-            self._ahead = text, self._drafter.draft_aside(text, wanted, end)
+            self._ahead = text, _alone(self._drafter.draft_aside({self._number: text}, wanted, end))
         except Exception as error:  # the next guesses are made as ever, and raise it if it lasts
             logger.info("guesses beside a pass: %s", error)
+
+
+def _alone(guesses: Guesses) -> Guesses:
+    """Return the guesses of a text that is alone, without its number."""
+    return {path[1:]: guess for path, guess in guesses.items()}
 
 
 def following(text: Sequence[int], guesses: Guesses, history: Sequence[int]) -> Guesses:

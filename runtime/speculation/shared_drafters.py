@@ -6,7 +6,6 @@ does for a conversation (`overlap.py`).
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,27 +39,6 @@ class OpenText:
     salt: str = ""
 
 
-class _OneText:
-    """A draft model that guesses for the text of one number; see `AsideDrafter`."""
-
-    def __init__(self, draft: DraftModel) -> None:
-        self._draft, self.number = draft, 0
-
-    @property
-    def once_s(self) -> float:
-        return self._draft.once_s
-
-    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
-        found = self._draft.draft_many({self.number: history}, wanted)
-        return {path[1:]: guess for path, guess in found.items()}
-
-    def prepare(self, history: Sequence[int], most_depth: int) -> bool:
-        return self._draft.prepare(history, most_depth, self.number)
-
-    def draft_aside(self, history: Sequence[int], wanted: WantedGuesses, end: threading.Event) -> Guesses:
-        return self._draft.draft_aside(history, wanted, end, self.number)
-
-
 class SharedDrafters:
     """The drafters of requests, which go by their numbers. Not thread-safe.
 
@@ -71,8 +49,7 @@ class SharedDrafters:
     def __init__(self, draft: DraftModel | None, *, uses_lookup: bool, clock: Clock = time.monotonic) -> None:
         self.acceptance, self.once_s, self._clock = Acceptance(), 0.0, clock
         self._draft, self._uses_lookup = draft, uses_lookup
-        self._one_text = _OneText(draft) if draft else None
-        self._overlap = Overlap(self._one_text) if self._one_text else None
+        self._overlap = Overlap(draft) if draft else None
         self._lookups: dict[int, Lookup] = {}
 
     @property
@@ -131,10 +108,9 @@ class SharedDrafters:
     def _drafted(self, texts: Mapping[int, OpenText], followed: Sequence[int], wanted: WantedGuesses) -> Guesses:
         """Return the draft model's guesses for the requests of `followed`."""
         assert self._draft
-        if self._overlap and self._one_text and len(texts) == 1:
+        if self._overlap and len(texts) == 1:
             (number,) = followed
-            self._one_text.number = texts[number].sequence
-            found = self._overlap.draft(texts[number].tokens, wanted)
+            found = self._overlap.draft(texts[number].tokens, wanted, texts[number].sequence)
             return {(number, *path): guess for path, guess in found.items()}
         by_sequence = {texts[number].sequence: number for number in followed}
         tokens = {texts[number].sequence: texts[number].tokens for number in followed}

@@ -46,9 +46,9 @@ def test_a_cancel_ends_what_the_draft_model_reads(kit: Path) -> None:
             return decode(context, batch)
 
         with mock.patch.object(LlamaContext, "decode", cancelling), pytest.raises(Cancelled):
-            engine.draft.draft(text, TWO)
+            engine.draft.draft_many({0: text}, TWO)
         assert n_passes == 2
-        assert engine.draft.draft(text, TWO)
+        assert engine.draft.draft_many({0: text}, TWO)
 
 
 def test_a_token_that_only_the_target_has_ends_no_guessing(kit: Path) -> None:
@@ -59,7 +59,8 @@ def test_a_token_that_only_the_target_has_ends_no_guessing(kit: Path) -> None:
         beyond = draft.model.vocabulary + 5
         text = [3 + 7 * i % 300 for i in range(40)]
         assert draft.n_unread(0, [*text, beyond]) > 0
-        assert draft.draft([*text, beyond, 9, 11], TWO) == draft.draft([*text, 0, 9, 11], TWO) != {}
+        known = draft.draft_many({0: [*text, 0, 9, 11]}, TWO)
+        assert draft.draft_many({0: [*text, beyond, 9, 11]}, TWO) == known != {}
 
 
 @pytest.mark.usefixtures("eager")
@@ -101,8 +102,8 @@ def test_ctrl_c_while_the_draft_model_has_room_made_waits_until_it_is_made(kit: 
 
         draft.make_room = make_room
         for guess in (
-            lambda: draft.draft([1, 2, 3], TWO),
-            lambda: draft.prepare([1, 2, 3, 4], 2),
+            lambda: draft.draft_many({0: [1, 2, 3]}, TWO),
+            lambda: draft.prepare({0: [1, 2, 3, 4]}, 2),
         ):
             was_made = False
             with pytest.raises(KeyboardInterrupt):

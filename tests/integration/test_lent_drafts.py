@@ -102,7 +102,8 @@ def test_a_stop_while_weights_give_back_ends_the_guessing(folder: Path) -> None:
 
         weights.unpin = stop
         assert engine.draft
-        assert engine.draft.draft([*TEXT[:300], *TEXT[:3000]], WantedGuesses(4, 8, Acceptance())) == {}
+        text = [*TEXT[:300], *TEXT[:3000]]
+        assert engine.draft.draft_many({0: text}, WantedGuesses(4, 8, Acceptance())) == {}
         weights.unpin = unpin
         talk.go_on(TEXT[:900], 12)
         assert engine.memory_use.peak_bytes <= engine.budget_bytes

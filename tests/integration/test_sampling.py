@@ -19,11 +19,11 @@ from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.sampling import Sampler
 from edge_run.runtime.grammars.schema_grammar import ALTERNATIVES
 from edge_run.runtime.llama import _ggml as ggml
+from json_grammars import opener
 
 MODEL = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 PROMPT = "It was a dark and stormy night, and"
-UNFILTERED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-GREEDY = {"temperature": 0.0}
+UNFILTERED, GREEDY = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}, {"temperature": 0.0}
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Engine:
         return b"".join(ggml.token_bytes(self.vocab, token, False) for token in tokens).decode()
 
     def sampler(self, **settings: Any) -> Sampler:
-        return Sampler(self.vocab, SamplingConfig(**settings), self.n_vocab)
+        return Sampler(self.vocab, SamplingConfig(**settings), self.n_vocab, None, opener(self.vocab, self.n_vocab))
 
     def row(self, *logits: float) -> Logits:
         """A row in which only the first tokens are possible."""

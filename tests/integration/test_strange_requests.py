@@ -22,9 +22,10 @@ from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.generation.request import Request
 from edge_run.runtime.generation.sampling import Sampler
 from edge_run.runtime.grammars import room as room_module
-from edge_run.runtime.grammars.grammar import LocalGrammar
+from edge_run.runtime.grammars.grammar import LocalGrammar, grammar_text
 from edge_run.runtime.grammars.room import GrammarRoom, RoomedGrammar
 from edge_run.runtime.llama.prompt_text import CLEARLY, PIECE_CHARACTERS, USUAL_CHARACTERS, tokenize_prompt
+from json_grammars import opener
 from kit_models import KIT
 from tight_limits import growing_less_than, quick
 
@@ -80,11 +81,11 @@ def test_a_grammar_that_cannot_be_read(
 
 def test_a_grammar_that_explodes_while_tokens_are_chosen(model: Model) -> None:
     (a,) = model.tokenize("a", add_special=False)
-    vocab, config = model._vocab, SamplingConfig(grammar=DOUBLING)
+    vocab, n_vocab, config = model._vocab, model._opened.model.vocabulary, SamplingConfig(grammar=DOUBLING)
     with (
         growing_less_than(400 << 20),
         GrammarRoom(KIT) as room,
-        Sampler(vocab, config, model._opened.model.vocabulary, room=room) as sampler,
+        Sampler(vocab, config, n_vocab, open_grammar=lambda one: room.open(*grammar_text(one), n_vocab)) as sampler,
         quick(),
         pytest.raises(NotSupported, match=r"grammar: the next token of the answer (takes|ends)"),
     ):
@@ -180,8 +181,8 @@ def test_a_grammar_gives_the_same_in_a_room_and_here(model: Model) -> None:
     config = SamplingConfig(json_schema=schema, seed=5, temperature=1.5)
     with (
         GrammarRoom(KIT) as room,
-        Sampler(vocab, config, n_vocab) as here,
-        Sampler(vocab, config, n_vocab, room=room) as there,
+        Sampler(vocab, config, n_vocab, open_grammar=opener(vocab, n_vocab)) as here,
+        Sampler(vocab, config, n_vocab, open_grammar=lambda one: room.open(*grammar_text(one), n_vocab)) as there,
     ):
         for _ in range(20):
             logits = noise.normal(0, 4, n_vocab).astype(np.float32)

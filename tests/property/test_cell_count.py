@@ -77,12 +77,13 @@ class Decoder:
     def __init__(self, most_tokens: int, is_short: bool) -> None:
         self.most_tokens, self.is_short = most_tokens, is_short
         self.cache = Cache(4 * (most_tokens + VERIFIED) if is_short else most_tokens)
-        self.count = CellCount(most_tokens, VERIFIED)
+        self.count, self.is_cut = CellCount(most_tokens, VERIFIED), False
 
     def lengths(self) -> list[int]:
         return [self.cache.length(sequence) for sequence in range(SEQUENCES)]
 
     def decode(self, batch: Sequence[Token], fails_after: int | None = None) -> None:
+        self.count_cut()
         involved = {sequence for _, sequences in batch for sequence in sequences}
         involved.update(sequence for sequence, length in enumerate(self.lengths()) if length)
         if len(involved) > 1:
@@ -92,6 +93,7 @@ class Decoder:
         try:
             for number, start in enumerate(range(0, len(batch), WIDTH)):
                 part = batch[start : start + WIDTH]
+                self.count_cut()
                 self.count.add(len(part))
                 if number == fails_after:
                     raise FullError
@@ -104,14 +106,15 @@ class Decoder:
                 self.rewind(sequence, min(position for position, sequences in batch if sequences[0] == sequence))
             for branch in {branch for _, sequences in batch for branch in sequences[1:]}:
                 self.cache.remove(branch)
-            self.recount()
+            self.is_cut = True
             raise
 
     def rewind(self, sequence: int, position: int) -> None:
         self.cache.remove(sequence, position)
-        self.recount()
+        self.is_cut = True
 
     def branch(self, sequence: int, branches: Sequence[int]) -> None:
+        self.count_cut()
         for branch in branches:
             self.cache.remove(branch)
             self.cache.copy(sequence, branch)
@@ -122,14 +125,16 @@ class Decoder:
             self.cache.copy(branch, sequence, position)
         for other in branches:
             self.cache.remove(other)
-        self.recount()
+        self.is_cut = True
 
     def clear(self) -> None:
         self.cache = Cache(len(self.cache.cells))
-        self.recount()
+        self.is_cut = True
 
-    def recount(self) -> None:
-        lengths = self.lengths()
+    def count_cut(self) -> None:
+        if not self.is_cut:
+            return
+        lengths, self.is_cut = self.lengths(), False
         if sum(length > 0 for length in lengths) > 1:
             self.count.lower(sum(lengths))
         else:

@@ -57,7 +57,7 @@ class Guesser:
     def n_unread(self, number: int, text: Sequence[int]) -> int:
         return self._chance.choice([1, 1000])
 
-    def prepare(self, history: Sequence[int], most_depth: int, number: int) -> bool:
+    def prepare(self, texts: Mapping[int, Sequence[int]], most_depth: int) -> bool:
         """There is no room to guess beside a pass."""
         return False
 

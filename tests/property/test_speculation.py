@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -266,7 +266,7 @@ def test_a_pass_that_tries_guesses_beside_it_says_nothing_of_those_to_come() -> 
             observed.append(width)
 
     class Roomy(Guesser):
-        def prepare(self, history: Sequence[int], most_depth: int) -> bool:
+        def prepare(self, texts: Mapping[int, Sequence[int]], most_depth: int) -> bool:
             return True
 
     chance = random.Random(5)

@@ -37,7 +37,7 @@ def test_what_the_system_refuses_in_a_pass_is_an_error_of_ours(
 ) -> None:
     decoder = LocalDecoder.__new__(LocalDecoder)
     decoder._has_logits = True
-    for part in ("limits", "_driver", "_context", "_count", "_rows", "watcher"):
+    for part in ("limits", "_driver", "_context", "count", "_rows", "watcher"):
         setattr(decoder, part, mock.MagicMock())
     parts = ("_lengths", "_run", "_fill", "_plain_pass")
     with (

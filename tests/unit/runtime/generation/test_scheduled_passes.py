@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
-from edge_run.base.errors import ContextFull
+from cells import CONTEXT, Cells, row_of
+from edge_run.base.errors import ContextFull, KernelError
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.generation.scheduled_passes import BegunPass, ScheduledPasses
@@ -81,3 +83,84 @@ def test_what_was_lost_with_guesses_is_computed_before_what_follows_it() -> None
     decoder = Forgetful(forgets=True)
     assert after_guesses_without_room(decoder) == [False, True]
     assert decoder.begun == [[0, 1, 2], [0, 1, 2, 3]]
+
+
+class Shaky(Cells):
+    """A decoder that fails so many times at what is named, and has no room for passes of more than so many tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(can_branch=True)
+        self.failing, self.n_failures, self.most_tokens = "", 0, CONTEXT
+
+    def decode(self, batch: Sequence[BatchToken]) -> Logits:
+        if len(batch) > self.most_tokens:
+            raise ContextFull("no room for so many")
+        return super().decode(batch)
+
+    def branch(self, sequence: int, branches: Sequence[int]) -> None:
+        self._fail("branch")
+        super().branch(sequence, branches)
+
+    def rewind(self, sequence: int, position: int) -> int:
+        self._fail("rewind")
+        return super().rewind(sequence, position)
+
+    def _fail(self, what: str) -> None:
+        if what == self.failing and self.n_failures:
+            self.n_failures -= 1
+            raise KernelError("the run is broken off")
+
+
+class Served:
+    """A request of the tokens 1, 2, 3, 4, whose answer has its first token, and which is alone."""
+
+    def __init__(self) -> None:
+        self.decoder, self.pool = Shaky(), SequencePool(2, CONTEXT, can_rewind=True, can_share=True)
+        widths = PassWidths(WidthCosts(), CELLS)
+        self.scheduler = Scheduler(self.pool, widths, lambda: 0.0, PassRules(CONTEXT))
+        self.passes = ScheduledPasses(self.scheduler, self.pool, self.decoder)
+        self.first = self.scheduler.submit([1, 2, 3, 4])
+        self.passes.admit()
+        self.compute()
+        self.scheduler.append(self.first, 0)
+
+    def compute(self) -> list[int]:
+        """Compute a pass; return whose parts it had."""
+        planned = self.passes.plan()
+        assert planned is not None
+        if not self.passes.begin(BegunPass(planned, {})):
+            return []
+        for one in self.passes.finish()[1]:
+            if one.found:
+                assert np.array_equal(one.found.row, row_of(self.scheduler.tokens(one.part.request)))
+        return [part.request for part in planned.parts]
+
+
+@pytest.mark.parametrize(("failing", "n_failures"), [("branch", 1), ("rewind", 1), ("rewind", 2)])
+def test_a_request_whose_sequence_could_not_be_made_ready_waits_again(failing: str, n_failures: int) -> None:
+    """It counted as running, with a beginning that its sequence did not hold."""
+    served = Served()
+    scheduler, pool, decoder = served.scheduler, served.pool, served.decoder
+    second = scheduler.submit([1, 2, 3, 0])
+    decoder.failing, decoder.n_failures = failing, n_failures
+    with pytest.raises(KernelError):
+        served.passes.admit()
+    pool.check()
+    assert scheduler.running() == [served.first]
+    assert scheduler.n_waiting == 1
+    assert pool.n_held(1) == 0
+    served.passes.admit()
+    assert decoder.text(1) == [1, 2, 3]
+    assert scheduler.n_held(second) == 3
+    assert served.compute() == [served.first, second]
+
+
+def test_a_pass_without_room_is_computed_without_the_youngest_who_holds_nothing_yet() -> None:
+    """All ended, though the others had room: no sequence had to be emptied, as where nobody can give way."""
+    served = Served()
+    served.scheduler.submit([0, 0, 0])
+    served.passes.admit()
+    served.decoder.most_tokens = 3
+    assert served.compute() == []
+    assert served.scheduler.running() == [served.first]
+    assert served.compute() == [served.first]

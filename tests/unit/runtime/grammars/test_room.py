@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from edge_run.base.errors import Cancelled, NotSupported
+from edge_run.base.errors import BudgetError, Cancelled, NotSupported
 from edge_run.runtime.grammars import room as rooms
 from edge_run.runtime.grammars.room import MOST_PLAIN_STEPS, MOST_S, GrammarRoom, RoomedGrammar
+from edge_run.runtime.grammars.schema_grammar import JSON_SCHEMA
 from edge_run.runtime.processes.cell import LostProcess
 
 PLAIN_STEP_S = 0.01
@@ -94,6 +95,28 @@ def test_a_grammar_whose_process_another_ends_while_it_waits_is_opened_anew(room
         cell.end()
     go_on(grammar, 10)
     assert ends == [0]
+
+
+@pytest.mark.parametrize(("most_letters", "n_conversions"), [(40, 3), (20, 5)])
+def test_schemas_that_wait_for_room_in_turn_are_converted_once(
+    room: GrammarRoom, monkeypatch: pytest.MonkeyPatch, most_letters: int, n_conversions: int
+) -> None:
+    """Each was converted at each try, by the schema that was converted last being another one."""
+    monkeypatch.setattr(rooms, "MOST_CONVERTED_LETTERS", most_letters)
+    first, second, last = "1", "1.0", "1.000000000000"
+    jobs = list[str]()
+
+    def refuse(job: str) -> None:
+        jobs.append(job)
+        if job == "open_grammar":
+            raise BudgetError("there is no room")
+
+    cast("Any", room)._cell.before = refuse
+    for schema in (first, second, first, second, last, first, second):
+        with pytest.raises(BudgetError):
+            room.open(JSON_SCHEMA, schema, 8)
+    assert jobs.count("convert") == n_conversions
+    assert jobs.count("open_grammar") == 7
 
 
 def test_a_grammar_is_not_opened_for_ever_in_a_room_that_is_closed(room: GrammarRoom) -> None:

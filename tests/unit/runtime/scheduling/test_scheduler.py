@@ -279,6 +279,17 @@ def test_giving_way_first_empties_what_is_kept_then_stops_the_youngest(kept: boo
         assert bench.scheduler.give_way() is None
 
 
+def test_giving_way_says_that_it_did_where_the_youngest_held_nothing() -> None:
+    bench = Bench()
+    numbers = [bench.scheduler.submit([100 * i, 7]) for i in (1, 2)]
+    while bench.scheduler.admit():
+        pass
+    assert bench.scheduler.give_way() == []
+    assert bench.scheduler.running() == numbers[:1]
+    assert bench.scheduler.give_way() is None
+    assert bench.scheduler.running() == numbers[:1]
+
+
 def test_groups_in_flight_take_turns_and_nobody_waits() -> None:
     bench = Bench(n_sequences=8)
     asked = [bench.scheduler.submit([i, i + 1]) for i in range(8)]

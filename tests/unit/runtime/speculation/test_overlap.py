@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -32,25 +32,33 @@ class Drafter:
         self.asked: list[list[int]] = []
         self.aside: list[list[int]] = []
         self.prepared: list[tuple[list[int], int]] = []
+        self.numbers = set[int]()  # of the texts
         self.began = threading.Event()
         self.fails, self.has_room = False, True
 
-    def prepare(self, history: Sequence[int], most_depth: int) -> bool:
+    def prepare(self, texts: Mapping[int, Sequence[int]], most_depth: int) -> bool:
         assert not self.began.is_set(), "before the pass, and not beside it"
-        self.prepared.append((list(history), most_depth))
+        self.prepared.append((self._noted(texts), most_depth))
         return self.has_room
 
-    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
-        self.asked.append(list(history))
-        return {(1,): guess(0.5), (2,): guess(0.3), (1, 3): guess(0.4)}
+    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
+        self.asked.append(self._noted(texts))
+        (number,) = texts
+        return {(number, 1): guess(0.5), (number, 2): guess(0.3), (number, 1, 3): guess(0.4)}
 
-    def draft_aside(self, history: Sequence[int], wanted: WantedGuesses, end: threading.Event) -> Guesses:
-        self.aside.append(list(history))
+    def _noted(self, texts: Mapping[int, Sequence[int]]) -> list[int]:
+        """Return the only text."""
+        ((number, text),) = texts.items()
+        self.numbers.add(number)
+        return list(text)
+
+    def draft_aside(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses, end: threading.Event) -> Guesses:
+        self.aside.append(self._noted(texts))
         self.began.set()
         assert end.wait(WAIT_S)
         if self.fails:
             raise RuntimeError("no")
-        guesses = dict(self.draft(history, wanted))
+        guesses = dict(self.draft_many(texts, wanted))
         self.asked.pop()
         return guesses
 
@@ -65,22 +73,25 @@ def overlapping(drafter: Drafter, is_on: bool = True) -> Overlap:
     raise AssertionError("it was never set so")
 
 
-def run_pass(overlap: Overlap, drafter: Drafter, text: list[int]) -> None:
-    overlap.draft(text, WANTED)
+def run_pass(overlap: Overlap, drafter: Drafter, text: list[int], number: int = 0) -> None:
+    overlap.draft(text, WANTED, number)
     with overlap.going_on(text):
         assert drafter.began.wait(WAIT_S)
     assert not [thread for thread in threading.enumerate() if thread.name == "edge-run-overlap"]
 
 
-def test_what_follows_the_token_that_came_is_used() -> None:
+@pytest.mark.parametrize("number", [0, 3])
+def test_what_follows_the_token_that_came_is_used(number: int) -> None:
     drafter = Drafter()
     overlap = overlapping(drafter)
-    run_pass(overlap, drafter, [7, 8])
+    run_pass(overlap, drafter, [7, 8], number)
     drafter.asked.clear()
-    assert overlap.draft([7, 8, 1], WANTED) == {(3,): Guess(0.8, ("test", 0, 0), 0.4)}
+    assert overlap.draft([7, 8, 1], WANTED, number) == {(3,): Guess(0.8, ("test", 0, 0), 0.4)}
     assert drafter.asked == []
-    overlap.draft([7, 8, 1], WANTED)  # once only
+    guesses = overlap.draft([7, 8, 1], WANTED, number)  # once only
     assert drafter.asked == [[7, 8, 1]]
+    assert guesses == {(1,): guess(0.5), (2,): guess(0.3), (1, 3): guess(0.4)}
+    assert drafter.numbers == {number}
 
 
 def test_what_was_guessed_beside_a_pass_had_nothing_to_read_first() -> None:
