@@ -67,11 +67,12 @@ class FakeMesh:
         self.events: queue.Queue[MeshEvent] = queue.Queue()
         self.handler: Handler | None = None
         self.capabilities: Document = {}
+        self.places: tuple[str, ...] = ()
         self.epoch, self.is_leading, self.incarnation = 0, False, f"incarnation {next(hub.incarnations)}"
         self.orders = threading.Lock()
         self.plans: list[tuple[int, Document]] = []
         self.loads: list[Document] = []
-        self.talked: set[str] = set()
+        self.watched: set[str] = set()
         self.hear: Callable[[Message | DeviceLost], None] = lambda item: None
         self.is_wanted: Callable[[Message | DeviceLost], bool] = lambda item: True
 
@@ -81,7 +82,7 @@ class FakeMesh:
 
     @property
     def member(self) -> Member:
-        return Member(self.node, f"name of {self.node}", self.incarnation, self.capabilities)
+        return Member(self.node, f"name of {self.node}", self.incarnation, self.capabilities, self.places)
 
     def members(self) -> tuple[Member, ...]:
         alive = (m.member for n, m in sorted(self.hub.members.items()) if n not in self.hub.gone)
@@ -95,6 +96,14 @@ class FakeMesh:
 
     def announce(self, capabilities: Document) -> None:
         self.capabilities = capabilities
+        self._tell()
+
+    def move(self, *places: str) -> None:
+        """It is reached at other addresses from now on."""
+        self.places = places
+        self._tell()
+
+    def _tell(self) -> None:
         for other in self.hub.members.values():
             if other is not self and other.node not in self.hub.gone:
                 other.events.put(Joined(self.member))
@@ -185,7 +194,10 @@ class FakeMesh:
         self.is_wanted = is_wanted
 
     def watch(self, node: str) -> None:
-        pass  # all are told of all losses
+        self.watched.add(node)  # though all are told of all losses
+
+    def unwatch(self, node: str) -> None:
+        self.watched.discard(node)
 
     def measure(
         self, node: str, *, timeout_s: float, fresh_s: float = 0.0, check: Callable[[], None] = go_on

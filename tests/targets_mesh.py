@@ -144,6 +144,7 @@ def bodies(folder: Path, stack: ExitStack) -> Target:
         "rsp": [
             {**answers, "answer": {"x": 1}},
             {**answers, "error": "why", "code": 4, "figures": {"minimum_bytes": 1}},
+            {**answers, "error": "why", "code": 3, "special": "missing"},
         ],
         "lease": [{"state": "claim"}, {"state": "hold"}, {"state": "free"}],
         "plan": [{"plan": {"model": "x"}}],

@@ -231,6 +231,7 @@ def headers_of_a_run(folder: Path, stack: ExitStack) -> Target:
         "code": 6,
         "error": "x",
         "figures": {},
+        "special": "logits",
         "lost": "",
         "blames": "b",
     }
@@ -283,7 +284,8 @@ def orders_of_a_run(folder: Path, stack: ExitStack) -> Target:
     seen = SliceEngine.open(
         path, ModelConfig(memory=memory, cache_folder=folder / "cache", chunk_bytes=16 * KIB, **OPTIONS)
     )
-    settings, layout, n_units = shared_settings(seen), layout_hash(seen.layout), len(seen.layout.units)
+    settings = shared_settings(seen, takes_any_numerics=False)
+    layout, n_units = layout_hash(seen.layout), len(seen.layout.units)
     seen.close()
     shards = [[shard.size_bytes, shard.data_offset] for shard in read_gguf(path).shards]
     model = fingerprint([path], folder / "cache").model

@@ -9,6 +9,7 @@ through a `PartialSource`, which refuses missing pieces: a hole is never taken f
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import struct
 import zlib
@@ -125,6 +126,33 @@ class PartialModel:
             for piece in gone:
                 place = self.pieces.place(piece)
                 _libc.punch_hole(self._files[place.shard], place.offset, place.length)
+
+    def free_missing(self) -> None:
+        """Free the disk space of missing pieces: a process that was killed may have written some, and not synced them.
+
+        Where files cannot have holes, they keep it. Raises TierReadError where what was written cannot be synced.
+        """
+        self.sync()
+        with contextlib.suppress(OSError):
+            if os.fstat(self._journal).st_size > self._end:  # it says more than counts, after a sync that failed
+                os.ftruncate(self._journal, self._end)
+                os.fdatasync(self._journal)
+            for shard, size in enumerate(self.pieces.sizes):
+                end = 0
+                while end < size and (start := self._next_data(shard, end)) < size:
+                    end = os.lseek(self._files[shard], start, os.SEEK_HOLE)
+                    for piece in self.missing(self.pieces.covering(shard, start, end - start)):
+                        place = self.pieces.place(piece)
+                        _libc.punch_hole(self._files[shard], place.offset, place.length)
+
+    def _next_data(self, shard: int, offset: int) -> int:
+        """Return from where on a shard has anything on the disk, not before `offset`; its size where nowhere."""
+        try:
+            return os.lseek(self._files[shard], offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return self.pieces.sizes[shard]
 
     def _check_holes(self) -> None:
         """Raise TierReadError unless the file system can free a part of a file, which is tried behind the journal."""

@@ -103,6 +103,10 @@ class DataLink:
         """Have the end of `node` told as a loss from now on, as base.mesh.Link says."""
         self._service.watch(node)
 
+    def unwatch(self, node: str) -> None:
+        """Let the connection to `node` end where nothing is said for a while, as base.mesh.Link says."""
+        self._service.unwatch(node)
+
     def measure(
         self, node: str, *, timeout_s: float, fresh_s: float = 0.0, check: Callable[[], None] = go_on
     ) -> LinkRate:
@@ -138,8 +142,9 @@ class DataLink:
             others = [node for node in self._known if node not in peers]
             self._known = dict.fromkeys([*others, *peers][-MOST_NODES:])
             measured: tuple[dict[str, Any], ...] = (self._service.rates, self._service.measured_s)
+            unmoved = {node for node, one in peers.items() if node in before and before[node].places == one.places}
             for known in measured:
-                for node in known.keys() - peers.keys():  # each run is a node of its own
+                for node in known.keys() - unmoved:  # others have gone, too: each run is a node of its own
                     del known[node]
         self._service.wake()
 

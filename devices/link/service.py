@@ -53,7 +53,7 @@ class LinkService:
     measured_s: when they were.
     failures: why there is no connection to a peer, after one was wanted.
     watched: peers that said something, or are to be watched: their end is told as a loss.
-    kept: those that are to be watched: the connections to them stay also where nothing is said.
+    kept: those that are watched until `unwatch`: the connections to them stay also where nothing is said.
     wanted: peers that are to be connected to, or, with True, only measured.
     dropped: nodes with which the conversation is to end, and why.
     sent_away: nodes whose own connections are to be cut.
@@ -138,6 +138,12 @@ class LinkService:
                 self.connections[node].is_talked_to = True
             else:
                 self.wanted[node, False] = None
+        self.wake()
+
+    def unwatch(self, node: str) -> None:
+        """Let the connection to `node` end where nothing is said for a while."""
+        with self.lock:
+            self.kept.discard(node)
         self.wake()
 
     def close(self) -> None:

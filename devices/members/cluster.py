@@ -53,12 +53,6 @@ class Broker:
     is_tls: bool = False
     is_offered: bool = False
 
-    @property
-    def place(self) -> str:
-        """Its address, for messages: without the password."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
 
 @dataclass(frozen=True, slots=True)
 class Cluster:

@@ -21,6 +21,7 @@ from typing import Any
 
 from edge_run.base.errors import ConfigError, EdgeRunError, MeshError, from_system
 from edge_run.base.extras import MESH, need
+from edge_run.devices.link.hosts import place_text
 from edge_run.devices.members.cluster import Broker
 from edge_run.devices.mesh.home_assistant import PlainMessage
 from edge_run.devices.messages.outgoing import Outgoing
@@ -194,7 +195,7 @@ class Channel:
             if self._was_up and isinstance(error, ValueError):
                 raise  # a mistake of our own
             if self._was_up:
-                raise MeshError(f"broker {broker.place}: the connection broke") from error
+                raise MeshError(f"broker {_place(broker)}: the connection broke") from error
             if not is_refusal(error):
                 raise MeshError(explain(error, broker)) from error
             if broker.is_offered:
@@ -226,7 +227,7 @@ class Channel:
 
     async def _leave_when_stale(self, broker: Broker) -> None:
         await self._stale.wait()
-        raise MeshError(f"broker {broker.place}: hands nothing back that this device says; connecting anew")
+        raise MeshError(f"broker {_place(broker)}: hands nothing back that this device says; connecting anew")
 
     async def _take_in(self, client: Any, early: deque[Any]) -> None:
         async for message in client.messages:
@@ -242,7 +243,7 @@ class Channel:
     async def _send_out(self, client: Any, broker: Broker, early: deque[Any]) -> None:
         await client.subscribe([(topic, 1) for topic in self._topics])
         self.is_up = self._was_up = True
-        self._callbacks.on_change(True, broker.place)
+        self._callbacks.on_change(True, _place(broker))
         while early:
             self._hand_on(early.popleft())
         while self.is_up:
@@ -272,9 +273,14 @@ def _client(broker: Broker, name: str, will: Outgoing, authority: str | None, is
     )
 
 
+def _place(broker: Broker) -> str:
+    """Return the address of a broker, for messages: without the password."""
+    return place_text(broker.host, broker.port)
+
+
 def explain(error: BaseException, broker: Broker) -> str:
     """Return why there is no connection to `broker`, and what to do, in one line."""
-    place = f"broker {broker.place}"
+    place = f"broker {_place(broker)}"
     causes: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in causes:

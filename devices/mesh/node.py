@@ -37,6 +37,7 @@ from edge_run.devices.mesh.state import MeshState
 from edge_run.devices.messages.bodies import check_document, peer_of
 from edge_run.devices.messages.outgoing import Outgoing
 from edge_run.devices.messages.topics import subscriptions
+from edge_run.devices.presence.events import places_of
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +107,7 @@ class LocalNode:
     @property
     def places(self) -> tuple[str, ...]:
         """The addresses at which others reach the data link."""
-        places = self.state.link.get("places")
-        return tuple(str(place) for place in places) if isinstance(places, (list, tuple)) else ()
+        return places_of(self.state.link)
 
     @property
     def is_connected(self) -> bool:

@@ -93,7 +93,8 @@ class MeshState:
 
     def members(self) -> tuple[Member, ...]:
         """Return who is present, in order of their ids."""
-        own = Member(self.identity.node, self.name, self.identity.incarnation, self.capabilities)
+        places = events.places_of(self.link)
+        own = Member(self.identity.node, self.name, self.identity.incarnation, self.capabilities, places)
         found = self.membership.present() | ({} if self._is_watching else {own.node: own})
         return tuple(found[node] for node in sorted(found))
 

@@ -8,7 +8,7 @@ from edge_run.devices.link.connection import Peer
 from edge_run.devices.link.places import AddressFilter, check_key, parse_link_address
 from edge_run.devices.members.member_list import canonical
 from edge_run.devices.messages.envelope import MOST_BYTES, Envelope
-from edge_run.devices.presence.events import Announced, Heartbeat, Left
+from edge_run.devices.presence.events import Announced, Heartbeat, Left, places_of
 
 MOST_PLACES, MOST_LETTERS = 16, 200
 HERE, WATCHING, LEFT, WILL = "here", "watching", "left", "will"
@@ -50,11 +50,10 @@ def announced(envelope: Envelope, incarnation: str) -> Announced | Heartbeat:
 
 def peer_of(node: str, incarnation: str, link: Document, places: AddressFilter) -> Peer | None:
     """Return where the data link of a node is, of its addresses those that may be tried; None where it has none."""
-    announced = link.get("places")
-    if not link or not isinstance(announced, (list, tuple)):
+    if not link:
         return None
     key = str(link["key"])
-    return Peer(node, incarnation, key, places.usable(key, [str(place) for place in announced]))
+    return Peer(node, incarnation, key, places.usable(key, places_of(link)))
 
 
 def check_document(document: Document) -> None:

@@ -9,6 +9,12 @@ from edge_run.base.fields import Document
 from edge_run.base.mesh import Joined, Lost
 
 
+def places_of(link: Document) -> tuple[str, ...]:
+    """Return the addresses at which a data link is reached, of where it was announced to be."""
+    places = link.get("places")
+    return tuple(map(str, places)) if isinstance(places, (list, tuple)) else ()
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """A heartbeat.

@@ -38,6 +38,7 @@ from edge_run.devices.presence.events import (
     Spoke,
     Tick,
     Unlink,
+    places_of,
 )
 
 NEAR_S = 1.0  # what is left to someone of whom we heard that he is gone
@@ -151,7 +152,8 @@ class Membership:
         peer.heard_s, peer.due_s, peer.why = now_s, None, ""
         peer.is_rare = event.is_rare
         if isinstance(event, Announced):
-            member = Member(event.node, event.name, event.incarnation, event.capabilities)
+            places = places_of(event.link)
+            member = Member(event.node, event.name, event.incarnation, event.capabilities, places)
             is_new = member != peer.member or not peer.is_present
             if peer.link and event.link.get("key") != peer.link.get("key"):  # the link sees what other addresses mean
                 done.append(Unlink(event.node))

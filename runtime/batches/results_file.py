@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import json
 import os
@@ -21,7 +20,7 @@ import msgspec
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, TierReadError, reason_of, system_errors
 from edge_run.base.files.whole import sync
-from edge_run.devices.host.locks import NO_LOCKS
+from edge_run.devices.host.locks import NO_LOCKS, fcntl
 from edge_run.runtime.server.bodies import MOST_BODY_BYTES
 
 BEGINNING = b'{"id":"batch_req_'  # of every line that is written here
@@ -33,7 +32,7 @@ class ResultsFile(Closing):
     Results that are to come after others, which are not there yet, are held in a second file beside it until then.
 
     done: what the results are known by that are there: the `custom_id` of a request, the number of a line that is none.
-    is_locked: whether no other run can write them; a file system may have no locks.
+    is_locked: whether no other run can write them; a file system, or a system, may have no locks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,7 +118,7 @@ class _Lines:
         self._path, self._descriptor, self.is_new = path, -1, False
         if path.exists() and not path.is_file():
             raise ConfigError(f"results {path}: cannot be written (it is no file); give another one (-o)")
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         try:
             try:
                 self._descriptor, self.is_new = os.open(path, flags | os.O_EXCL, 0o666), True
@@ -148,7 +147,7 @@ class _Lines:
                 written = 0
                 while written < len(line):
                     written += os.write(self._descriptor, line[written:])
-            os.fdatasync(self._descriptor)
+            getattr(os, "fdatasync", os.fsync)(self._descriptor)
             is_there = self._is_there()
         except OSError as error:
             with contextlib.suppress(OSError):  # or the next run takes them back
@@ -166,7 +165,8 @@ class _Lines:
 
     def line(self, start: int, length: int) -> bytes:
         """Return the line that was written there. Raises OSError."""
-        line = os.pread(self._descriptor, length, start)
+        os.lseek(self._descriptor, start, os.SEEK_SET)  # what is written goes to the end all the same
+        line = os.read(self._descriptor, length)
         if len(line) < length:
             raise OSError(errno.EIO, "it was cut while in use")
         return line
@@ -209,6 +209,8 @@ class _Lines:
         return found
 
     def _lock(self) -> bool:
+        if fcntl is None:
+            return False
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

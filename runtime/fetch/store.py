@@ -87,6 +87,7 @@ class FetchedModels:
         Gives up what is used least, if need be: other models, then what of this one is not needed.
         """
         partial = fetched.partial
+        partial.free_missing()
         more = partial.pieces.total_bytes(partial.missing(needed))
         with locked(self._folder / "lock"):
             others = sorted(self._folders(partial.folder), key=_last_used)

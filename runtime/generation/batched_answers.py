@@ -340,6 +340,8 @@ class BatchedAnswers(Closing):
             if (request := self._open.get(one.part.request)) is None:
                 continue  # it was dropped while the pass was in flight
             is_read = one.part.start < len(request.answer.prompt) and not one.tree  # a last token alone, too
+            if is_read and not request.course.prefill.wall_s:  # what was in flight may have been taken back
+                request.course.cached_tokens = one.part.start
             note = request.course.prefilled if is_read else request.course.decoded
             note(begun.drafting + lap, n_tokens / sum(widths), passed_s)
             request.answer.note_read(one.part.start + len(one.part.tokens))

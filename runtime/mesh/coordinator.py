@@ -85,7 +85,7 @@ class LayerCoordinator:
             "model": self.fingerprint.model,
             "name": plain(shards[0].path.name),
             "shards": [[shard.size_bytes, shard.data_offset] for shard in shards],
-            "settings": shared_settings(engine),
+            "settings": shared_settings(engine, takes_any_numerics),
         }
         self.works = unit_works(engine)
         self.most_in_flight = engine.most_in_flight if engine.most_in_flight > 1 and engine.maps.can_split_tail() else 1

@@ -7,8 +7,8 @@ Every attempt has an epoch that is later than all before: the epoch of the lease
 counted in the lowest bits. Messages under an earlier epoch are ignored.
 A device that was lost takes part again when it appears anew, or, a few times an hour, when it was there all along: its
 link was silent for a moment. A device that refused takes part again when it is started anew; where what it refused for
-may pass, it is asked again, a few times an hour too. So attempts end: at the latest, this device goes on alone, for
-which it needs no lease.
+may pass, it is asked again, a few times an hour too: after a while, or at once where it, or this device, is at another
+address. So attempts end: at the latest, this device goes on alone, for which it needs no lease.
 """
 
 from __future__ import annotations
@@ -61,6 +61,13 @@ class Missing:
     why: str
     teller: str = ""
     about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A device, which may be this one, is reached at other addresses than when it was asked."""
+
+    node: str
 
 
 class Gone(Missing):
@@ -155,7 +162,9 @@ class Ended:
 
 
 _Over: TypeAlias = "Deposed | GaveUp | Apart | Ended"
-Event: TypeAlias = "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | LessRoom | _Over"
+Event: TypeAlias = (
+    "Appeared | Moved | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | LessRoom | _Over"
+)
 MOST_MISFITS = 3  # an hour
 RETURN_S = 300.0  # before a device that refused, or did not answer, is asked again
 ATTEMPT_BITS = 16
@@ -258,8 +267,8 @@ class Failover:
 
     def handle(self, event: Event) -> list[Instruction]:
         """Return what is to be done now; what was said before and is not done yet is void when there is anything."""
-        if isinstance(event, Appeared):
-            return self._appeared(event)
+        if isinstance(event, Appeared | Moved):
+            return self._appeared(event) if isinstance(event, Appeared) else self._moved(event.node)
         if isinstance(event, Gone | Refused):
             return self._without(event)
         if isinstance(event, Better):
@@ -313,6 +322,13 @@ class Failover:
             self._returns_s.pop(node, None)
             self.candidates.add(node)
             self.wants_more = True
+        return []
+
+    def _moved(self, node: str) -> list[Instruction]:
+        """Have devices that are done without asked again, and planned with where a plan has no part for them."""
+        concerned = {node} if node != self.node else self._returns_s.keys() | self.candidates
+        self._returns_s |= dict.fromkeys(self._returns_s.keys() & concerned, self._clock())
+        self.wants_more |= bool((self.candidates & concerned) - {*self.nodes})
         return []
 
     def _without(self, event: Gone | Refused) -> list[Instruction]:

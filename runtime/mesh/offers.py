@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from edge_run.base.config import KV_SPILL_OFF, MOST_CONTEXT_TOKENS, ModelConfig
 from edge_run.base.errors import ConfigError, ProtocolError, option
@@ -13,6 +13,7 @@ from edge_run.base.fields import MOST_BYTES, MOST_RATE, Document, Fields, JsonVa
 from edge_run.base.mesh import MOST_PART_BYTES
 from edge_run.base.options import make_config
 from edge_run.base.units import format_size
+from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.profile import disk_of
 from edge_run.partition.cost import CostModel
 from edge_run.partition.mesh_pipeline import MOST_IN_FLIGHT
@@ -32,6 +33,7 @@ _WHOLE = ("context_tokens", "threads", "micro_batch_tokens", "sequences", "outpu
 # What decides the logits, and the size of what is sent: the coordinator's settings hold on all devices of a run.
 SHARED_FIELDS = (*_WHOLE, "kv_type", "flash_attention", "exact", "mesh_activations")
 IN_FLIGHT = "in_flight"  # passes of a run at a time: it decides what memory is kept for activations
+ANY_NUMERICS = "any_numerics"  # tokens may differ from those of one device: each may compute with threads of its own
 PASSES_AHEAD = 16  # of a device that is quicker than the one after it
 GUESSED_COMPUTE_BYTES_PER_S = 5e9  # where nobody has measured; live rates replace it
 GUESSED_DISK_BYTES_PER_S = 500e6
@@ -44,7 +46,7 @@ def differing(ours: Document, theirs: object) -> list[str]:
     return [key for key in ours if ours[key] != theirs.get(key)]
 
 
-def shared_settings(engine: SliceEngine) -> Document:
+def shared_settings(engine: SliceEngine, takes_any_numerics: bool) -> Document:
     """Return what the other devices have to open the model with: settings as they turned out here."""
     values = {name: getattr(engine.config, name) for name in SHARED_FIELDS}
     shape = engine.shape
@@ -54,13 +56,14 @@ def shared_settings(engine: SliceEngine) -> Document:
         "context_tokens": shape.context_tokens,
         "sequences": shape.sequences,
         IN_FLIGHT: engine.most_in_flight,
+        ANY_NUMERICS: takes_any_numerics,
     }
 
 
 def read_settings(order: Fields) -> dict[str, JsonValue]:
     """Return the coordinator's settings, each of which can be. Raises ProtocolError for others than are shared."""
     fields = Fields(order.table("settings"), f"{order.what}, in settings,", order.node)
-    if set(fields.document) != {*SHARED_FIELDS, IN_FLIGHT}:
+    if set(fields.document) != {*SHARED_FIELDS, IN_FLIGHT, ANY_NUMERICS}:
         raise ProtocolError("the settings of a run: not those that devices share; they have different versions")
     wholes = {name: fields.integer(name, 1, MOST_CONTEXT_TOKENS) for name in _WHOLE}
     texts = {name: fields.name(name) for name in ("kv_type", "flash_attention", "mesh_activations")}
@@ -68,18 +71,23 @@ def read_settings(order: Fields) -> dict[str, JsonValue]:
     most_outputs = max(2, wholes["micro_batch_tokens"], wholes["sequences"])
     wholes["outputs_per_pass"] = min(wholes["outputs_per_pass"], most_outputs)
     in_flight = fields.integer(IN_FLIGHT, 1, MOST_IN_FLIGHT)
-    return {**wholes, **texts, "exact": fields.flag("exact"), IN_FLIGHT: in_flight}
+    flags = {name: fields.flag(name) for name in ("exact", ANY_NUMERICS)}
+    return {**wholes, **texts, **flags, IN_FLIGHT: in_flight}
 
 
 def config_from(settings: Document, own: ModelConfig) -> ModelConfig:
     """Return `own` with the coordinator's settings. Raises ConfigError for those that cannot be.
 
-    Keys and values of several texts stay in memory: where they may be in a file, each has cells of its own.
+    Keys and values of several texts stay in memory: where they may be in a file, each has cells of its own. Threads are
+    part of the numerics key, so a device has those of the run even where these are more than its cores; where tokens
+    may differ, it has no more than it would have by itself.
     """
     values: dict[str, Any] = {field.name: getattr(own, field.name) for field in dataclasses.fields(own)}
     if settings["sequences"] != 1:
         values["kv_spill"] = KV_SPILL_OFF
-    shared = {name: value for name, value in settings.items() if name != IN_FLIGHT}
+    shared = {name: value for name, value in settings.items() if name not in (IN_FLIGHT, ANY_NUMERICS)}
+    if settings[ANY_NUMERICS]:
+        shared["threads"] = min(cast("int", shared["threads"]), compute_threads(own.threads))
     try:
         return make_config(ModelConfig, {**values, **shared})
     except (TypeError, ValueError) as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, option
-from edge_run.base.mesh import HasLeft, Joined, Lost, Mesh, is_worker
+from edge_run.base.mesh import HasLeft, Joined, Lost, Member, Mesh, is_worker
 from edge_run.base.mesh_status import MeshUse
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.decoding.driver import GraphChanged
@@ -64,7 +64,7 @@ class MeshRun:
         self.in_flight = BatchesInFlight(self.log, self.rates, self._group)
         self._replay = LogReplay(self.log, engine.maps, say)
         self._blame = Blame(mesh.node, coordinator.orders)
-        self._incarnations: dict[str, str] = {}  # of devices when they were asked
+        self._asked: dict[str, Member] = {}  # devices as they were when they were asked, and this one then
         candidates = [member.node for member in mesh.members() if is_worker(member)]
         self._failover = failover.Failover(mesh.node, candidates)
         try:
@@ -168,9 +168,15 @@ class MeshRun:
 
     def _look_who_is_back(self) -> None:
         """Have devices take part again that were lost or refused, and are there: in the next plan."""
-        for member in filter(is_worker, self._mesh.members()):
+        members = self._mesh.members()
+        for member in members:
+            if member.places != self._asked.get(member.node, member).places:
+                self._asked[member.node] = replace(self._asked[member.node], places=member.places)
+                self._coordinator.links.forget(member.node)
+                self._failover.handle(failover.Moved(member.node))
+        for member in filter(is_worker, members):
             node = member.node
-            is_anew = self._incarnations.get(node, member.incarnation) != member.incarnation
+            is_anew = self._asked.get(node, member).incarnation != member.incarnation
             is_back = not len(self.log) and self._failover.may_return(node)
             if is_back and not is_anew and node in self._failover.left_out and not self.is_broken_off:
                 is_back = self._takes_part(node)
@@ -277,7 +283,12 @@ class MeshRun:
         return failover.Led(lease)
 
     def _make_plan(self, candidates: Sequence[str]) -> failover.Event:
-        self._incarnations |= {m.node: m.incarnation for m in self._mesh.members() if m.node in candidates}
+        before, asked = self._asked, {*candidates, self._mesh.node}
+        now = {member.node: member for member in self._mesh.members() if member.node in asked}
+        anew = {node for node, one in now.items() if node in before and before[node].incarnation != one.incarnation}
+        for node in anew | self._events.take_returns():  # they may have closed the model
+            self._coordinator.specs.pop(node, None)
+        self._asked = before | now
         self._coordinator.prepare(candidates)
         plan = self._coordinator.make_plan(PAYS_BACK_TOKENS if self.log.tokens else FETCH_TOKENS)
         return failover.Planned(plan.nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from edge_run.base.errors import DeviceLost
 from edge_run.base.fields import MOST_COUNT
@@ -48,12 +48,19 @@ class RunEvents:
         self._kept = [event for event in heard if not is_end_of_lease(event, lease)]
         return len(self._kept) < len(heard)
 
-    def take(self) -> list[MeshEvent]:
-        """Return what has happened since the last call."""
-        taken, self._kept = [*self._kept, *self._hear()], []
-        members = [event.member for event in taken if isinstance(event, Joined)]
-        self._seen |= {member.node: Named(member.node, member.name) for member in members}
-        return taken
+    def take(self) -> Iterator[MeshEvent]:
+        """Yield what has happened since the last call; what is not taken is kept."""
+        self._keep(self._hear())
+        while self._kept:
+            yield self._kept.pop(0)
+
+    def take_returns(self) -> set[str]:
+        """Return the devices that were lost and are there again, as far as was heard; their loss is told no more."""
+        self._keep(self._hear())
+        joined = {event.member.node for event in self._kept if isinstance(event, Joined)}  # after any loss that is kept
+        losses = [event for event in self._kept if isinstance(event, Lost) and event.node in joined]
+        self._kept = [event for event in self._kept if event not in losses]
+        return {event.node for event in losses}
 
     @property
     def names(self) -> dict[str, str]:
@@ -69,6 +76,8 @@ class RunEvents:
 
     def _keep(self, events: Iterable[MeshEvent]) -> None:
         for event in events:
+            if isinstance(event, Joined):
+                self._seen[event.member.node] = Named(event.member.node, event.member.name)
             add_event(self._kept, event)
 
 

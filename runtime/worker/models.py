@@ -74,6 +74,7 @@ class WorkerModels:
         self.fetch_bytes = fetch_bytes
         self._fetched = FetchedModels(config.cache / "fetched", fetch_bytes)
         self._search: FileSearch | None = None
+        self._sought: ModelAsked | None = None
 
     @property
     def capabilities(self) -> dict[str, JsonValue]:
@@ -89,8 +90,9 @@ class WorkerModels:
 
         It goes on then; `find` takes what it finds.
         """
-        if self._search is None or self._search.model != asked.model or self._search.is_stale:
+        if self._search is None or self._sought != asked or self._search.is_stale:
             self.stop_search()
+            self._sought = asked  # all of it: what was sought with wrong sizes was not found
             self._search = FileSearch(self._files(), asked.model, asked.name, asked.sizes, self._config.cache)
         return None if self._search.wait(timeout_s) else self._search
 

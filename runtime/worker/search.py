@@ -30,7 +30,6 @@ class FoundModel:
 class FileSearch:
     """Looks for one model, on a thread of its own, until it is over or stopped. Any thread may read its fields.
 
-    model: the hash of what is looked for.
     reads: the name of the file that is read, or will be first.
     read_bytes, size_bytes: of that file so far, and in all.
     found: the model; None where it is not among the files.
@@ -38,9 +37,12 @@ class FileSearch:
     """
 
     def __init__(self, paths: Sequence[Path], model: str, name: str, sizes: Sequence[int], cache: Path) -> None:
-        """Look among `paths` for shards of `sizes`, first of all at files called `name`. cache: for what was read."""
+        """Look among `paths` for shards of `sizes` with the hash `model`, first of all at files called `name`.
+
+        cache: for what was read.
+        """
         self._paths = sorted(paths, key=lambda path: path.name != name)
-        self.model, self._name, self._sizes, self._cache = model, name, tuple(sizes), cache
+        self._model, self._name, self._sizes, self._cache = model, name, tuple(sizes), cache
         self.reads, self.read_bytes, self.size_bytes = name, 0, sum(sizes)
         self.found: FoundModel | None = None
         self.unread: EdgeRunError | None = None
@@ -85,7 +87,7 @@ class FileSearch:
                 return None
             self.reads, self.read_bytes = path.name, 0
             found = fingerprint(shards, self._cache, self._go_on)
-        return FoundModel(path, shards, found) if found.model == self.model else None
+        return FoundModel(path, shards, found) if found.model == self._model else None
 
     def _go_on(self) -> None:
         """A piece was read."""

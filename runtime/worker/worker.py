@@ -73,7 +73,7 @@ class Worker:
         self._interrupt = Interrupt()  # of the order at hand
         self._runs = RunThread(mesh.link, mesh.report, self._free_orphan)
         self._owner: tuple[str, str] | None = None  # of the open model: the device that had it opened, this start of it
-        self._owner_seen_s = 0.0
+        self._owner_seen_s, self._watched = 0.0, ""
 
     def start(self) -> None:
         """Announce what is here, and begin to serve."""
@@ -143,7 +143,7 @@ class Worker:
         self._runs.end()
         self._owner = next(((m.node, m.incarnation) for m in self._mesh.members() if m.node == coordinator), None)
         self._owner_seen_s = time.monotonic()
-        self._mesh.link.watch(coordinator)  # connecting takes a moment, which it has now
+        self._watch(coordinator)  # connecting takes a moment, which it has now
         if self._opened != (asked.model, settings) or self._engine is None or _are_void(self._engine):
             self._close_engine()
             if reading := self._files.look_for(asked):
@@ -203,7 +203,7 @@ class Worker:
         run.transport.forget()
         engine.assign(share, run.transport)
         self._runs.begin(run)
-        self._mesh.link.watch(coordinator)  # it may be lost before it says a word
+        self._watch(coordinator)  # it may be lost before it says a word
         logger.info("epoch %d: units %s of %s", number, share.ranges, engine.gguf.shards[0].path)
         return {"plan": to_json(engine.plan), "layers": len(share.ranges)}
 
@@ -212,7 +212,16 @@ class Worker:
         self._runs.end()
         self._close_engine()
         self._files.stop_search()
+        self._watch("")
         return {}
+
+    def _watch(self, coordinator: str) -> None:
+        """Have the end of `coordinator` told as a loss from now on, and no more that of the one before. Empty: none."""
+        before, self._watched = self._watched, coordinator
+        if before and before != coordinator:
+            self._mesh.link.unwatch(before)
+        if coordinator:
+            self._mesh.link.watch(coordinator)
 
     def _free_orphan(self) -> None:
         """Close a model that no run uses once the device that had it opened is gone for some time, or started anew."""

@@ -369,6 +369,10 @@ def test_whoever_is_watched_is_missed_also_after_a_while_without_a_word(monkeypa
     with pair() as (a, b):
         b.watch("a")
         until(lambda: "a" in b.rates())
+        b.unwatch("a")
+        until(lambda: "a" not in b.rates())
+        b.watch("a")
+        until(lambda: "a" in b.rates())
         time.sleep(0.5)
         a.close()
         b.drop("a", "it is silent")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import Cancelled
+from edge_run.base.errors import Cancelled, KernelError
 from edge_run.base.fields import Document
 from edge_run.base.protocols import BatchToken
 from edge_run.base.sampling_config import SamplingConfig
@@ -171,9 +171,7 @@ def test_answers_that_are_stopped_or_dropped_with_passes_in_flight_leave_nothing
             assert answers(run.engine, PROMPTS) == wanted
         batch = BatchedAnswers(run.engine, Meter(run.engine), 4)
         for prompt in PROMPTS:
-            room = run.engine.context_tokens
-            answer = Continuation(run.engine.model, prompt, 12, SamplingConfig(temperature=0), room)
-            batch.submit(answer, Turn())
+            batch.submit(greedily(run.engine, prompt), Turn())
         for _ in range(5):
             batch.advance()
         batch.close()  # with passes in flight
@@ -265,13 +263,40 @@ def test_what_was_shared_in_flight_is_computed_anew_where_its_pass_was_stopped(f
                 said(batch, run.engine, prompts)
             assert said(batch, run.engine, prompts) == wanted, moment
             batch.close()
+        check_what_counts_as_cached(run, prompts)
+
+
+def check_what_counts_as_cached(run: Run, prompts: Sequence[list[int]]) -> None:
+    """What was shared while it was in flight was said to have been there, though it was computed after all."""
+    front: Any = run.engine.front
+    finish = front.finish
+
+    def fail() -> None:
+        front.finish = finish
+        raise KernelError("on purpose")
+
+    with BatchedAnswers(run.engine, Meter(run.engine), 4) as batch:
+        _, *others = [batch.submit(greedily(run.engine, prompt), Turn()) for prompt in prompts]
+        batch.advance()
+        front.finish = fail
+        with pytest.raises(KernelError):
+            batch.advance()
+        held = {number: batch._scheduler.n_held(number) for number in others}
+        assert all(n_tokens < len(PROMPT) for n_tokens in held.values()), "the rest was in flight"
+        found: dict[int, int] = {}
+        while not batch.is_idle:
+            pieces = {event.request: event.piece for event in batch.advance()}
+            found |= {n: one.generation.cached_tokens for n, one in pieces.items() if one and one.generation}
+        assert {number: found[number] for number in others} == held
+
+
+def greedily(engine: Engine, prompt: list[int]) -> Continuation:
+    return Continuation(engine.model, prompt, 12, SamplingConfig(temperature=0), engine.context_tokens)
 
 
 def said(batch: BatchedAnswers, engine: Engine, prompts: Sequence[list[int]]) -> list[list[int]]:
     """Return the tokens of greedy answers in passes of `batch`, as far as these get."""
-    texts = [
-        Continuation(engine.model, one, 12, SamplingConfig(temperature=0), engine.context_tokens) for one in prompts
-    ]
+    texts = [greedily(engine, prompt) for prompt in prompts]
     for text in texts:
         batch.submit(text, Turn())
     while not batch.is_idle:

@@ -93,6 +93,39 @@ def test_a_device_that_refused_takes_part_when_it_was_started_anew_or_some_time_
 
 
 @in_child
+def test_a_device_at_another_address_and_one_started_anew_between_two_plans_take_part_at_once(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+
+    def nodes_of_a_text(at: Callable[[int], None] = lambda i: None) -> list[str]:
+        run.engine.front.rewind(0, 0)
+        assert greedy(run.engine, at=at) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        return [node.node for node in use.nodes]
+
+    def end_b_and_start_c_anew(i: int) -> None:
+        if i == 5:
+            run.hub.kill("b")
+            run.workers["c"].close()
+            run.hub.kill("c")
+            run.workers["c"] = run.join("c")
+
+    with running(path, before=lambda hub: hub.unreached.update({("a", "b"): "nothing listens there"})) as run:
+        run.mesh.lead = lambda **given: run.mesh.epoch  # type: ignore[method-assign]  # as where nobody else led
+        run.hub.unreached.clear()
+        assert nodes_of_a_text() == ["a", "c"], "it is not asked for each text"
+        run.hub.members["b"].move("tcp://10.0.0.2:5000")
+        assert nodes_of_a_text() == ["a", "b", "c"]
+        before = run.engine.mesh_use
+        assert nodes_of_a_text(end_b_and_start_c_anew) == ["a", "c"], run.said
+        after = run.engine.mesh_use
+        assert before is not None
+        assert after is not None
+        assert (after.recoveries, after.left_out) == (before.recoveries + 1, {})
+
+
+@in_child
 def test_a_device_without_room_is_asked_a_few_times_alone_and_holds_nothing_then(folder: Path) -> None:
     """Before each text it opened the model anew, and with it whoever the plan did without."""
     path = make_model("llama", folder)

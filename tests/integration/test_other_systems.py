@@ -37,8 +37,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Result]
 
 
 def test_it_is_imported(run: Callable[..., Result]) -> None:
-    """All that is public: what `edge_run` names is loaded when it is first asked for."""
-    done = run("-c", "import edge_run; [getattr(edge_run, name) for name in edge_run.__all__]; print('all of it')")
+    """All that is public: what `edge_run` names is loaded when it is first asked for; and what a batch writes with."""
+    public = "import edge_run; [getattr(edge_run, name) for name in edge_run.__all__]"
+    done = run("-c", f"{public}; import edge_run.runtime.batches.results_file; print('all of it')")
     assert (done.stdout, done.stderr) == ("all of it\n", "")
 
 

@@ -24,6 +24,7 @@ from edge_run.runtime.mesh.failover import (
     Led,
     LessRoom,
     MakePlan,
+    Moved,
     NotLed,
     Open,
     Opened,
@@ -121,7 +122,7 @@ def test_it_always_goes_on_with_those_that_are_there(data: st.DataObject) -> Non
     world = World(data)
     world.run()
     for _ in range(data.draw(st.integers(0, 6))):
-        kind = data.draw(st.sampled_from(["gone", "blip", "back", "better", "deposed"]))
+        kind = data.draw(st.sampled_from(["gone", "blip", "back", "better", "deposed", "moved"]))
         if kind == "gone" and world.alive:
             node = data.draw(st.sampled_from(sorted(world.alive)))
             world.alive.discard(node)
@@ -137,6 +138,8 @@ def test_it_always_goes_on_with_those_that_are_there(data: st.DataObject) -> Non
             world.machine.handle(Appeared(node))
             if node not in world.machine.left_out:
                 world.alive.add(node)
+        elif kind == "moved":
+            assert not world.machine.handle(Moved(data.draw(st.sampled_from((*NODES, "a")))))
         elif kind == "deposed":
             world.run(Deposed("another leads"))
         else:
@@ -179,6 +182,26 @@ def test_one_that_refused_is_asked_again_when_it_was_started_anew_or_after_a_whi
     assert not machine.may_return("c"), "it was asked often enough"
     now[0] += FORGET_S
     assert machine.may_return("c")
+
+
+def test_one_that_was_not_reached_is_asked_again_once_it_or_this_device_has_another_address() -> None:
+    now = [0.0]
+    machine = Failover("a", ["b", "c", "d"], lambda: now[0])
+    machine.start()
+    machine.handle(Led(1))
+    machine.handle(Refused("b", "no such file"))
+    machine.handle(Refused("c", "its data link is not reached from here", is_for_now=True))
+    machine.handle(Planned(("a",)))
+    assert not machine.wants_more
+    machine.handle(Moved("d"))
+    assert machine.wants_more, "no link to it may have been of use"
+    for moved in "ca":
+        machine.handle(Moved("b"))
+        machine.handle(Moved("passing"))
+        assert not any(map(machine.may_return, ("b", "c", "passing")))
+        machine.handle(Moved(moved))
+        assert [node for node in "bcd" if machine.may_return(node)] == ["c"]
+        machine.handle(Refused("c", "it does not reach this device's data link", is_for_now=True))
 
 
 def test_one_that_was_lost_and_is_there_is_asked_again_a_few_times() -> None:

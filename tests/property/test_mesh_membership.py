@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edge_run.base.mesh import Joined, Lost
+from edge_run.base.mesh import Joined, Lost, Member
 from edge_run.devices.presence import events
 from edge_run.devices.presence.membership import FIRST_PATIENCE_S, IDLE, LONGEST_PATIENCE_S, NEAR_S, QUICK, Membership
 
@@ -155,6 +155,16 @@ class Table:
                     self.sent.append(instruction)
                 if isinstance(instruction, events.EmitEvent) and isinstance(instruction.event, Lost):
                     self.lost[instruction.event.node] = self.clock.now
+
+
+def test_another_address_is_told_once() -> None:
+    """Others were told of devices that came only, and waited for minutes before they asked one again."""
+    table = Table(is_quick=False)
+    for port in (5000, 5001):
+        places = (f"tcp://10.0.0.1:{port}",)
+        announced = events.Announced("a", "1", "a", {}, {"key": "k", "places": list(places)})
+        assert table.machine.handle(announced) == [events.EmitEvent(Joined(Member("a", "a", "1", {}, places)))]
+        assert table.machine.handle(announced) == []
 
 
 def test_a_frozen_device_is_lost_in_time_while_somebody_leads() -> None:

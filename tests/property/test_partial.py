@@ -141,6 +141,9 @@ def some_work(partial: PartialModel, draw: random.Random) -> None:
         if draw.random() < 0.4:
             partial.give_up(draw.sample(range(partial.pieces.count), 3))
             check(partial)
+        if draw.random() < 0.4:
+            partial.free_missing()
+            check(partial)
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -200,6 +203,34 @@ def test_where_files_have_no_holes_nothing_is_given_up(partial: PartialModel, mo
     assert not partial.missing(range(partial.pieces.count))
     assert (partial.folder / JOURNAL).read_bytes() == journal
     partial.close()
+    partial.paths[0].unlink()  # so that all of them are missing
+    again = PartialModel(partial.folder, MODEL, Pieces(SIZES))
+    again.free_missing()
+    assert again.paths[1].stat().st_blocks
+    again.close()
+
+
+def test_what_a_sync_that_failed_has_said_counts_no_more_once_its_room_is_freed(
+    partial: PartialModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fdatasync, journal = os.fdatasync, partial._journal
+
+    def refuse(descriptor: int) -> None:
+        if descriptor == journal:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fdatasync(descriptor)
+
+    partial.give_up([0])
+    partial.write(0, truth(partial.pieces, 0))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", refuse)
+        with pytest.raises(TierReadError, match="Input/output error"):
+            partial.sync()
+    partial.free_missing()
+    partial.close()
+    again = PartialModel(partial.folder, MODEL, Pieces(SIZES))
+    assert again.missing(range(again.pieces.count)) == [0]
+    again.close()
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP])

@@ -44,10 +44,12 @@ class Member(Named):
 
     incarnation: the id of this start of it; a later start has the greater one.
     capabilities: what it announced of itself (budgets, rates, numerics, models); the mesh carries that, runs read it.
+    places: the addresses at which others reach its data link.
     """
 
     incarnation: str
     capabilities: Document
+    places: tuple[str, ...] = ()
 
 
 def names_apart(members: Iterable[Named]) -> dict[str, str]:
@@ -134,7 +136,11 @@ class Link(Protocol):
         ...
 
     def watch(self, node: str) -> None:
-        """Have the end of `node` told as a loss from now on, as if it had been talked to."""
+        """Have the end of `node` told as a loss from now on, as if it had been talked to, and keep the connection."""
+        ...
+
+    def unwatch(self, node: str) -> None:
+        """Let the connection to `node` end where nothing is said for a while: it is watched for nothing any more."""
         ...
 
     def measure(

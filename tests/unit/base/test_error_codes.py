@@ -1,6 +1,7 @@
 """Errors that cross a network or a pipe: code, words and figures arrive, and what cannot be is refused."""
 
 import dataclasses
+import inspect
 import json
 import os
 from pathlib import Path
@@ -8,20 +9,31 @@ from typing import Any
 
 import pytest
 
+from edge_run.base import errors
 from edge_run.base.error_codes import KINDS, error_document, error_of, read_error
-from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, ProtocolError
+from edge_run.base.errors import (
+    BudgetError,
+    DeviceLost,
+    EdgeRunError,
+    MeshError,
+    ModelFileError,
+    ModelFileMissing,
+    ProtocolError,
+)
 from edge_run.base.fields import Fields
 from edge_run.devices.members.member_list import canonical
 from edge_run.devices.mesh.orders import InboundOrder, OrderExecutor, OutboundOrders
 from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh.transport import GRAPH_CHANGED, PassFailed, code_of
 
+OURS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, EdgeRunError)]
+
 
 def read(document: Any) -> EdgeRunError:
     return read_error(Fields(json.loads(json.dumps(document)), "an answer", "b"))
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)
 def test_code_words_and_figures_arrive_and_no_name_of_a_class(kind: type[EdgeRunError]) -> None:
     names = [field.name for field in dataclasses.fields(kind) if field.name != "message"]
     error = kind("what was tried", **{name: "b" if name == "node" else 3 for name in names})
@@ -44,6 +56,8 @@ def test_what_another_version_says_is_understood_as_far_as_it_can_be() -> None:
     later = read({"code": 77, "error": "of a later version", "figures": {"node": "b", "heat_k": 300}})
     assert (type(later), str(later)) == (EdgeRunError, "of a later version")
     assert str(read({"error": "words only"})) == "words only"
+    assert type(read({"code": 3, "error": "x", "special": "of a later version"})) is ModelFileError
+    assert type(read({"code": 4, "error": "x", "special": "missing"})) is BudgetError, "which has another code"
     assert str(read({"code": 10, "error": "x", "figures": {"message": 1}})) == "x", "its words are no figure"
     assert read({"code": 4, "error": "x", "figures": {"minimum_bytes": 5, "heat_k": 300}}).minimum_bytes == 5  # type: ignore[attr-defined]
 
@@ -57,6 +71,7 @@ def test_what_another_version_says_is_understood_as_far_as_it_can_be() -> None:
         {"code": 4, "error": "x", "figures": {"minimum_bytes": 10**4000}},
         {"code": 9, "error": "x", "figures": {"node": "\x1b[2J"}},
         {"code": 9, "error": "x", "figures": [1]},
+        {"code": 3, "error": "x", "special": ["missing"]},
     ],
 )
 def test_what_cannot_be_is_refused_and_ends_the_order(document: dict[str, Any]) -> None:
@@ -92,6 +107,7 @@ def test_a_refused_order_keeps_what_it_was_refused_for() -> None:
     assert (str(error), error.node) == ("node b: too small", "b")
     assert isinstance(error.__cause__, BudgetError)
     assert (error.__cause__.minimum_bytes, error.__cause__.found_bytes) == (7, 5)
+    assert isinstance(refused(ModelFileMissing("m.gguf: is not there")).__cause__, FileNotFoundError)
     why = refused(DeviceLost("node c at 10.0.0.1:22: nothing listens there", node="c"))
     assert "10.0.0.1" not in str(why), "which ports are open elsewhere is told to nobody"
     assert "KeyError" not in str(refused(KeyError("x"))), "our mistakes are for our own log"

@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
+from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ProtocolError
 from edge_run.base.fields import MOST_BYTES, Fields, plain, shown
+from edge_run.runtime.mesh import offers
 from edge_run.runtime.mesh.fetch import MeshFetch
-from edge_run.runtime.mesh.offers import IN_FLIGHT, SHARED_FIELDS, device_spec, read_settings
+from edge_run.runtime.mesh.offers import (
+    ANY_NUMERICS,
+    IN_FLIGHT,
+    SHARED_FIELDS,
+    config_from,
+    device_spec,
+    read_settings,
+)
 from edge_run.runtime.worker.models import read_asked
 
 NESTED: Any = json.loads("[" * 500 + "]" * 500)
@@ -30,8 +39,8 @@ def asked(**fields: Any) -> dict[str, Any]:
 
 
 def settings(**fields: Any) -> dict[str, Any]:
-    usual = {"kv_type": "f16", "flash_attention": "auto", "exact": False, "mesh_activations": "exact"}
-    return {"settings": {**dict.fromkeys([*SHARED_FIELDS, IN_FLIGHT], 8), **usual, **fields}}
+    usual = {"kv_type": "f16", "flash_attention": "auto", "mesh_activations": "exact", "exact": False}
+    return {"settings": {**dict.fromkeys([*SHARED_FIELDS, IN_FLIGHT], 8), ANY_NUMERICS: False, **usual, **fields}}
 
 
 def lack(answer: dict[str, Any]) -> None:
@@ -44,8 +53,8 @@ READERS: dict[str, tuple[Callable[[dict[str, Any]], object], Callable[..., dict[
                ["missing_bytes", "most_weight_bytes"], [{"missing_bytes": None}]),
     "a model": (lambda order: read_asked(Fields(order, "an order", "b")), asked, ["model", "shards"], []),
     "settings": (lambda order: read_settings(Fields(order, "an order", "b")), settings,
-                 sorted({*SHARED_FIELDS, IN_FLIGHT} - {"kv_type", "flash_attention", "mesh_activations"}),
-                 [{"exact": True}, {"exact": False}]),
+                 sorted({*SHARED_FIELDS, IN_FLIGHT, ANY_NUMERICS} - {"kv_type", "flash_attention", "mesh_activations"}),
+                 [{name: value} for name in ("exact", ANY_NUMERICS) for value in (True, False)]),
 }  # fmt: skip
 
 
@@ -81,6 +90,19 @@ def test_every_setting_is_asked_for_and_no_other_is_taken() -> None:
 def test_outputs_that_no_pass_has_take_no_memory() -> None:
     found = read_settings(Fields(settings(outputs_per_pass=2**31 - 1), "an order", "b"))
     assert found["outputs_per_pass"] == 8
+
+
+@pytest.mark.parametrize(
+    ("run_threads", "own_threads", "takes_any", "wanted"),
+    [(8, None, False, 8), (8, 3, False, 8), (8, None, True, 2), (8, 3, True, 3), (1, None, True, 1), (1, 3, True, 1)],
+)
+def test_a_device_has_its_own_threads_only_where_tokens_may_differ(
+    run_threads: int, own_threads: int | None, takes_any: bool, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offers, "compute_threads", lambda threads: threads or 2)
+    order = settings(**{"threads": run_threads, ANY_NUMERICS: takes_any})
+    found = read_settings(Fields(order, "an order", "b"))
+    assert config_from(found, ModelConfig(threads=own_threads)).threads == wanted
 
 
 @pytest.mark.parametrize("call", [

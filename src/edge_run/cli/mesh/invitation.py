@@ -26,7 +26,7 @@ def check_find(serves: str | None) -> None:
 
 def show_invitation(terminal: Terminal, folder: Path, given: dict[str, Any], *, is_new: bool) -> None:
     """Make an invitation, and print its line. is_new: the cluster is, so that nobody is there who could be told."""
-    from edge_run.devices.link.hosts import is_loopback
+    from edge_run.devices.link.hosts import is_loopback, place_text
     from edge_run.devices.members.cluster import FIND_BROKER, invitation_line, parse_broker
     from edge_run.devices.members.list_file import change_list
     from edge_run.devices.mesh.changes import invited_to, make_change, new_invitation
@@ -49,13 +49,14 @@ def show_invitation(terminal: Terminal, folder: Path, given: dict[str, Any], *, 
         )
     shown = shown_broker(cluster)
     line = invitation_line(invited_to(cluster, FIND_BROKER if given["find"] else shown, seed))
-    place = "found on the network" if shown == FIND_BROKER else parse_broker(shown).place
+    address = None if shown == FIND_BROKER else parse_broker(shown)
+    place = place_text(address.host, address.port) if address else "found on the network"
     if given["json"]:
         shown_line = line if given["show_line"] else ""
         made = MeshJoin(cluster.id, place, str(folder), shown_line, given["role"], given["uses"], expires_s)
         terminal.write_json(to_json(made))
         return
-    is_local = shown != FIND_BROKER and is_loopback(parse_broker(shown).host)
+    is_local = address is not None and is_loopback(address.host)
     listen = "" if is_local else " --listen 0.0.0.0"
     if is_new:
         terminal.say(f"Cluster {cluster.id}, broker {place}{', which this device runs' if cluster.serves else ''}.")

@@ -63,7 +63,6 @@ def test_brokers() -> None:
     assert parse_broker("host").port == 1883
     broker = parse_broker("mqtts://me:p%40ss@[::1]")
     assert (broker.host, broker.port, broker.user, broker.password, broker.is_tls) == ("::1", 8883, "me", "p@ss", True)
-    assert (broker.place, parse_broker("host:1").place) == ("[::1]:8883", "host:1")
     for wrong in ("http://host", "mqtt://", "mqtt://host:99999", "mqtt://host/path"):
         with pytest.raises(ConfigError):
             parse_broker(wrong)

@@ -141,6 +141,7 @@ def test_a_name_that_can_be_none_is_told_in_one_line() -> None:
     with pytest.raises(UnicodeError) as error:
         socket.getaddrinfo(broker.host, broker.port)
     assert "the name is unknown" in explain(error.value, broker)
+    assert explain(error.value, parse_broker("mqtts://me:secret@[::1]")).startswith("broker [::1]:8883: ")
 
 
 def test_while_nothing_answers_it_is_said_what_that_may_be() -> None:

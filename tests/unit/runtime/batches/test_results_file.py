@@ -203,6 +203,19 @@ def test_a_file_system_without_locks_is_no_reason_to_answer_nothing(
         assert (results.done, results.is_locked) == ({"a"}, True)
 
 
+def test_what_windows_lacks_is_no_reason_to_answer_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_file, "fcntl", None)
+    for name in ("O_CLOEXEC", "pread", "fdatasync"):
+        monkeypatch.delattr(os, name)
+    with ResultsFile(tmp_path / "out") as results:
+        assert not results.is_locked
+        for key in "bc":
+            results.hold(key, 200, b"{}")
+        results.add("a", 200, b"{}")
+        results.add_held("cb")
+    assert ids(tmp_path / "out") == ["a", "c", "b"]
+
+
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_results_that_somebody_removes_meanwhile_end_the_run(tmp_path: Path, is_replaced: bool) -> None:
     """As an editor, which writes another file in their place: what is written then would be nowhere."""

@@ -78,6 +78,19 @@ def test_pieces_that_are_not_needed_now_are_given_up_before_it_is_refused(tmp_pa
     fetched.close()
 
 
+def test_pieces_that_were_written_and_not_synced_before_a_kill_take_no_room_twice(tmp_path: Path) -> None:
+    models = FetchedModels(tmp_path, int(6.5 * PIECE_BYTES))
+    killed = open_model(models, 1)
+    fill(killed, range(2))
+    for piece in range(2, 6):
+        killed.partial.write(piece, os.urandom(PIECE_BYTES))
+    killed.close()
+    with closing(open_model(models, 1)) as again:
+        models.make_room(again, range(6))
+        assert held(again) == 2
+        fill(again, range(2, 6))
+
+
 def test_a_model_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:
     models = FetchedModels(tmp_path, 1 << 30)
     fetched = open_model(models, 1)

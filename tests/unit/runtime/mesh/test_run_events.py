@@ -25,7 +25,7 @@ def test_what_members_say_of_themselves_during_a_pass_is_kept_once() -> None:
     mesh.events.put(joined)
     with pytest.raises(DeviceLost):
         events.check(("c",), 1)
-    assert events.take() == [joined], "and what came after a loss"
+    assert list(events.take()) == [joined], "and what came after a loss"
 
 
 def test_who_has_left_leads_nobody_and_has_no_end_of_events() -> None:
@@ -45,9 +45,26 @@ def test_who_has_left_leads_nobody_and_has_no_end_of_events() -> None:
     for _ in range(3):
         events.check((), 7)
     assert events.take_end_of_lease(7)
-    taken = events.take()
+    taken = list(events.take())
     assert taken[0] == Lost("c", "gone"), "and what was heard before"
     assert is_end_of_lease(taken[-1], 7)
+
+
+def test_the_loss_of_one_that_is_there_again_is_taken_back_once_it_is_asked_anew() -> None:
+    """Else it would end the pass that the device has its part of."""
+    hub = Hub()
+    mesh = hub.join("a")
+    events = RunEvents(mesh)
+    for node in "bcd":
+        hub.join(node)
+    for node in "bcd":
+        hub.kill(node)
+    again = hub.join("c").member
+    left = events.take()
+    assert next(left) == Lost("b", "it does not answer")
+    assert events.take_returns() == {"c"}
+    assert list(left) == [Lost("d", "it does not answer"), Joined(again)]
+    assert not events.take_returns()
 
 
 def test_names_are_known_of_devices_that_have_gone_and_nothing_else() -> None:
@@ -55,6 +72,6 @@ def test_names_are_known_of_devices_that_have_gone_and_nothing_else() -> None:
     mesh = hub.join("a")
     events = RunEvents(mesh)
     mesh.events.put(Joined(Member("b", "box", "1", {"much": "x" * 1000})))
-    events.take()
+    list(events.take())
     assert events.names == {"a": "name of a", "b": "box"}
     assert not hasattr(events._seen["b"], "capabilities")

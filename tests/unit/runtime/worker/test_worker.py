@@ -125,6 +125,22 @@ def test_a_model_whose_file_was_written_to_is_opened_anew(
     worker.close()
 
 
+def test_a_coordinator_is_watched_until_another_one_leads_or_it_lets_go(
+    asked: ModelAsked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection to one that is watched stays for as long as that one is there."""
+    mesh = Hub().join("b")
+    worker = Worker(mesh, [], ModelConfig())
+    monkeypatch.setattr(worker._files, "look_for", lambda asked: {"file": "m.gguf", "read_bytes": 0, "size_bytes": 1})
+    worker.handle("a", 1, {"order": "prepare"})
+    assert mesh.watched == {"a"}
+    worker.handle("c", 2, {"order": "prepare"})
+    assert mesh.watched == {"c"}
+    worker.handle("c", 2, {"order": "close"})
+    assert not mesh.watched
+    worker.close()
+
+
 def test_the_files_of_a_model_that_does_not_open_are_closed(
     asked: ModelAsked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

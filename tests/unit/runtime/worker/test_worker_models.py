@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,23 @@ def test_a_file_that_is_there_and_cannot_be_read_is_said_to_be_that(models: Work
     path.write_bytes(b"GGUF")
     with pytest.raises(ModelFileError, match=r"m\.gguf.*truncated"):
         models.find("a", ASKED, lambda: None)
+
+
+@pytest.mark.parametrize("before", [replace(ASKED, name="another.gguf"), replace(ASKED, sizes=(8192,))])
+def test_what_was_sought_under_another_name_or_with_other_sizes_says_nothing(
+    models: WorkerModels, tmp_path: Path, before: ModelAsked
+) -> None:
+    """It may have been sought by somebody who meant another model, or to keep this one from being found."""
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    models.look_for(before, 20.0)
+    earlier = models._search
+    assert models.look_for(ASKED, 20.0) is None
+    assert models._search is not earlier
+    assert models._search is not None
+    assert "truncated" in str(models._search.unread)
+    again = models._search
+    models.look_for(ASKED, 20.0)
+    assert models._search is again, "asked for several times a second"
 
 
 def test_a_file_that_is_named_is_taken_whatever_its_name_ends_in(tmp_path: Path) -> None:
