@@ -281,11 +281,10 @@ def orders_of_a_run(folder: Path, stack: ExitStack) -> Target:
     worker = Worker(hub.join("w"), [path], config)
     worker.start()
     stack.callback(worker.close)
-    seen = SliceEngine.open(
-        path, ModelConfig(memory=memory, cache_folder=folder / "cache", chunk_bytes=16 * KIB, **OPTIONS)
-    )
-    settings = shared_settings(seen, takes_any_numerics=False)
-    layout, n_units = layout_hash(seen.layout), len(seen.layout.units)
+    config = ModelConfig(memory=memory, cache_folder=folder / "cache", chunk_bytes=16 * KIB, **OPTIONS)
+    seen = SliceEngine.open(path, config)
+    settings, n_units = shared_settings(seen, takes_any_numerics=False), len(seen.layout.units)
+    layout = layout_hash(seen.layout)
     seen.close()
     shards = [[shard.size_bytes, shard.data_offset] for shard in read_gguf(path).shards]
     model = fingerprint([path], folder / "cache").model

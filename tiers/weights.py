@@ -94,8 +94,7 @@ class Weights(Generic[States]):
                 self._hasten(chunks)
                 while self._states.is_waiting and self._error is None:
                     if self._states.is_stuck:
-                        more = option("memory")
-                        raise BudgetError(f"memory budget: too few frames for what one step needs; raise {more}")
+                        raise BudgetError(f"memory: too few frames for a step; raise {option('memory')}")
                     self._await_change()
                 if self._error is not None:
                     raise self._error

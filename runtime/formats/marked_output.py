@@ -9,7 +9,8 @@ Llama's and Mistral's mark the beginning of calls only, of which there is nothin
     content [TOOL_CALLS][{"name": ..., "arguments": {...}}]
 
 What may still become a mark is held back. A call that is not written as it should be is content: nothing is lost. Small
-models often forget the marks, so an answer that begins with the JSON of a call, in a code block or not, is one too.
+models often forget the marks, so an answer that begins with the JSON of a call, in a code block or not, is one too. It
+is held back while its first key may be that of a call, until the object is whole and turns out to be none.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _CONTENT, _THINKING, _CALLING, _BARE, _AFTER_BARE = "content", "thinking", "call
 _OPENINGS = ("{", "```json\n{", "```\n{")  # of a call without marks
 _DECODER = json.JSONDecoder()
 _BARE_CALL = re.compile(r'\s*(?:```(?:json)?\n)?\{{1,2}\s*"name"\s*:\s*"([\w.-]{1,128})"')
+_CALL_KEYS = ("name", "arguments", "parameters", "type", "id")  # that a call without marks may begin with
+_FIRST_KEY_LETTERS = 64  # up to its end
 MOST_BARE_LETTERS = 1 << 13  # of an answer that begins like a call and names no tool, before it is taken for text
 
 
@@ -141,19 +144,20 @@ class MarkedOutput(HeldOutput):
         return [Delta(call=call) for call in calls[:left]]
 
     def _bare(self, is_last: bool) -> list[Delta]:
+        at, last = self._held.find("{"), self._held.rfind("}") + 1
+        if not _may_be_call(self._held[at : at + _FIRST_KEY_LETTERS]):
+            self._state = _CONTENT
+            return []
         if not self._ends_call and is_last and (calls := self._calls(self._held)):
             self._state, self._held = _AFTER_BARE, ""
             return self._count(calls)
         may_go_on = not is_last and (len(self._held) <= MOST_BARE_LETTERS or self._names_a_tool())
-        if may_go_on and not self._ends_call:
-            return []  # more calls may follow
-        at, last = self._held.find("{"), self._held.rfind("}") + 1
         if may_go_on and last == self._tried:
             return []
         end, self._tried = _end_of_object(self._held, at), last
         call = self._call(self._held[at:end])
-        if may_go_on and call is None:
-            return []
+        if may_go_on and (end == at or (call and not self._ends_call)):
+            return []  # it is not whole, or more calls may follow
         self._state = _CONTENT
         if call is None:
             return []
@@ -196,6 +200,13 @@ def _end_of_object(text: str, at: int) -> int:
     except (ValueError, RecursionError):
         return at
     return end
+
+
+def _may_be_call(text: str) -> bool:
+    """Return whether a text that begins with a brace, or two, may go on as a call does: with a key that one has."""
+    key = text[1:].removeprefix("{").lstrip()
+    name, quote, _ = key[1:].partition('"')
+    return not key or (key[0] == '"' and any(one == name if quote else one.startswith(name) for one in _CALL_KEYS))
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -74,7 +74,7 @@ class ModelTexts(Closing):
 
     def detokenize(self, tokens: Sequence[int], *, has_control: bool = False) -> str:
         """Return the text of `tokens`. has_control: with that of control tokens."""
-        self._check_tokens("tokens", tokens)
+        self.check_tokens("tokens", tokens)
         model = self._opened.model
         return b"".join(model.token_bytes(one, has_control=has_control) for one in tokens).decode("utf-8", "replace")
 
@@ -83,8 +83,18 @@ class ModelTexts(Closing):
 
         has_control: those of its text for a control token, which stands for none else.
         """
-        self._check_tokens("token", (token,))
+        self.check_tokens("token", (token,))
         return self._opened.model.token_bytes(token, has_control=has_control)
+
+    def check_tokens(self, what: str, tokens: Iterable[int]) -> None:
+        """Raise ConfigError, which calls them `what`, where one of `tokens` is none of the vocabulary.
+
+        llama.cpp would end the process over it.
+        """
+        vocabulary = self._opened.model.vocabulary
+        outside = next((token for token in tokens if not 0 <= token < vocabulary), None)
+        if outside is not None:
+            raise ConfigError(f"{what}: token {outside} is outside the vocabulary of {vocabulary}")
 
     def text_tokens(self, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:
         """Return the tokens that `embed` computes of texts; it raises what that raises of them."""
@@ -156,7 +166,7 @@ class ModelTexts(Closing):
         tokens = self.prompt_tokens(prompt) if isinstance(prompt, str) else cast("Sequence[int]", prompt)
         if not tokens:
             raise ConfigError("prompt: is empty; give at least one token")
-        self._check_tokens("prompt", tokens)
+        self.check_tokens("prompt", tokens)
         found = frozenset(token for mark in marks for token in self._control_token(mark))
         return ReadRequest(tokens, found, parser, n_dropped)
 
@@ -170,13 +180,6 @@ class ModelTexts(Closing):
         """Return the one token that a text is; none where it is several."""
         found = self.tokenize(text, add_special=False, parse_special=True)
         return found if len(found) == 1 else []
-
-    def _check_tokens(self, what: str, tokens: Sequence[int]) -> None:
-        """Refuse what llama.cpp would end the process over."""
-        vocabulary = self._opened.model.vocabulary
-        outside = [token for token in tokens if not 0 <= token < vocabulary]
-        if outside:
-            raise ConfigError(f"{what}: token {outside[0]} is outside the vocabulary of {vocabulary}")
 
 
 def _for_templates(messages: Sequence[Message]) -> Sequence[dict[str, Any]]:

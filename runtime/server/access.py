@@ -1,8 +1,9 @@
 """Who may ask: hosts, origins and keys, checked before anything of a request is read. Decisions only, no I/O.
 
 A page of another site that the user's browser shows can send requests here, and with a name that it has pointed at this
-machine (DNS rebinding) even read the answers. So a request needs a Host that this server is known by, and no sign that
-another site sent it, whatever address the server has; and beyond loopback a key.
+machine (DNS rebinding) even read the answers. So a request needs a Host that this server is known by (or none, in
+HTTP/1.0, which no browser speaks) and no sign that another site sent it, whatever address the server has; and beyond
+loopback a key.
 """
 
 from __future__ import annotations
@@ -44,10 +45,13 @@ class Access:
     keys: tuple[bytes, ...] = ()
     open_paths: frozenset[str] = OPEN_PATHS
 
-    def check(self, method: str, path: str, headers: Mapping[str, str], scheme: str = "http") -> None:
+    def check(
+        self, method: str, path: str, headers: Mapping[str, str], scheme: str = "http", http_version: str = "1.1"
+    ) -> None:
         """Raise Refusal, 403 or 401, where a request must not go on. headers: by name in lower case."""
-        host = headers.get("host", "").lower()
-        if not self._knows(_name(host)):
+        host, is_of_a_page = headers.get("host", "").lower(), "origin" in headers or "sec-fetch-site" in headers
+        may_have_no_host = http_version == "1.0" and "host" not in headers and not is_of_a_page
+        if not (may_have_no_host or self._knows(_name(host))):
             raise Refusal(
                 403, "this Host is not one of the server's; start it with --allow-host to add it", code="host"
             )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 EVENT_STREAM, JSON_LINES, JSON = "text/event-stream; charset=utf-8", "application/x-ndjson", "application/json"
-QUICK_S = 0.25  # what is refused within this time is refused with a status of HTTP
+QUICK_S = 0.25  # what is refused within this time is refused with a status of HTTP, grammars within SILENCE_S
 SILENCE_S = 5.0  # clients and proxies take a longer one for a failure
 PROGRESS_S = 1.0
 MOST_FRAMES = 8192  # that a client may be behind
@@ -134,6 +134,7 @@ class AnswerResponse:
         self._service, self._entry, self._make_job = service, entry, make_job
         self._form, self._is_stream = form, is_stream
         self._served: ServedModel | None = None
+        self._has_grammar = False
         self._readings: dict[int, PromptReading] = {}  # of the prompts that are being read
         self._body: contextlib.ExitStack | None = None
 
@@ -200,8 +201,9 @@ class AnswerResponse:
         if self._body:
             self._body.close()
         job.check(served.model.context_tokens)
+        served.model.check_tokens("logit bias", job.sampling.logit_bias)
         opening = self._form.begin(served, job)  # before any piece: some forms number what they write
-        self._served = served
+        self._served, self._has_grammar = served, job.has_grammar
         if self._is_stream:
             sender.send_nowait(_First(opening))
         wants_progress = self._is_stream and self._form.wants_progress
@@ -238,7 +240,7 @@ class AnswerResponse:
         await send(_body(item, is_last=True))
 
     async def _write_stream(self, send: Send, receiver: MemoryObjectReceiveStream[_Item]) -> None:
-        opening = b""
+        opening, began_s = b"", anyio.current_time()
         item: _Item | None = None
         patience_s = SILENCE_S if self._service.catalogue.is_at_hand(self._entry) else QUICK_S
         with anyio.move_on_after(patience_s):
@@ -246,7 +248,8 @@ class AnswerResponse:
         if isinstance(item, _First):
             opening = item
             item = None
-            with anyio.move_on_after(QUICK_S):
+            until_s = began_s + SILENCE_S if self._has_grammar else anyio.current_time() + QUICK_S
+            with anyio.CancelScope(deadline=until_s):
                 item = await receiver.receive()
         if isinstance(item, Refusal):
             raise item

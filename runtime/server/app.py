@@ -143,7 +143,7 @@ class Guard:
 
         whose, body = "", contextlib.ExitStack()
         try:
-            self.access.check(method, path, headers, scope["scheme"])
+            self.access.check(method, path, headers, scope["scheme"], scope["http_version"])
             if method == "OPTIONS":
                 await _preflight(headers)(scope, receive, send_guarded)
             else:

@@ -23,6 +23,7 @@ class ChatTask:
     messages: as templates know them. toolbox: what the answer may call. variables: what the template is told besides.
     has_thoughts: whether what a model thinks is told apart from what it says.
     drops_oldest: whether the oldest turns are left out where the conversation has no room in the context.
+    salt: what was computed of the prompt serves requests of the same salt only; None and empty: of those without one.
     """
 
     messages: Sequence[dict[str, Any]]
@@ -30,6 +31,7 @@ class ChatTask:
     variables: Mapping[str, Any] = field(default_factory=dict)
     has_thoughts: bool = True
     drops_oldest: bool = False
+    salt: str | None = None
 
     async def prompt(self, served: ServedModel) -> str:
         """Return the text that the answer continues. Raises Refusal, and what `Model.chat_prompt` raises."""
@@ -44,12 +46,12 @@ class ChatTask:
             sampling = use.sampling(asked, bool(beginning))
         except ConfigError as error:  # its message begins with what is wrong
             raise Refusal(400, str(error), param=str(error).partition(":")[0]) from None
-        limit, task = served.limit(max_tokens), self
+        limit, salt, task = served.limit(max_tokens), served.salt(self.salt), self
         if self.drops_oldest and served.model.has_chat_template:
             task = await served.prepare(self._shortened, served, use, limit)
         chat = await task._prompt(served, use, asked)
         tokens = await served.prompt_tokens(chat.text)
-        return Job(tokens, sampling, limit, choices, chat.parser, marks=chat.marks)
+        return Job(tokens, sampling, limit, choices, chat.parser, marks=chat.marks, salt=salt)
 
     def _use(self, served: ServedModel) -> ToolUse:
         return ToolUse(served.model.chat_template, self.toolbox, self.has_thoughts)

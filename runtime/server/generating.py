@@ -58,6 +58,11 @@ class Job:
         room = MOST_PROBABILITIES // ((1 + n_others) * self.n_answers)
         return room if self.max_tokens is None else min(room, self.max_tokens)
 
+    @property
+    def has_grammar(self) -> bool:
+        """Whether the answers follow a grammar or a schema: what is wrong with it is known once it is opened."""
+        return bool(self.sampling.grammar or self.sampling.json_schema)
+
     def check(self, context_tokens: int) -> None:
         """Raise ContextFull where a prompt leaves no room for a token."""
         check_room(max(map(len, self.prompts)), context_tokens)

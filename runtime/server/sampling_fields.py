@@ -137,7 +137,7 @@ def sampling_of(
 ) -> SamplingConfig:
     """Return `defaults` with what was given (not None), in the words of APIs: a seed of -1 is any, a top k too.
 
-    Raises Refusal for what cannot be.
+    llama.cpp writes that seed as 2**32 - 1 too. Raises Refusal for what cannot be.
     """
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     said: dict[str, Any] = {
@@ -148,7 +148,7 @@ def sampling_of(
         **{name: value or None if name in ("grammar", "json_schema") else value for name, value in given.items()},
     }
     chosen = {name: value for name, value in said.items() if value is not None}
-    if seed == -1:
+    if seed in (-1, _SEEDS):
         chosen["seed"] = None
     try:
         return dataclasses.replace(defaults, **chosen)
@@ -162,6 +162,11 @@ def schema_text(schema: dict[str, Any], param: str) -> str:
         return bounded_json(schema, param)
     except ConfigError as error:
         raise Refusal(400, str(error), param=param) from None
+
+
+def first_given(*numbers: int | None) -> int | None:
+    """Return the first of these that a request says; None where it says none."""
+    return next((number for number in numbers if number is not None), None)
 
 
 def refuse_set(fields: msgspec.Struct, *names: str) -> None:

@@ -82,6 +82,16 @@ def test_prompts_of_every_kind(server: Served, model: Model) -> None:
         assert post(server, "/completion", prompt=wrong, **asked).status_code == 400
 
 
+def test_salts_keep_beginnings_apart_and_a_prompt_may_have_several_answers(server: Served) -> None:
+    def asked(**more: Any) -> Any:
+        return post(server, "/completion", prompt="A tale of salt and two answers", n_predict=3, **more).json()
+
+    assert [asked(cache_salt=salt)["timings"]["cache_n"] > 0 for salt in "aab"] == [False, True, False]
+    documents = asked(n=2, seed=5)
+    assert [one["index"] for one in documents] == [0, 1]
+    assert [one["generation_settings"]["seed"] for one in documents] == [5, 6]
+
+
 def test_the_seed_of_requests_that_have_none_is_the_servers(server: Served) -> None:
     asked = {"prompt": PROMPT, "n_predict": 12, "temperature": 1.5}
     first, again = (post(server, "/completion", **asked).json() for _ in range(2))

@@ -71,6 +71,13 @@ def test_a_foreign_name_or_page_is_refused_before_its_body_is_read(server: Serve
             assert connection.recv(12) == b"HTTP/1.1 403"
 
 
+def test_http_1_0_needs_no_host(server: Served) -> None:
+    for header, status in ((b"", b"200"), (b"Origin: https://evil.example\r\n", b"403")):
+        with server.connect() as connection:
+            connection.sendall(b"GET /health HTTP/1.0\r\n" + header + b"\r\n")
+            assert connection.recv(12)[9:] == status
+
+
 def test_an_allowed_page_may_ask_and_read(server: Served) -> None:
     page = {"origin": "https://chat.example", "access-control-request-headers": "authorization, x-stainless-os"}
     asked = httpx.options(f"{server.url}/v1/chat/completions", headers=page, timeout=60)

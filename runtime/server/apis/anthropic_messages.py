@@ -36,6 +36,7 @@ from edge_run.runtime.server.sampling_fields import (
 from edge_run.runtime.server.service import Service
 
 _LEFT_OUT = ("redacted_thinking",)
+_BILLING, _STAMP = "x-anthropic-billing-header:", "cch="  # of Claude Code's
 
 
 class Block(msgspec.Struct):
@@ -106,16 +107,17 @@ class CountRequest(msgspec.Struct, kw_only=True):
     tools: list[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    cache_salt: Name | None = None
 
     def task(self) -> ChatTask:
         """Return what is to be answered. Raises Refusal. May take its time."""
         messages: list[dict[str, Any]] = []
-        if system := _plain_text(self.system or "", "system"):
+        if system := joined(map(_without_stamp, _texts(self.system or "", "system"))):
             messages.append({"role": "system", "content": system})
         for role, blocks in _turns(self.messages):
             messages += _template_messages(role, blocks)
         thinks = self.thinking is not None and self.thinking.type != "disabled"
-        return ChatTask(messages, self._toolbox(), {"enable_thinking": thinks})
+        return ChatTask(messages, self._toolbox(), {"enable_thinking": thinks}, salt=self.cache_salt)
 
     def _toolbox(self) -> Toolbox:
         for index, tool in enumerate(self.tools or ()):
@@ -205,7 +207,7 @@ def _template_messages(role: str, blocks: Sequence[_Placed]) -> list[dict[str, A
             function = {"name": block.name, "arguments": block.input or {}}
             calls.append({"id": block.id, "type": "function", "function": function})
         elif block.type == "tool_result":
-            text = _plain_text(block.content or "", f"{place}.content")
+            text = joined(_texts(block.content or "", f"{place}.content"))
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
@@ -219,15 +221,24 @@ def _template_messages(role: str, blocks: Sequence[_Placed]) -> list[dict[str, A
     return [*results, *([made] if texts or calls or not results else [])]
 
 
-def _plain_text(content: str | list[Any], where: str) -> str:
+def _without_stamp(text: str) -> str:
+    """Return a text of the system without the stamp that is another one in each request, so that they begin alike."""
+    header, mark, rest = text.partition(_STAMP)
+    stamp, end, more = rest.partition(";")
+    if not (header.startswith(_BILLING) and stamp.isalnum()):
+        return text
+    return f"{header}{mark}{'0' * len(stamp)}{end}{more}"
+
+
+def _texts(content: str | list[Any], where: str) -> list[str]:
     if isinstance(content, str):
-        return content
+        return [content]
     places = [f"{where}[{index}]" for index in range(len(content))]
     blocks = [
         block if isinstance(block, Block) else convert(block, Block, place)
         for block, place in zip(content, places, strict=True)
     ]
-    return joined([_text(block, place) for block, place in zip(blocks, places, strict=True)])
+    return [_text(block, place) for block, place in zip(blocks, places, strict=True)]
 
 
 def _text(block: Block, where: str) -> str:

@@ -16,13 +16,20 @@ from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.llama.prompt_text import check_room
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
-from edge_run.runtime.server.apis.openai_chat import ChatRequest
-from edge_run.runtime.server.apis.openai_completions import MOST_ANSWERS, Token
+from edge_run.runtime.server.apis.openai_chat import ChatRequest, Choices
+from edge_run.runtime.server.apis.openai_completions import MOST_ANSWERS, Token, check_answers
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import FinishedAnswer, Job
 from edge_run.runtime.server.logprobs import Spell, native_probabilities
 from edge_run.runtime.server.refusals import Refusal, openai_error
-from edge_run.runtime.server.sampling_fields import Count, Name, SamplingFields, refuse_set, schema_text
+from edge_run.runtime.server.sampling_fields import (
+    Count,
+    Name,
+    SamplingFields,
+    first_given,
+    refuse_set,
+    schema_text,
+)
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.usage import timings
 
@@ -46,7 +53,11 @@ class NativeCompletionRequest(SamplingFields, kw_only=True):
     prompt: str | PromptObject | list[str | Token | PromptObject | list[str | Token]]
     model: Name | None = None
     n_predict: Count | None = None
+    max_completion_tokens: Count | None = None
     max_tokens: Count | None = None
+    n_cmpl: Choices | None = None
+    n: Choices | None = None
+    cache_salt: Name | None = None
     stream: bool = False
     json_schema: dict[str, Any] | None = None
     return_progress: bool = False
@@ -90,17 +101,20 @@ async def completion(service: Service, request: Request) -> AnswerResponse:
     """Continue texts."""
     asked = await service.read(request, NativeCompletionRequest)
     asked.check()
-    schema = None if asked.json_schema is None else schema_text(asked.json_schema, "json_schema")
     entry = service.catalogue.asked(asked.model)
-
-    async def make_job(served: ServedModel) -> Job:
-        sampling = asked.sampling(served.sampling, schema, asked.n_probs or None)
-        first, *others = await asked.prompts(served)
-        most = asked.max_tokens if asked.n_predict is None else asked.n_predict
-        return Job(first, sampling, served.limit(most), others=others)
-
     form = NativeCompletionForm(entry.name, asked.return_tokens, asked.return_progress)
-    return AnswerResponse(service, entry, make_job, form, asked.stream)
+    return AnswerResponse(service, entry, partial(native_job, asked), form, asked.stream)
+
+
+async def native_job(asked: NativeCompletionRequest, served: ServedModel) -> Job:
+    """Return what is to be generated for a request that was checked. Raises Refusal, and errors of ours."""
+    schema = None if asked.json_schema is None else schema_text(asked.json_schema, "json_schema")
+    sampling = asked.sampling(served.sampling, schema, asked.n_probs or None)
+    most = first_given(asked.n_predict, asked.max_completion_tokens, asked.max_tokens)
+    salt, choices = served.salt(asked.cache_salt), asked.n_cmpl or asked.n or 1
+    first, *others = await asked.prompts(served)
+    check_answers(choices * (1 + len(others)))
+    return Job(first, sampling, served.limit(most), choices, salt=salt, others=others)
 
 
 def _prompt_tokens(model: Model, prompt: str | PromptObject | Sequence[Any]) -> list[int]:
@@ -128,6 +142,7 @@ def _prompt_tokens(model: Model, prompt: str | PromptObject | Sequence[Any]) -> 
             check_room(len(tokens), model.context_tokens)  # before more texts are turned into tokens
     if not tokens:
         raise Refusal(400, "prompt: has no tokens", param="prompt")
+    model.check_tokens("prompt", tokens)
     return tokens
 
 

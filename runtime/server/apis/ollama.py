@@ -88,6 +88,7 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
     options: OllamaOptions | None = None
     think: bool | Name | None = None
     keep_alive: KeepAlive = None
+    cache_salt: Name | None = None
 
     @property
     def said(self) -> OllamaOptions:
@@ -129,7 +130,7 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
             if message.images:
                 raise unsupported(f"messages[{index}].images", "this server reads text only")
         toolbox = Toolbox([entry.tool() for entry in self.tools or ()])
-        return ChatTask(_template_messages(messages), toolbox, self.variables())
+        return ChatTask(_template_messages(messages), toolbox, self.variables(), salt=self.cache_salt)
 
 
 class OllamaGenerateRequest(OllamaRequest, kw_only=True):
@@ -174,18 +175,21 @@ async def ollama_generate(service: Service, request: Request) -> ASGIApp:
 
     async def make_job(served: ServedModel) -> Job:
         service.catalogue.keep_open(keep_s)
-        return await _generate_job(asked, asked.prompt or "", served)
+        return await generate_job(asked, asked.prompt or "", served)
 
     return AnswerResponse(service, entry, make_job, OllamaForm(entry.name, is_chat=False), asked.is_stream)
 
 
-async def _generate_job(asked: OllamaGenerateRequest, prompt: str, served: ServedModel) -> Job:
+async def generate_job(asked: OllamaGenerateRequest, prompt: str, served: ServedModel) -> Job:
+    """Return what is to be generated for a prompt. Raises Refusal, and errors of ours."""
     sampling, most = asked.sampling(served.sampling), asked.said.num_predict
     if asked.raw or not served.model.has_chat_template:
         text = prompt if asked.raw or not asked.system else f"{asked.system}\n{prompt}"
-        return Job(await served.prompt_tokens(text), sampling, served.limit(most))
+        salt = served.salt(asked.cache_salt)
+        return Job(await served.prompt_tokens(text), sampling, served.limit(most), salt=salt)
     system = [{"role": "system", "content": asked.system}] if asked.system else []
-    task = ChatTask([*system, {"role": "user", "content": prompt}], variables=asked.variables())
+    messages = [*system, {"role": "user", "content": prompt}]
+    task = ChatTask(messages, variables=asked.variables(), salt=asked.cache_salt)
     return await task.job(served, sampling, most)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,12 @@ from starlette.responses import Response
 from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.formats.tools import AUTO, Chosen, FunctionTool, Toolbox
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
-from edge_run.runtime.server.apis.openai_messages import Messages, template_messages
+from edge_run.runtime.server.apis.openai_messages import (
+    MOST_WORD_LETTERS,
+    Messages,
+    effort_variables,
+    template_messages,
+)
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask, count
 from edge_run.runtime.server.generating import FinishedAnswer, Job
@@ -31,6 +35,7 @@ from edge_run.runtime.server.sampling_fields import (
     SamplingFields,
     ToolName,
     TopLogprobs,
+    first_given,
     refuse_set,
     schema_text,
     unsupported,
@@ -44,7 +49,6 @@ TEMPLATE_VARIABLES: Mapping[str, type | tuple[type, ...]] = {
     "thinking": bool,
     "reasoning_effort": str,
 }
-MOST_WORD_LETTERS = 32
 
 Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
 
@@ -127,9 +131,7 @@ class ChatRequest(SamplingFields, kw_only=True):
                 raise unsupported(place, f"templates are told {', '.join(TEMPLATE_VARIABLES)} only")
             if not isinstance(value, kind) or (isinstance(value, str) and len(value) > MOST_WORD_LETTERS):
                 raise Refusal(400, f"{place}: must be {'true or false' if kind is bool else 'a word'}", param=place)
-        if self.reasoning_effort:
-            told.setdefault("reasoning_effort", self.reasoning_effort[:MOST_WORD_LETTERS])
-        return told
+        return {**effort_variables(self.reasoning_effort), **told} if self.reasoning_effort else told
 
     def schema(self) -> str | None:
         """Return the JSON schema that the answer must follow, as text. Raises Refusal."""
@@ -146,7 +148,8 @@ class ChatRequest(SamplingFields, kw_only=True):
     def task(self) -> ChatTask:
         """Return what is to be answered. Raises Refusal. May take its time."""
         has_thoughts = self.reasoning_format != "none"
-        return ChatTask(template_messages(self.messages), self.toolbox(), self.variables(), has_thoughts)
+        messages = template_messages(self.messages)
+        return ChatTask(messages, self.toolbox(), self.variables(), has_thoughts, salt=self.cache_salt)
 
 
 async def chat_completions(service: Service, request: Request) -> AnswerResponse:
@@ -167,11 +170,10 @@ async def count_chat(service: Service, request: Request) -> Response:
 async def chat_job(asked: ChatRequest, served: ServedModel) -> Job:
     """Return what is to be generated for a request that was checked. Raises Refusal, and errors of ours."""
     schema = asked.schema()
-    most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
+    most = first_given(asked.max_completion_tokens, asked.max_tokens)
     sampling = asked.sampling(served.sampling, schema, (asked.top_logprobs or 0) if asked.logprobs else None)
     task = await served.prepare(asked.task)
-    job = await task.job(served, sampling, most, asked.n or 1)
-    return dataclasses.replace(job, salt=served.salt(asked.cache_salt))
+    return await task.job(served, sampling, most, asked.n or 1)
 
 
 class ChatForm:

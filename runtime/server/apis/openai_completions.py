@@ -27,6 +27,7 @@ from edge_run.runtime.server.sampling_fields import (
     ResponseFormat,
     SamplingFields,
     TopLogprobs,
+    first_given,
     refuse_set,
 )
 from edge_run.runtime.server.service import Service
@@ -48,6 +49,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     n: Choices | None = None
     best_of: int | None = None
     max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
     response_format: ResponseFormat | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
@@ -73,14 +75,19 @@ async def completions(service: Service, request: Request) -> AnswerResponse:
 async def completion_job(asked: CompletionRequest, served: ServedModel) -> Job:
     """Return what is to be generated for a request that was checked. Raises Refusal, and errors of ours."""
     schema = asked.response_format.text() if asked.response_format else None
-    most = USUAL_TOKENS if asked.max_tokens is None else asked.max_tokens
+    most = first_given(asked.max_completion_tokens, asked.max_tokens, USUAL_TOKENS)
     first, *others = await _prompts_of(served, asked.prompt)
     choices = asked.n or 1
-    if choices * (1 + len(others)) > MOST_ANSWERS:
-        raise Refusal(400, f"prompt: more than {MOST_ANSWERS} answers in one request", param="prompt")
+    check_answers(choices * (1 + len(others)))
     sampling = asked.sampling(served.sampling, schema, asked.logprobs)
     salt = served.salt(asked.cache_salt)
     return Job(first, sampling, served.limit(most), choices, salt=salt, others=others)
+
+
+def check_answers(n_answers: int) -> None:
+    """Raise Refusal where a request wants so many answers."""
+    if n_answers > MOST_ANSWERS:
+        raise Refusal(400, f"prompt: more than {MOST_ANSWERS} answers in one request", param="prompt")
 
 
 async def _prompts_of(served: ServedModel, prompt: str | Sequence[str | int | list[int]]) -> list[list[int]]:
@@ -91,7 +98,13 @@ async def _prompts_of(served: ServedModel, prompt: str | Sequence[str | int | li
         raise Refusal(400, f"prompt: more than {MOST_ANSWERS} prompts in one request", param="prompt")
     if not all(isinstance(part, str) or (part and all(isinstance(token, int) for token in part)) for part in parts):
         raise Refusal(400, "prompt: must be one text, or a list of tokens", param="prompt")
-    return [await served.prompt_tokens(part) if isinstance(part, str) else part for part in parts]
+    return [await (served.prompt_tokens(part) if isinstance(part, str) else _checked(served, part)) for part in parts]
+
+
+async def _checked(served: ServedModel, tokens: list[int]) -> list[int]:
+    """Return the tokens of a prompt. Raises ConfigError where one is none of the model's."""
+    await served.prepare(served.model.check_tokens, "prompt", tokens)
+    return tokens
 
 
 class CompletionForm:

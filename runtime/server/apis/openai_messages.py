@@ -15,6 +15,7 @@ from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import Name, unsupported
 
 MOST_MESSAGES = 10_000
+MOST_WORD_LETTERS = 32  # that a template is told
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -27,10 +28,10 @@ class ContentPart(msgspec.Struct):
 
 
 class CalledFunction(msgspec.Struct):
-    """Which function was called. arguments: JSON."""
+    """Which function was called. arguments: as JSON text, or as some clients write them, an object."""
 
     name: Name
-    arguments: str = "{}"
+    arguments: str | dict[str, Any] = "{}"
 
 
 class MadeCall(msgspec.Struct):
@@ -70,7 +71,7 @@ def template_message(message: ChatMessage, where: str) -> dict[str, Any]:
     content = message.content
     if isinstance(content, list):
         content = text_of_parts([*map(msgspec.structs.asdict, content)], partial(_no_text, content, where))
-    if content is None and not message.tool_calls:
+    if content is None and not (message.tool_calls or message.role == "assistant"):
         raise Refusal(400, f"{where}.content: is missing", param=f"{where}.content")
     made: dict[str, Any] = {"role": template_role(message.role), "content": content or ""}
     if message.tool_calls:
@@ -92,27 +93,33 @@ def _no_text(parts: Sequence[ContentPart], where: str, number: int) -> Refusal:
 
 def _call(call: MadeCall, where: str) -> dict[str, Any]:
     """Return a call with its arguments as an object, which templates write as they please."""
-    place = f"{where}.function.arguments"
-    try:
-        arguments = strict_json.parse(call.function.arguments or "{}")
-    except ValueError:
-        raise Refusal(400, f"{place}: is not JSON", param=place) from None
+    place, arguments = f"{where}.function.arguments", call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = strict_json.parse(arguments or "{}")
+        except ValueError:
+            raise Refusal(400, f"{place}: is not JSON", param=place) from None
     if not isinstance(arguments, dict):
         raise Refusal(400, f"{place}: must be an object", param=place)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def check_arguments(texts: Iterable[str], param: str) -> None:
+def check_arguments(arguments: Iterable[str | dict[str, Any]], param: str) -> None:
     """Raise Refusal where the arguments of a conversation's calls have more lists and objects than one document may.
 
-    They are texts of the request's document, in which nobody has counted them.
+    Those that are texts of the request's document: nobody has counted there what is in them.
     """
-    n_containers = strict_json.containers(*texts)
+    n_containers = strict_json.containers(*(one for one in arguments if isinstance(one, str)))
     if n_containers > strict_json.MOST_CONTAINERS:
         message = f"{n_containers:,} lists and objects in arguments, {strict_json.MOST_CONTAINERS:,} are the most"
         raise Refusal(400, f"{param}: {message}", param=param)
 
 
-def joined(texts: Sequence[str]) -> str:
+def effort_variables(effort: str) -> dict[str, Any]:
+    """Return what templates are told of how much OpenAI's clients want the model to think: `none` is not at all."""
+    return {"reasoning_effort": effort[:MOST_WORD_LETTERS], "enable_thinking": effort != "none"}
+
+
+def joined(texts: Iterable[str]) -> str:
     """Return several texts as one, a paragraph each."""
     return "\n\n".join(text for text in texts if text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,6 +18,8 @@ from edge_run.runtime.server.apis.openai_messages import (
     ChatMessage,
     ContentPart,
     check_arguments,
+    effort_variables,
+    joined,
     template_message,
 )
 from edge_run.runtime.server.apis.responses_form import ResponseForm
@@ -38,7 +41,6 @@ from edge_run.runtime.server.sampling_fields import (
 from edge_run.runtime.server.service import Service
 
 MOST_DESCRIPTION_LETTERS = 1024  # of a format that are given back
-_LEFT_OUT = ("reasoning",)
 
 Metadata = Annotated[  # as OpenAI bounds it
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
@@ -46,7 +48,7 @@ Metadata = Annotated[  # as OpenAI bounds it
 
 
 class Item(msgspec.Struct):
-    """A message, a call, or the result of one."""
+    """A message, a thought, a call, or the result of one."""
 
     type: str = "message"
     role: str = ""
@@ -117,6 +119,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     prompt: Any = None
     top_logprobs: int | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    cache_salt: Name | None = None
 
     def check(self) -> None:
         """Raise Refusal for what cannot be served."""
@@ -131,13 +134,13 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
             messages.append({"role": "user", "content": self.input})
         else:
             check_arguments((item.arguments for item in self.input), "input")
-            for index, item in enumerate(self.input):
-                _add(messages, item, f"input[{index}]")
+            messages += _template_messages(self.input)
         if not messages:
             raise Refusal(400, "input: has nothing that can be answered", param="input")
         effort = self.reasoning.effort if self.reasoning else None
-        variables = {"reasoning_effort": effort[:32], "enable_thinking": effort != "none"} if effort else {}
-        return ChatTask(messages, self._toolbox(), variables, drops_oldest=self.truncation == "auto")
+        variables = effort_variables(effort) if effort else {}
+        drops_oldest = self.truncation == "auto"
+        return ChatTask(messages, self._toolbox(), variables, drops_oldest=drops_oldest, salt=self.cache_salt)
 
     def sampling(self, defaults: SamplingConfig) -> SamplingConfig:
         """Return how tokens are chosen. Raises Refusal."""
@@ -195,6 +198,24 @@ async def count_response(service: Service, request: Request) -> Response:
         return json_response({"object": "response.input_tokens", "input_tokens": await count(served, asked.task)})
 
 
+def _template_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Return a conversation as templates know it: thoughts belong to what the assistant says or calls after them."""
+    messages, thoughts = list[dict[str, Any]](), list[str]()
+    for index, item in enumerate(items):
+        if item.type == "reasoning":
+            parts = item.content if isinstance(item.content, list) else []
+            thoughts += [part.text for part in parts if part.type == "reasoning_text" and part.text]
+            continue
+        _add(messages, item, f"input[{index}]")
+        if thoughts and messages[-1]["role"] == "assistant":
+            messages[-1].setdefault("reasoning_content", []).extend(thoughts)
+        thoughts.clear()
+    for message in messages:
+        if "reasoning_content" in message:
+            message["reasoning_content"] = joined(message["reasoning_content"])
+    return messages
+
+
 def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
     """Add an item to a conversation; calls in a row are one message."""
     if item.type == "message":
@@ -208,5 +229,5 @@ def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
             messages.append(made)
     elif item.type == "function_call_output":
         messages.append(template_message(ChatMessage("tool", item.output, tool_call_id=item.call_id), where))
-    elif item.type not in _LEFT_OUT:
+    else:
         raise unsupported(f"{where}.type", f"{item.type[:40]!r} is not taken")

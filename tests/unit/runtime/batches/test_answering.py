@@ -137,7 +137,7 @@ def test_what_a_server_refuses_at_once_is_refused(url: str, body: dict[str, Any]
     async def prepare(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
-    model = SimpleNamespace(keeps_prompts=True, vocabulary=10, context_tokens=64)
+    model = SimpleNamespace(keeps_prompts=True, check_tokens=lambda *_: None, context_tokens=64)
     served = ServedModel("x", cast(Any, model), cast(Any, None), AnswerDefaults(), Preparing(), Counts())
     served.prepare = prepare  # type: ignore[method-assign]
 

@@ -62,6 +62,11 @@ TEXTS = {
     '```json\n{"name": "Ann"}\n```\nThat is her.': ('```json\n{"name": "Ann"}\n```\nThat is her.', "", []),
     "```python\nprint({})\n```": ("```python\nprint({})\n```", "", []),
     "{": ("{", "", []),
+    '{"a": 1, "name": "sub", "arguments": {}}': ('{"a": 1, "name": "sub", "arguments": {}}', "", []),
+    '{"type": "function", "name": "sub"}': ("", "", [("sub", {})]),
+    '{"name": {"arguments": {}}}{"name": "sub"}': ('{"name": {"arguments": {}}}{"name": "sub"}', "", []),
+    f'{{"a": "b"}}\n{SUB}': ('{"a": "b"}', "", [("sub", {})]),
+    "{}": ("{}", "", []),
     "<tool_call>{broken</tool_call> on": ("<tool_call>{broken</tool_call> on", "", []),
     '<tool_call>{"name": ["add"]}</tool_call>': ('<tool_call>{"name": ["add"]}</tool_call>', "", []),
     '<tool_call>["add"]</tool_call>': ('<tool_call>["add"]</tool_call>', "", []),
@@ -122,6 +127,17 @@ def test_content_comes_as_soon_as_it_is_certain() -> None:
     parser = MarkedOutput(has_thoughts=False, tools={"add": {}})
     assert [d.content for d in parser.push("Well, <to")] == ["Well,"]
     assert [d.content for d in parser.push("morrow>")] == [" <tomorrow>"]
+
+
+@pytest.mark.parametrize("marks", [("<tool_call>", "</tool_call>"), ("<|python_tag|>", "")])
+def test_json_comes_as_soon_as_it_is_certain_to_be_no_call(marks: tuple[str, str]) -> None:
+    answers = ['{"', "nam", 'es": [', '"Ann"]', "}"], ['{"name"', ': "An', 'n"}', " is", " her name."], ["{", "}"]
+    for pieces in answers:
+        parser = MarkedOutput(tools=TOOLS, marks=marks)
+        said = ["".join(delta.content for delta in parser.push(piece)) for piece in pieces]
+        assert "".join(said) == "".join(pieces), "nothing is held back until the end"
+        assert said[0] == ""
+    assert parsed('{"name": "sub"}; {"name": "add"}', marks=("<|python_tag|>", ""))[2] == [("sub", {}), ("add", {})]
 
 
 def test_an_answer_that_begins_after_a_mark() -> None:

@@ -209,7 +209,7 @@ def job_of(template: str, prompt: str = "user: hi", **task: Any) -> tuple[Job, s
 
     served: Any = SimpleNamespace(
         model=SimpleNamespace(chat_template=template, has_chat_template=True, chat_prompt=chat_prompt),
-        prepare=prepare, prompt_tokens=prompt_tokens, limit=lambda most: most,
+        prepare=prepare, prompt_tokens=prompt_tokens, limit=lambda most: most, salt=lambda salt: "",
     )  # fmt: skip
     messages = task.pop("messages", [{"role": "user", "content": "hi"}])
     sampling = task.pop("sampling", SamplingConfig())

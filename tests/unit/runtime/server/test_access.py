@@ -14,10 +14,14 @@ KEYED = access_for("0.0.0.0", "0.0.0.0", ["models.example"], ["https://chat.exam
 BEARER = {"authorization": f"Bearer {KEY}"}
 
 
-def status(access: Access, path: str = "/v1/models", method: str = "GET", **headers: str) -> int:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
+def status(
+    access: Access, path: str = "/v1/models", method: str = "GET", version: str = "1.1", **headers: str | None
+) -> int:
+    """Return what is said to a request with these headers; one that is None is left out."""
+    named = {name.replace("_", "-"): value for name, value in {"host": "localhost:8080", **headers}.items()}
+    given = {name: value for name, value in named.items() if value is not None}
     try:
-        access.check(method, path, {"host": "localhost:8080", **named})
+        access.check(method, path, given, http_version=version)
     except Refusal as refusal:
         return refusal.status
     return 200
@@ -35,6 +39,21 @@ def test_a_name_that_was_pointed_here_is_refused(host: str) -> None:
     """DNS rebinding: the browser says the attacker's name."""
     assert status(LOCAL, host=host) == 403
     assert status(LOCAL, "/health", host=host) == 403
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health"])
+def test_a_program_that_speaks_http_1_0_may_leave_out_the_host_and_a_page_may_not(path: str) -> None:
+    def asked(access: Access, path: str = path, **headers: str) -> int:
+        return status(access, path, version="1.0", host=None, **headers)
+
+    assert asked(LOCAL) == 200
+    assert asked(KEYED, **BEARER) == 200
+    assert asked(KEYED, "/v1/models") == 401
+    for sign in ({"origin": "http://localhost:8080"}, {"origin": ""}, {"sec_fetch_site": "same-origin"}):
+        assert asked(LOCAL, **sign) == 403
+    assert asked(KEYED, origin="https://chat.example", **BEARER) == 403
+    assert status(LOCAL, path, version="1.0", host="") == 403
+    assert status(LOCAL, path, host=None) == 403
 
 
 def test_beyond_loopback_addresses_are_known_and_names_are_not() -> None:

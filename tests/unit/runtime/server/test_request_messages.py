@@ -37,6 +37,20 @@ def test_content_in_parts_and_old_calls() -> None:
     assert refused(messages=[{"role": "user", "content": parts}]) == (400, "messages[0].content[1].text")
 
 
+def test_arguments_of_old_calls_may_be_an_object_and_what_an_assistant_said_null() -> None:
+    call = {"id": "1", "function": {"name": "add", "arguments": {"a": None}}}
+    silent = {"role": "assistant", "content": None}
+    made = template_messages(chat(messages=[HELLO, silent, {**silent, "tool_calls": [call]}]).messages)
+    assert made[1] == {"role": "assistant", "content": ""}
+    assert made[2]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": None}}
+    assert refused(messages=[{"role": "user", "content": None}]) == (400, "messages[0].content")
+    call["function"]["arguments"] = "[]"  # type: ignore[index]
+    assert refused(messages=[{"role": "assistant", "tool_calls": [call]}]) == (
+        400,
+        "messages[0].tool_calls[0].function.arguments",
+    )
+
+
 def test_what_is_wrong_with_the_result_of_a_tool_is_named() -> None:
     result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "4", "id": None}]}
     body = {"messages": [{"role": "user", "content": [result]}]}
@@ -98,6 +112,51 @@ def test_a_conversation_of_thoughts_alone_cannot_be_answered() -> None:
     request = decode(json.dumps({"input": [{"type": "reasoning"}]}).encode(), ResponsesRequest)
     with pytest.raises(Refusal, match="input"):
         request.task()
+
+
+def test_thoughts_are_a_part_of_what_a_response_says_or_calls_after_them() -> None:
+    def thought(text: str) -> dict[str, object]:
+        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    asked = [
+        HELLO,
+        thought("A call."),
+        call,
+        thought("And another."),
+        {**call, "call_id": "2"},
+        {"type": "function_call_output", "call_id": "1", "output": "4"},
+        thought("That is it."),
+        {"role": "assistant", "content": "It is 4."},
+        thought("Cut off."),
+        HELLO,
+        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+        {"role": "assistant", "content": "Yes."},
+    ]
+    made = convert({"input": asked}, ResponsesRequest).task().messages
+    assert [(one["role"], one.get("reasoning_content")) for one in made] == [
+        ("user", None),
+        ("assistant", "A call.\n\nAnd another."),
+        ("tool", None),
+        ("assistant", "That is it."),
+        ("user", None),
+        ("assistant", None),
+    ]
+    assert [called["id"] for called in made[1]["tool_calls"]] == ["1", "2"]
+
+
+def test_the_stamp_of_claude_code_does_not_make_beginnings_differ() -> None:
+    def system_of(stamp: str, system: str = "x-anthropic-billing-header: cc_version=2.1.e51; cch={};You help.") -> str:
+        blocks = [{"type": "text", "text": system.format(stamp)}, {"type": "text", "text": "Be kind; cch=a."}]
+        body = {"messages": [HELLO], "system": blocks}
+        said: str = convert(body, CountRequest).task().messages[0]["content"]
+        assert convert({**body, "system": system.format(stamp)}, CountRequest).task().messages[0]["content"] in said
+        return said
+
+    assert system_of("a5145") == system_of("0ff1c")
+    assert system_of("a5145").endswith("cch=00000;You help.\n\nBe kind; cch=a.")
+    quoted = "Of x-anthropic-billing-header: cch={};"
+    assert system_of("a5145", quoted) != system_of("0ff1c", quoted)
 
 
 def test_all_thoughts_of_a_message_are_the_models() -> None:

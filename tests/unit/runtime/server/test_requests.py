@@ -36,9 +36,10 @@ def test_sampling() -> None:
         temperature=0, top_p=0.5, top_k=0, min_p=0.1, seed=5, stop=("END",)
     )
     assert chat(stop=["a", "", "b"]).sampling(defaults).stop == ("a", "b")
-    assert chat(seed=-1).sampling(defaults).seed is None
     seeded = SamplingConfig(seed=5)
-    assert (chat(seed=-1).sampling(seeded).seed, chat().sampling(seeded).seed) == (None, 5)
+    assert chat().sampling(seeded).seed == 5
+    for drawn in (-1, 2**32 - 1):
+        assert (chat(seed=drawn).sampling(defaults).seed, chat(seed=drawn).sampling(seeded).seed) == (None, None)
     assert 0 <= (chat(seed=2**63 - 1).sampling(defaults).seed or -1) < 2**32 - 1
     assert chat(top_p=0).sampling(defaults).top_p > 0
 
@@ -51,6 +52,19 @@ def test_null_is_the_same_as_nothing_said_to_templates_too() -> None:
     assert chat(chat_template_kwargs={"enable_thinking": None, "reasoning_effort": "low"}).variables() == {
         "reasoning_effort": "low"
     }
+
+
+def test_no_effort_is_no_thought_unless_the_template_is_told_otherwise() -> None:
+    kinds = (
+        (chat(reasoning_effort="none"), False),
+        (chat(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True}), True),
+        (chat(reasoning_effort="high"), True),
+        (convert({"input": "x", "reasoning": {"effort": "none"}}, ResponsesRequest), False),
+        (convert({"input": "x", "reasoning": {"effort": "high"}}, ResponsesRequest), True),
+    )
+    assert [asked.task().variables["enable_thinking"] for asked, _ in kinds] == [thinks for _, thinks in kinds]
+    told = chat(reasoning_effort="none", chat_template_kwargs={"reasoning_effort": "low"}).variables()
+    assert told["reasoning_effort"] == "low"
 
 
 @pytest.mark.parametrize(

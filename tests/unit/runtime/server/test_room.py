@@ -81,7 +81,14 @@ async def ask(guard: Guard, send: Callable[[Message], Any]) -> None:
         await anyio.sleep_forever()
         raise AssertionError
 
-    scope = {"type": "http", "method": "GET", "path": "/", "scheme": "http", "headers": [(b"host", b"localhost")]}
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/",
+        "scheme": "http",
+        "http_version": "1.1",
+        "headers": [(b"host", b"localhost")],
+    }
     await guard(scope, receive, send)
 
 

@@ -26,7 +26,7 @@ async def answered(whole: Callable[[Any], bytes], top_logprobs: int | None) -> b
         return Job([1], SamplingConfig(top_logprobs=top_logprobs))
 
     form = SimpleNamespace(begin=lambda *_: b"", whole=whole)
-    model = SimpleNamespace(embedding=None, context_tokens=100)
+    model = SimpleNamespace(embedding=None, context_tokens=100, check_tokens=lambda *_: None)
     served = SimpleNamespace(model=model, answering=None, counts=None, name="model")
     response = AnswerResponse(None, None, make_job, form, False)  # type: ignore[arg-type]
     sender, receiver = anyio.create_memory_object_stream[Any](1)

@@ -1,0 +1,112 @@
+"""What is generated for a request: salts, how many answers and tokens, and tokens that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.server.apis.anthropic_messages import MessagesRequest
+from edge_run.runtime.server.apis.llama_server import NativeCompletionRequest, native_job
+from edge_run.runtime.server.apis.ollama import OllamaChatRequest, OllamaGenerateRequest, generate_job
+from edge_run.runtime.server.apis.openai_chat import ChatRequest, chat_job
+from edge_run.runtime.server.apis.openai_completions import CompletionRequest, completion_job
+from edge_run.runtime.server.apis.responses import ResponsesRequest
+from edge_run.runtime.server.bodies import convert
+from edge_run.runtime.server.catalogue.served_model import AnswerDefaults, Preparing, ServedModel
+from edge_run.runtime.server.counts import Counts
+from edge_run.runtime.server.generating import Job
+from edge_run.runtime.server.refusals import Refusal
+
+pytestmark = pytest.mark.anyio
+
+Make = Callable[[Any, ServedModel], Awaitable[Job]]
+MESSAGES = [{"role": "user", "content": "Hello"}]
+VOCABULARY = 256
+
+
+class Letters:
+    """A model of which each letter is a token."""
+
+    context_tokens, has_chat_template, chat_template = 64, True, ""
+
+    def __init__(self, keeps_prompts: bool = False) -> None:
+        self.keeps_prompts = keeps_prompts
+
+    def prompt_tokens(self, text: str) -> list[int]:
+        return [*text.encode()]
+
+    def chat_prompt(self, messages: Any, variables: Any) -> str:
+        return "prompt"
+
+    def check_tokens(self, what: str, tokens: list[int]) -> None:
+        if max(tokens) >= VOCABULARY:
+            raise ConfigError(f"{what}: no such token")
+
+
+def served(keeps_prompts: bool = False) -> ServedModel:
+    model: Any = Letters(keeps_prompts)
+    return ServedModel("x", model, None, AnswerDefaults(), Preparing(), Counts())  # type: ignore[arg-type]
+
+
+async def task_job(asked: Any, model: ServedModel) -> Job:
+    job: Job = await asked.task().job(model, SamplingConfig(), 1)
+    return job
+
+
+async def prompt_job(asked: OllamaGenerateRequest, model: ServedModel) -> Job:
+    return await generate_job(asked, asked.prompt or "", model)
+
+
+@pytest.mark.parametrize(
+    ("make_job", "kind", "body"),
+    [
+        (native_job, NativeCompletionRequest, {"prompt": "a"}),
+        (completion_job, CompletionRequest, {"prompt": "a"}),
+        (chat_job, ChatRequest, {"messages": MESSAGES}),
+        (task_job, MessagesRequest, {"messages": MESSAGES, "max_tokens": 1}),
+        (task_job, ResponsesRequest, {"input": "a"}),
+        (task_job, OllamaChatRequest, {"messages": MESSAGES}),
+        (prompt_job, OllamaGenerateRequest, {"prompt": "a"}),
+        (prompt_job, OllamaGenerateRequest, {"prompt": "a", "raw": True}),
+    ],
+)
+async def test_a_salt_counts_at_every_api(make_job: Make, kind: type, body: dict[str, Any]) -> None:
+    assert (await make_job(convert(body, kind), served())).salt == ""
+    salted: Any = convert({**body, "cache_salt": "x"}, kind)
+    assert (await make_job(salted, served())).salt == "x"
+    with pytest.raises(Refusal, match="cache_salt"):
+        await make_job(salted, served(keeps_prompts=True))
+
+
+@pytest.mark.parametrize(
+    ("make_job", "kind", "body", "choices", "most"),
+    [
+        (native_job, NativeCompletionRequest, {}, 1, None),
+        (native_job, NativeCompletionRequest, {"n": 2, "max_tokens": 7}, 2, 7),
+        (native_job, NativeCompletionRequest, {"n": 2, "n_cmpl": 3, "max_completion_tokens": 5, "max_tokens": 7}, 3, 5),
+        (native_job, NativeCompletionRequest, {"n_predict": 0, "max_completion_tokens": 5}, 1, 0),
+        (completion_job, CompletionRequest, {}, 1, 16),
+        (completion_job, CompletionRequest, {"n": 2, "max_completion_tokens": 5, "max_tokens": 7}, 2, 5),
+    ],
+)
+async def test_how_many_answers_and_tokens(
+    make_job: Make, kind: type, body: dict[str, Any], choices: int, most: int | None
+) -> None:
+    job = await make_job(convert({"prompt": "a", **body}, kind), served())
+    assert (job.choices, job.max_tokens) == (choices, most)
+    many = {**body, "prompt": ["a"] * 5, "n": 16, "n_cmpl": 16}
+    with pytest.raises(Refusal, match="more than 64 answers"):
+        await make_job(convert(many, kind), served())
+
+
+@pytest.mark.parametrize(
+    ("make_job", "kind"), [(native_job, NativeCompletionRequest), (completion_job, CompletionRequest)]
+)
+async def test_tokens_that_there_are_not_are_refused_before_the_model_is_asked(make_job: Make, kind: type) -> None:
+    for prompt in ([VOCABULARY], [[1], [VOCABULARY]]):
+        with pytest.raises(ConfigError, match="prompt: no such token"):
+            await make_job(convert({"prompt": prompt}, kind), served())
