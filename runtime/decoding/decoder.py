@@ -20,22 +20,7 @@ from edge_run.runtime.llama.model import STOPPED, LlamaContext, LlamaModel
 from edge_run.runtime.llama.pass_batch import PassBatch
 from edge_run.runtime.llama.rollback import Rollback
 from edge_run.tiers.kv.cells import CellCount
-
-
-class RowWatcher:
-    """What is told of the rows in a context's cells as they come and go; this one does nothing with it."""
-
-    def ran(self, tokens: Sequence[BatchToken]) -> None:
-        """A pass has computed rows for `tokens`."""
-
-    def cut(self, sequence: int, position: int) -> None:
-        """`sequence` is about to lose its rows from `position` on."""
-
-    def taken_back(self, n_tokens: int) -> None:
-        """Passes over up to `n_tokens` tokens were begun, not all of which have `ran`: they are about to be cut."""
-
-    def branched(self, position: int) -> None:
-        """Several sequences have tokens from `position` on: cells need not be in the order of the text there."""
+from edge_run.tiers.kv.row_watcher import RowWatcher
 
 
 class LocalDecoder:
@@ -78,7 +63,7 @@ class LocalDecoder:
         self._batch = PassBatch(self._width, shape.sequences)
         self._rows = context.rows
         self.keeps_whole_passes = False
-        self.watcher, self._rollback = RowWatcher(), Rollback(context.rollback_tokens)
+        self.watcher, self._rollback = RowWatcher(), Rollback(context.rollback_tokens, has_state=model.is_recurrent)
         has_padding = shape.is_exact and not (model.is_recurrent or shape.pooling)
         self._has_streams, self._has_logits = shape.has_streams, not shape.pooling
         self._least_tokens = LEAST_TOKENS if shape.is_exact else 1  # of a sequence in a pass that several share
@@ -128,8 +113,14 @@ class LocalDecoder:
         self._run(batch, None)
 
     def take_back(self, batch: Sequence[BatchToken]) -> None:
-        """Remove the tokens that `batch` added; a sequence that cannot be cut is emptied."""
+        """Remove the tokens that `batch` added; a sequence that cannot be cut is emptied.
+
+        All are where a pass of several failed that had begun to move recurrent state, of other sequences too.
+        """
         self.limits.check_batch(batch)
+        if self._rollback.is_torn:
+            self.clear()
+            return
         for sequence in {token.sequence for token in batch}:
             self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))
         for branch in {branch for token in batch for branch in token.branches}:
@@ -142,10 +133,12 @@ class LocalDecoder:
         self.limits.check_position(position)
         memory = self._context.memory
         self.watcher.cut(sequence, position)
-        window = self._model.sliding_window_tokens
+        n_cut = max(0, L.llama_memory_seq_pos_max(memory, sequence) + 1 - position)
         # A sliding-window cache has dropped what the tokens before `position` would look at: such a cut starts anew.
+        # Where there is state too, whether that can be cut decides: it can by tokens of the last pass, if at all.
+        window = self._model.sliding_window_tokens if n_cut and not self._model.is_recurrent else 0
         is_lost = window and position and L.llama_memory_seq_pos_min(memory, sequence) > max(0, position - window)
-        has_state = self._rollback.cut(sequence, max(0, L.llama_memory_seq_pos_max(memory, sequence) + 1 - position))
+        has_state = self._rollback.cut(sequence, n_cut)
         if is_lost or not has_state or not L.llama_memory_seq_rm(memory, sequence, position, -1):
             self._empty(sequence)
             position = 0
@@ -250,6 +243,8 @@ class LocalDecoder:
         """Empty all sequences."""
         self.watcher.cut(0, 0)
         L.llama_memory_clear(self._context.memory, False)
+        self._rollback.clear()
+        self.watcher.cleared()
         self._is_cut = True
 
     def close(self) -> None:
@@ -367,6 +362,7 @@ class LocalDecoder:
 
     def _check_code(self, code: int, n_tokens: int) -> None:
         if code == 1:
+            self._rollback.refused()
             self.limits.refuse_more(self._context.context_tokens)
         if code != 0:
             raise KernelError(

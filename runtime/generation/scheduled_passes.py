@@ -149,6 +149,7 @@ class ScheduledPasses:
         except BaseException:
             self._undo(planned, trees)
             self.abandon()
+            self._look_at_all()
             raise
         self._in_flight.append(replace(begun, first_cell=self._pool.next_cell))
         self._scheduler.begun(planned)
@@ -163,6 +164,7 @@ class ScheduledPasses:
             rows = self._queue.finish()
         except BaseException:
             self.abandon()
+            self._look_at_all()
             raise
         begun = self._in_flight.popleft()
         return begun, _parts(begun, rows)
@@ -214,6 +216,12 @@ class ScheduledPasses:
             self._empty(tree.sequences[1:])
         for part in planned.parts:
             self._scheduler.placed(part.sequence, self._decoder.rewind(part.sequence, part.start))
+
+    def _look_at_all(self) -> None:
+        """Note what sequences hold after a pass that failed: those that were not in it may have lost their state."""
+        for sequence, _ in self._pool.holding_since(0):
+            held = self._decoder.rewind(sequence, self._pool.n_held(sequence))
+            self._scheduler.placed(sequence, held)
 
     def _batch(self, part: PassPart, trees: Mapping[int, SharedTree]) -> list[BatchToken]:
         if tree := trees.get(part.request):

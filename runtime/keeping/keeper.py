@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from edge_run.base.errors import Cancelled, KernelError
+from edge_run.base.errors import Cancelled, ContextFull, KernelError
 from edge_run.base.interrupt import go_on
 from edge_run.base.protocols import BatchToken
 from edge_run.base.units import MIB
-from edge_run.runtime.decoding.decoder import RowWatcher
 from edge_run.runtime.keeping.restoring import NO_ANSWER, RowRestorer
 from edge_run.runtime.keeping.search import BLOCK_PATIENCE_S, PATIENCE_S, KeptPrefix, PatientDrive, PrefixSearch
 from edge_run.runtime.keeping.store import PromptStore, remove
 from edge_run.runtime.keeping.writer import HANG_S, BlockToWrite, BlockWriter, Copies
 from edge_run.tiers.kv.block_file import RowsHead
 from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout
-from edge_run.tiers.kv.record import RowPass, RowRecord, last_stop, reading
+from edge_run.tiers.kv.record import RowPass, RowRecord, first_without_room, last_stop, reading
+from edge_run.tiers.kv.row_watcher import RowWatcher
 from edge_run.tiers.kv.saving import SavingBlocks
 
 _MOST_TRIES = 3  # at a prompt of which files turn out to be damaged
@@ -116,6 +116,9 @@ class PromptKeeper(RowWatcher):
             tried.append(prefix)
             try:
                 result, failure = self._restore(prefix, prompt)
+            except ContextFull:  # which is empty now
+                result = 0
+                break
             except KernelError as error:
                 self._is_off, result = True, 0
                 self._say(f"prompt cache: off: {error}")
@@ -163,7 +166,11 @@ class PromptKeeper(RowWatcher):
             self._snapshot()
 
     def cut(self, sequence: int, position: int) -> None:
-        """Let no block be written that is about to lose rows."""
+        """Let no block be written that is about to lose rows.
+
+        Of what is not kept by rows no more is kept before the context is cleared: a sequence that is emptied may get
+        other memory for its recurrent state than the first one of a new context.
+        """
         if self._is_placing or sequence:
             return
         if not position:
@@ -171,10 +178,15 @@ class PromptKeeper(RowWatcher):
         with self._writer.lock:
             self._states.cut(position)
         last = self._record.passes[-1] if self._record.passes else None
-        if self._layout.needs_snapshots and last and 0 < position < last.start + (last.width > 1):
+        is_within = last and 0 < position < last.start + (last.width > 1)
+        if self._layout.needs_snapshots and (is_within or not position):
             self._record.lose(0)  # a ring is not what passes up to there would have left
         else:
             self._record.cut(position)
+
+    def cleared(self) -> None:
+        """Keep what comes next."""
+        self._record.cut(0)
 
     def taken_back(self, n_tokens: int) -> None:
         """Keep nothing of a ring in which passes began to overwrite what no window reaches.
@@ -204,7 +216,8 @@ class PromptKeeper(RowWatcher):
             common = next((i for i, (ours, theirs) in enumerate(same) if ours != theirs), len(expected.tokens))
             common = min(common, len(prompt))
             begun = None if expected.passes is None else [one for one in expected.passes if one.start < common]
-            other, _ = self._search.longest(expected.tokens[:common], begun, min(most, common))
+            room = first_without_room(begun or (), self._restorer.context_tokens, self._width)
+            other, _ = self._search.longest(expected.tokens[:common], begun, min(most, common, room))
             if other and (best is None or other.position > best.position):
                 best = other
         return best

@@ -58,6 +58,11 @@ class RowRestorer:
         self._decoder, self._layout, self._key, self._width, self._check = decoder, layout, key, width, check
         self._rows_at = {tensor.address for tensor in layout.rows if tensor.n_rows == 1}
 
+    @property
+    def context_tokens(self) -> int:
+        """The tokens that the context has room for."""
+        return self._decoder.capabilities.context_tokens
+
     def restore(self, prefix: KeptPrefix, tokens: Sequence[int]) -> tuple[int, str]:
         """Make the context hold the first `prefix.position` tokens of `tokens`.
 

@@ -152,10 +152,14 @@ class MeshDecoder:
         able, is_long = self.capabilities, len(command.batch) > self.capabilities.micro_batch_tokens
         # Others may be a pass ahead, and state that cannot be cut, or cells that a window has left, may be gone there.
         can_cut = able.can_rewind and not (is_long and self._local.limits.has_window)
-        for sequence, first in _beginnings(command.batch).items():
+        beginnings = _beginnings(command.batch)
+        for sequence, first in beginnings.items():
             end = self._local.rewind(sequence, first if can_cut else 0)
             self._run.log.rewind(sequence, end)
         self._run.stop(command)
+        if not able.can_rewind and len(beginnings) > 1:  # a device that was in it has emptied all (`Rollback.is_torn`)
+            for sequence in range(able.sequences):
+                self.rewind(sequence, 0)
 
 
 def _beginnings(batch: Sequence[BatchToken]) -> dict[int, int]:

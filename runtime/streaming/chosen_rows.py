@@ -106,8 +106,8 @@ class ChosenRows:
         chosen = self._chosen(q, k)
         self._there += self._n_rows
         self._looked_at += self._n_rows if chosen is None else int(chosen.sum())
-        if chosen is not None:
-            last[: self._n_rows] = np.where(chosen, original[: self._n_rows], HIDDEN)
+        visible_now = original[: self._n_rows]  # where all are looked at too: the layer before may have hidden some
+        last[: self._n_rows] = visible_now if chosen is None else np.where(chosen, visible_now, HIDDEN)
         return chosen
 
     def learn(self, address: int) -> None:
@@ -136,7 +136,7 @@ class ChosenRows:
 
     def _chosen(self, q: Any, k: Any) -> Choice | None:
         if self._n_rows <= self._keep_rows:
-            return None  # of all layers, so that none has hidden any
+            return None
         if not self._is_asked:
             self._learn(k, self._n_rows - 1)  # what no pass has told of, as rows that came back from a file
         bounds = self._bounds_of(k)

@@ -109,3 +109,33 @@ def test_it_can_be_cancelled_while_rows_are_read(folder: Path, tmp_path: Path) -
     assert (stopped.finish_reason, stopped.completion_tokens) == ("cancelled", 0)
     assert again.cached_tokens == 256
     assert said([again]) == said(wanted)
+
+
+@pytest.mark.parametrize("name", ["mamba", "falcon-h1"])
+def test_what_a_sequence_computes_after_others_is_not_kept_for_a_new_context(
+    name: str, folder: Path, tmp_path: Path
+) -> None:
+    """llama.cpp has the state of its text where that of the second sequence was; restored, it would be the first's."""
+    path, options = make_model(name, folder), {**OPTIONS, "context_tokens": 256, "sequences": 2}
+    late = [*TOKENS[500:640]]
+    with Model(path, **options) as model:
+        (wanted,) = answers(model, late)
+    with Model(path, **options, prompt_cache=tmp_path) as model:
+        batch, ended = model.open_batch(), dict[int, Any]()
+
+        def submit(prompt: Sequence[int], n_tokens: int) -> int:
+            request = make_request(prompt, **{**GREEDY, "max_tokens": n_tokens})
+            return batch.submit(model.begin(request), Turn())
+
+        def finish(number: int) -> Any:
+            while number not in ended:
+                ended.update((event.request, event.piece) for event in batch.advance() if event.is_last)
+            return ended[number].generation
+
+        numbers = [submit(TOKENS[:130], 3), submit(TOKENS[200:260], 150)]  # the second makes the first's rest go
+        for number in numbers:
+            finish(number)
+        assert said([finish(submit(late, 9))]) == said([wanted])
+    with Model(path, **options, prompt_cache=tmp_path) as model:
+        (found,) = answers(model, late)
+        assert said([found]) == said([wanted])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from edge_run.runtime.planning.speculation_shape import ROLLBACK_TOKENS, ROLLING
 from edge_run.runtime.speculation.drafting import Guess, Guesses, WantedGuesses
 from exactness import open_at
 from in_child import in_child
-from tiny_models import make_model
+from recipes.recipe import WINDOW
+from tiny_models import ARCHITECTURES, make_model
 
 OPTIONS: dict[str, Any] = {"threads": 1, "context_tokens": 256, "micro_batch_tokens": 32}
 PROMPT = [3, 4, 5, 6] * 5
@@ -135,4 +137,30 @@ def test_state_that_the_last_pass_did_not_keep_is_not_gone_back_to(folder: Path,
     end = 0
     decode(20)
     assert np.array_equal(after, decode(3))
+    engine.close()
+
+
+@in_child
+def test_what_is_not_cut_stays_where_attention_has_a_window_too(folder: Path) -> None:
+    """llama.cpp says of such memory that it begins where it ends."""
+    recipe = ARCHITECTURES["lfm2"]
+    ARCHITECTURES["lfm2-window"] = replace(recipe, metadata={**recipe.metadata, **WINDOW})
+    options = {**OPTIONS, "rollback_tokens": ROLLBACK_TOKENS, "outputs_per_pass": ROLLBACK_TOKENS + 1}
+    engine = open_at(make_model("lfm2-window", folder), 1.5, options)
+    assert engine.model.sliding_window_tokens
+    decoder = engine.decoder
+
+    def decode(start: int, stop: int) -> np.ndarray:
+        tokens = [BatchToken(7 + 5 * i % 97, i, 0, i == stop - 1) for i in range(start, stop)]
+        return decoder.decode(tokens).copy()
+
+    decode(0, 150)
+    assert decoder.rewind(0, 150) == 150
+    decode(150, 158)
+    assert decoder.rewind(0, 155) == 155
+    found = decode(155, 157)
+    decoder.clear()
+    for start, stop in ((0, 150), (150, 155), (155, 157)):
+        wanted = decode(start, stop)
+    assert np.allclose(found, wanted, atol=1e-3)
     engine.close()

@@ -15,6 +15,7 @@ import pytest
 from gguf import GGUFReader
 from numpy.typing import NDArray
 
+from edge_run.runtime.planning.speculation_shape import RECURRENT
 from llama_tensors import silence_llama_logs
 from recipes.recipe import N_EXPERT
 from tiny_models import ARCHITECTURES, N_VOCAB, make_model, split_model
@@ -74,6 +75,21 @@ def test_llama_computes_with_every_architecture(name: str) -> None:
     assert np.isfinite(logits).all()
     assert (logits.std(axis=1) > 1e-3).all(), "the same logit for every token"
     assert (logits[1:] != logits[:-1]).any(axis=1).all(), "the same logits at every position"
+
+
+def test_what_has_recurrent_state_is_known_without_loading_it() -> None:
+    """Names of tensors do not say it of all."""
+    params = low.llama_model_default_params()
+    params.vocab_only = True
+    found = set[str]()
+    for name, recipe in ARCHITECTURES.items():
+        path = make_model(name, Path(os.environ["TINY_MODELS"]))
+        model = low.llama_model_load_from_file(os.fsencode(path), params)
+        assert model, name
+        if low.llama_model_is_recurrent(model) or low.llama_model_is_hybrid(model):
+            found.add(recipe.architecture)
+        low.llama_model_free(model)
+    assert found == RECURRENT
 
 
 @pytest.mark.parametrize("quantisation", ["Q8_0", "Q4_0", "Q4_K_M"])

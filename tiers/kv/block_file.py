@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-FORMAT = 1
+FORMAT = 2
 _MAGIC = b"EDGEROWS"
 _HEAD = struct.Struct("<8sII16sQ")  # magic, format, tokens, the model's key, bytes of memory
 _SUM = struct.Struct("<I")

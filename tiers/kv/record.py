@@ -96,6 +96,15 @@ def last_stop(passes: Sequence[RowPass] | None, most: int) -> int:
     return start + width if number + 1 == len(passes) and start + width <= most else start
 
 
+def first_without_room(passes: Sequence[RowPass], context_tokens: int, width: int) -> int:
+    """Return before which position all of `passes` can run in a context of so many tokens, `width` in a pass at most.
+
+    A pass takes cells for all of its tokens, also for those that were cut later.
+    """
+    bad = (one.start for one in passes if one.start + one.width > context_tokens or one.width > width)
+    return next(bad, context_tokens)
+
+
 def block_names(root: bytes, tokens: Sequence[int], passes: Sequence[RowPass] | None) -> list[bytes]:
     """Return the names of the complete blocks of `tokens`: each says all that came before it.
 

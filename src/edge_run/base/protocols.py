@@ -60,8 +60,9 @@ class Decoder(Protocol):
         """Run one batch; return the wanted logits, `(n_wanted, vocabulary)`, in batch order.
 
         The rows stay valid until the next call. Raises ContextFull, KernelError, TierReadError, or Cancelled;
-        after an error no position of this batch is kept (or, where state cannot be cut, the sequence is empty). One
-        that is told to keep whole passes may do so after Cancelled: `rewind` says where the sequence ends then.
+        after an error no position of this batch is kept (or, where state cannot be cut, the sequence is empty; with a
+        batch of several, others may be too). One that is told to keep whole passes may do so after Cancelled. `rewind`
+        says where a sequence ends then.
         """
         ...
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cells import CONTEXT, Cells, row_of
-from edge_run.base.errors import ContextFull, KernelError
+from edge_run.base.errors import Cancelled, ContextFull, KernelError
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.generation.scheduled_passes import BegunPass, ScheduledPasses
@@ -164,3 +164,65 @@ def test_a_pass_without_room_is_computed_without_the_youngest_who_holds_nothing_
     assert served.compute() == []
     assert served.scheduler.running() == [served.first]
     assert served.compute() == [served.first]
+
+
+class Torn:
+    """A decoder of three sequences with recurrent state: where a pass fails, all lose theirs."""
+
+    def __init__(self) -> None:
+        self.capabilities = Capabilities(CELLS, CELLS, 3, 4, can_rewind=False)
+        self.lengths, self.fails = [0, 0, 0], False
+
+    def decode(self, batch: Sequence[BatchToken]) -> Logits:
+        if self.fails:
+            self.lengths = [0, 0, 0]
+            raise Cancelled("the pass was cancelled")
+        for token in batch:
+            assert token.position == self.lengths[token.sequence], "nothing is computed after what is not there"
+            self.lengths[token.sequence] += 1
+        return np.zeros((sum(token.wants_logits for token in batch), 4), np.float32)
+
+    def rewind(self, sequence: int, position: int) -> int:
+        self.lengths[sequence] *= position >= self.lengths[sequence]  # else it cannot be cut, and is emptied
+        return self.lengths[sequence]
+
+    def branch(self, sequence: int, branches: Sequence[int]) -> None:
+        raise AssertionError("state has no branches")
+
+    def keep(self, sequence: int, position: int, branch: int, branches: Sequence[int]) -> None:
+        raise AssertionError("no guess is verified")
+
+
+def test_what_sequences_beside_a_failed_pass_have_lost_is_computed_again() -> None:
+    """The state of one that lies between those of the pass may be another text's by then."""
+    pool, decoder = SequencePool(3, CELLS, can_rewind=False, can_share=False), Torn()
+    rules = PassRules(CELLS, has_equal_parts=True)
+    scheduler = Scheduler(pool, PassWidths(WidthCosts(), CELLS), lambda: 0.0, rules)
+    passes = ScheduledPasses(scheduler, pool, decoder)
+
+    def compute() -> None:
+        planned = passes.plan()
+        assert planned is not None
+        assert passes.begin(BegunPass(planned, {}))
+        passes.finish()
+
+    numbers = [scheduler.submit([one, 2, 3]) for one in range(3)]
+    passes.admit()
+    for _ in numbers:
+        compute()
+    scheduler.end(numbers[1])
+    for number in (numbers[0], numbers[2]):
+        scheduler.append(number, 0)
+    assert [pool.n_held(one) for one in range(3)] == [3, 3, 3]
+    decoder.fails = True
+    with pytest.raises(Cancelled):
+        compute()
+    assert [pool.n_held(one) for one in range(3)] == [0, 0, 0]
+    assert [scheduler.n_held(number) for number in (numbers[0], numbers[2])] == [0, 0]
+    decoder.fails = False
+    again = scheduler.submit([1, 2, 3, 0])
+    passes.admit()
+    assert scheduler.n_held(again) == 0
+    for _ in range(3):
+        compute()
+    pool.check()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edge_run.base.errors import Cancelled
+from edge_run.base.errors import Cancelled, ContextFull
 from edge_run.base.protocols import BatchToken
 from edge_run.runtime.keeping import keeper, search, writer
 from edge_run.runtime.keeping.identity import KeptIdentity
@@ -180,3 +181,47 @@ def test_a_drive_that_hangs_at_a_snapshot_is_gone_on_without(tmp_path: Path, mon
     assert one.keeper._drive._thread is not None
     assert one.keeper._drive._thread.has_ended.wait(20)
     assert not late, "the state is that of a later token by now"
+
+
+def test_what_an_emptied_sequence_computes_is_not_kept_before_the_context_is_cleared(tmp_path: Path) -> None:
+    """Its state may lie elsewhere than that of the first sequence of a new context, where it would be put back."""
+    one = Conversation(tmp_path)
+    kept = one.answer()
+    one.keeper.cut(0, 0)
+    one.n_tokens = 0
+    assert one.answer(3) == kept
+    one.keeper.cut(0, 0)
+    one.keeper.cleared()
+    one.n_tokens = 0
+    assert len(one.answer(2) - kept) == 1
+
+
+@pytest.mark.parametrize(("width", "room"), [(8, 16), (64, 72), (65, 73)])
+def test_a_conversation_is_gone_on_with_where_its_passes_have_room(tmp_path: Path, width: int, room: int) -> None:
+    """A pass of guesses took cells for all of them: there was room in a longer context."""
+    one, tokens = Conversation(tmp_path), list(range(10))
+    passes = [RowPass(0, 8), RowPass(8, width)]
+    path = one.keeper._search.snapshot_path(tokens, passes)
+    path.touch()
+    one.keeper.expect(keeper.ConversationRows(tokens, passes))
+    for context_tokens in (room - 1, room):
+        one.keeper._restorer = SimpleNamespace(context_tokens=context_tokens)  # type: ignore[assignment]
+        found = one.keeper._longest([*tokens, 10])
+        if context_tokens < room or width > 64:  # of tokens in a pass
+            assert found is None
+        else:
+            assert found is not None
+            assert (found.position, found.snapshot) == (10, path)
+
+
+def test_rows_that_have_no_room_are_computed_again(tmp_path: Path) -> None:
+    class Full:
+        def restore(self, prefix: object, tokens: object) -> tuple[int, str]:
+            raise ContextFull("the context is full")
+
+    one, tokens = Conversation(tmp_path), list(range(10))
+    one.keeper._restorer = Full()  # type: ignore[assignment]
+    one.keeper._search.snapshot_path(tokens[:9], [RowPass(0, 10)]).touch()
+    assert one.keeper.resume(tokens, 1) == 0
+    assert not one.keeper._is_off
+    assert not one.said
