@@ -187,6 +187,11 @@ def advise_working_memory(address: int, length: int, *, is_sparse: bool = False)
         _madvise(address, length, advice)
 
 
+def use_small_pages(address: int, length: int) -> None:
+    """Have the kernel map page by page a range of which only parts are in use. This is advice."""
+    _madvise(address, length, _MADV_NOHUGEPAGE)
+
+
 def join_pages(address: int, length: int) -> None:
     """Have the kernel keep a range in huge pages from now on, also where it would not by itself.
 

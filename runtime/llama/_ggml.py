@@ -301,8 +301,13 @@ def floats_at(address: int, count: int) -> npt.NDArray[np.float32]:
 
 
 def float_rows(pointer: Any, columns: int) -> npt.NDArray[np.float32]:
-    """Return one row of `columns` floats at a ctypes pointer, `(columns,)`, without copying."""
-    return floats_at(address_of(pointer), columns)
+    """Return one row of `columns` floats at a ctypes pointer, `(columns,)`, without copying.
+
+    Raises KernelError where it points nowhere.
+    """
+    if not (address := address_of(pointer)):
+        raise KernelError("llama.cpp has no row where a pass was to give one")
+    return floats_at(address, columns)
 
 
 def address_of(pointer: Any) -> int:

@@ -36,6 +36,7 @@ class LogitRows:
         """
         self._most_rows, self._vocabulary, self._own = most_rows, vocabulary, own
         self._own_rows = self._own_dirty = own_rows
+        self._seen = 0, 0  # where llama.cpp's rows were, and how many, when they were freed last
         self._memory: mmap.mmap | bytearray = bytearray()
         self._rows: Logits | None = None
         self._dirty = 0
@@ -46,7 +47,9 @@ class LogitRows:
         if n_rows > self._most_rows:
             return self._new(n_rows)[1]
         if self._rows is None:
-            self._memory, self._rows = self._new(self._most_rows)  # no memory before they are written
+            self._memory, self._rows = self._new(self._most_rows)
+            if not isinstance(self._memory, mmap.mmap):  # else no memory is taken before they are written
+                self._dirty = self._most_rows
         if self.is_lent and n_rows < self._dirty:
             self._drop_from(n_rows)
         self._dirty = max(self._dirty, n_rows)
@@ -75,11 +78,16 @@ class LogitRows:
         return LOGIT_BYTES * self._vocabulary
 
     def _drop_own_from(self, n_rows: int) -> None:
+        """Free llama.cpp's rows from `n_rows` on, as far as any were written."""
         if not (base := self._own()):
             return
         start = round_up(base + n_rows * self._row_bytes, _libc.PAGE)
-        stop = round_down(base + self._own_rows * self._row_bytes, _libc.PAGE)
-        with contextlib.suppress(OSError):  # a system without such a call has no use for it
+        stop = round_down(base + self._own_dirty * self._row_bytes, _libc.PAGE)
+        with contextlib.suppress(OSError):  # a system without such calls has no use for it
+            if self._seen != (base, self._own_rows):
+                first = round_up(base, _libc.PAGE)
+                _libc.use_small_pages(first, max(0, stop - first))  # only some rows will be in use
+                self._seen = base, self._own_rows
             if start < stop:
                 _libc.drop_pages(start, stop - start)
             self._own_dirty = n_rows
@@ -101,6 +109,10 @@ class LogitRows:
 
 
 def _private_memory(n_bytes: int) -> mmap.mmap:
-    if hasattr(mmap, "MAP_PRIVATE"):  # what is shared, even with nobody, keeps its pages
-        return mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return mmap.mmap(-1, n_bytes)
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, n_bytes)
+    memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # what is shared keeps its pages
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory

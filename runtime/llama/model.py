@@ -25,7 +25,7 @@ from edge_run.runtime.llama.spelling import Spelling
 from edge_run.runtime.llama.splitting import Splitting
 from edge_run.runtime.processes.visitors import Visitors
 
-DECODED, STOPPED = 0, 2  # what llama.cpp returns of a pass; the latter when it was told to stop
+DECODED, STOPPED, FAILED = 0, 2, -3  # what llama.cpp returns of a pass that was begun; 2 when it was told to stop
 
 _Result = TypeVar("_Result")
 _BUFFER = re.compile(r"(\S+) +(?:compute|output) buffer size =\s*([\d.]+) MiB")
@@ -301,7 +301,7 @@ class LlamaContext:
         self.kv_bytes = sum(size for size, _ in self.caches) - self.gpu_kv_bytes
         self.untouched_bytes = min(caches.size_bytes, self.kv_bytes)
         self.sparse_caches: Sequence[tuple[int, int]] = caches.ranges
-        self.rows = self._new_rows(shape, model.vocabulary, may_free=is_sparse)
+        self.rows = self._new_rows(shape, model.vocabulary, may_free=is_sparse and not ggml.check_library())
 
     def _new_rows(self, shape: ContextShape, vocabulary: int, *, may_free: bool) -> LogitRows:
         def address() -> int:
@@ -336,7 +336,7 @@ class LlamaContext:
         """Run llama_decode, and return its code."""
         with _same_cores() if self._pool else contextlib.nullcontext():
             code = int(L.llama_decode(self.handle, batch.handle))
-        if code in (DECODED, STOPPED):
+        if code in (DECODED, STOPPED, FAILED):
             self.rows.note_pass(batch.n_outputs)
         return code
 

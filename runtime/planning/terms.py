@@ -90,7 +90,7 @@ class Terms:
 
     @property
     def most_lent_bytes(self) -> int:
-        """The same while a draft model's weights are not in memory."""
+        """The same for a pass of one text, while a draft model rests."""
         return max(0, self.pool_bytes - self.cell_bytes(1))
 
     @property

@@ -225,8 +225,8 @@ class DraftModel(Closing):
     def rest(self) -> None:
         """Give back what it can do without until it is to guess, if there is a use for it. Between passes only."""
         if self.weights and self.weights.on_leave:
+            self._context.rows.free()  # first: what has left is lent
             self.weights.leave()
-            self._context.rows.free()
 
     def close(self) -> None:
         """Free it. Idempotent."""

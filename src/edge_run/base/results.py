@@ -136,7 +136,7 @@ class Plan:
     device was not measured. expert_bytes: what experts have, where they stream by expert; a pass then reads
     what it lacks of those it uses, and streamed_bytes_per_pass is for one token, if they are chosen as in earlier runs.
     context_tokens: as many as the budget has room for, of the wanted_context_tokens that were asked for.
-    lent_bytes: of buffers, keys and values, what weights have at first while passes are of few tokens;
+    lent_bytes: of all that is not for weights, what these have at first while passes are of few tokens;
     streamed_bytes_per_pass is for those, streamed_bytes_per_batch for passes of many tokens, beside which nothing is
     lent. by_context: how that changes while the context fills. micro_batch_tokens: of one pass of a prompt, which the
     minimum is for. spilled_kv_bytes: keys and values of a full context that have no room in kv_bytes of memory.

@@ -91,7 +91,7 @@ def fail_as_full(*_: object) -> int:
 def test_a_limit_for_the_day_ends_with_the_day(tmp_path: Path) -> None:
     one = Written(tmp_path, daily_bytes=0)
     assert one.save() == 0
-    assert "(--prompt-cache-daily)" in one.writer.failure
+    assert "(prompt_cache_daily=)" in one.writer.failure
     one.store.daily.most_bytes, one.now_s = 1 << 30, writer.REST_S
     assert one.save() == 3
 
@@ -104,7 +104,7 @@ def test_at_the_limit_of_the_day_nothing_is_removed_in_vain(tmp_path: Path) -> N
     full.daily.most_bytes = full.daily.written_bytes
     other = BlockWriter(full, KvLayout([]), SavingBlocks())
     assert not other.write([full.path_of(bytes([1] * 16), 0)], one.head, iter(()))
-    assert "(--prompt-cache-daily)" in other.failure
+    assert "(prompt_cache_daily=)" in other.failure
     assert sorted(tmp_path.rglob("*.rows")) == kept
 
 

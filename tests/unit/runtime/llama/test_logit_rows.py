@@ -88,5 +88,19 @@ def test_what_cannot_be_freed_counts_as_taken(vocabulary: int) -> None:
     rows.free()
     is_heap = vocabulary == 16
     assert idle_row_bytes(OWN, vocabulary) == (0 if is_heap else 2 * (OWN * ROW_BYTES - 2 * _libc.PAGE))
-    assert rows.needed_bytes(1) == 5 * is_heap * 4 * vocabulary
-    assert rows.needed_bytes(OWN) == (OWN - 1 + 5 * is_heap) * 4 * vocabulary
+    held = (MOST - 1) * is_heap  # all of it, from the first batch on
+    assert rows.needed_bytes(1) == held * 4 * vocabulary
+    assert rows.needed_bytes(OWN) == (OWN - 1 + held) * 4 * vocabulary
+
+
+def test_no_huge_pages_lie_under_rows_of_which_some_are_in_use(own: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    advised = list[tuple[int, int]]()
+    monkeypatch.setattr(_libc, "use_small_pages", lambda address, length: advised.append((address, length)))
+    rows = lent(own)
+    for n_outputs in (3, 1, 3):
+        rows.needed_bytes(n_outputs)
+        rows.note_pass(n_outputs)
+    assert advised == [(own, OWN * ROW_BYTES)]
+    rows.note_pass(OWN + 1)
+    rows.needed_bytes(1)
+    assert advised[1:] == [(own, (OWN + 1) * ROW_BYTES)], "llama.cpp has made room for one more"
