@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -60,8 +60,7 @@ class Meaning(NamedTuple):
     calls: tuple[ToolCall, ...] = ()
 
 
-def meaning(parser: OutputParser, pieces: Iterable[str]) -> Meaning:
-    """Return what an answer means, from the pieces of its text as they came."""
-    deltas = [delta for piece in pieces for delta in parser.push(piece)] + parser.finish()
+def meaning(deltas: Sequence[Delta]) -> Meaning:
+    """Return what an answer means, or a part of it, from what a parser made of its text."""
     said, thought = "".join(delta.content for delta in deltas), "".join(delta.reasoning for delta in deltas)
     return Meaning(said, thought, tuple(delta.call for delta in deltas if delta.call))

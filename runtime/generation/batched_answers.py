@@ -381,7 +381,7 @@ class BatchedAnswers(Closing):
         try:
             with system_errors("ending an answer"):  # whose figures are read from the system
                 request = self._forget(number)
-                rest = request.answer.finish()
+                last = request.answer.finish()
                 why = "stop" if request.answer.is_stopped else why
                 generation = report(self._engine, self._meter, request.answer, request.course, why, speculation)
         except EdgeRunError as error:
@@ -389,7 +389,7 @@ class BatchedAnswers(Closing):
         if self._n_sequences > 1:
             numerics = replace(generation.numerics, batching=self._engine.shape.batching)
             generation = replace(generation, numerics=numerics)
-        return Event(number, Piece(rest, (), generation))
+        return Event(number, replace(last, generation=generation))
 
     def _forget(self, number: int) -> _Open:
         request = self._open.pop(number)

@@ -9,7 +9,7 @@ from edge_run.base.closing import Closing
 from edge_run.base.protocols import Logits
 from edge_run.base.results import Piece, TokenLogprobs
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.runtime.formats.output import MakeParser, Meaning, meaning
+from edge_run.runtime.formats.output import Delta, Meaning, OutputParser, meaning
 from edge_run.runtime.generation.sampling import CandidateTable, OpenGrammar, Sampler
 from edge_run.runtime.generation.text import TextStream
 from edge_run.runtime.llama import _ggml as ggml
@@ -28,7 +28,7 @@ class Continuation(Closing):
     dropped_messages: of the conversation that it answers, those that were left out.
     marks: control tokens whose text is a part of the answer's.
     on_read: as of `Request`.
-    parser: makes what tells apart what the answer says and calls; None where no tools were given.
+    parser: tells apart what the answer says, thinks and calls; None where it answers no conversation.
     """
 
     def __init__(
@@ -64,9 +64,10 @@ class Continuation(Closing):
         self.logprobs: list[TokenLogprobs] = []
         self.marks: frozenset[int] = frozenset()
         self.on_read: Callable[[int], object] | None = None
-        self.parser: MakeParser | None = None
+        self.parser: OutputParser | None = None
         self._n_read = -1  # tokens of the prompt; before any was looked for
         self._written: list[str] = []
+        self._deltas: list[Delta] = []
 
     @property
     def seed(self) -> int:
@@ -80,8 +81,8 @@ class Continuation(Closing):
 
     @property
     def meaning(self) -> Meaning:
-        """What the text means; nothing without a parser."""
-        return meaning(self.parser(), self._written) if self.parser else Meaning()
+        """What the text means so far, as far as that is certain; nothing without a parser."""
+        return meaning(self._deltas) if self.parser else Meaning()
 
     @property
     def wants_none(self) -> bool:
@@ -120,8 +121,8 @@ class Continuation(Closing):
         logprobs = self._sampler.logprobs(logits, token)
         if logprobs:
             self.logprobs.append(logprobs)
-        self._written.append(self._text.push(ggml.token_bytes(self._vocab, token, token in self.marks)))
-        return Piece(self._written[-1], (token,), None, logprobs)
+        text = self._text.push(ggml.token_bytes(self._vocab, token, token in self.marks))
+        return self._piece(text, (token,), logprobs)
 
     def why_stop(self) -> str:
         """Return why the answer ends after its last token: `stop`, `length`, or nothing."""
@@ -129,10 +130,20 @@ class Continuation(Closing):
             return "stop"
         return "length" if len(self.tokens) >= self._max_tokens else ""
 
-    def finish(self) -> str:
-        """Return the text that was held back; no token may follow."""
-        self._written.append(self._text.finish())
-        return self._written[-1]
+    def finish(self) -> Piece:
+        """Return what was held back; no token may follow."""
+        return self._piece(self._text.finish(), is_last=True)
+
+    def _piece(
+        self, text: str, tokens: tuple[int, ...] = (), logprobs: TokenLogprobs | None = None, is_last: bool = False
+    ) -> Piece:
+        self._written.append(text)
+        if self.parser is None:
+            return Piece(text, tokens, None, logprobs)
+        deltas = [*self.parser.push(text), *(self.parser.finish() if is_last else ())]
+        self._deltas += deltas
+        content, reasoning, _ = meaning(deltas)
+        return Piece(text, tokens, None, logprobs, content, reasoning)
 
     @property
     def is_stopped(self) -> bool:

@@ -14,7 +14,7 @@ from edge_run.base.errors import ConfigError, NotSupported, option, wording
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.formats.output import MakeParser
+from edge_run.runtime.formats.output import OutputParser
 from edge_run.runtime.formats.tool_use import ToolUse, with_arguments
 from edge_run.runtime.generation.chat import ChatTemplate, leave_out_oldest, plain_messages, without_oldest
 from edge_run.runtime.generation.request import Message, Request
@@ -25,13 +25,13 @@ from edge_run.runtime.llama.prompt_text import CLEARLY_IN_A_CHAT, refuse_what_is
 class ReadRequest:
     """A request as the model has it.
 
-    tokens: of its prompt. marks: control tokens that are a part of the answer's text. parser: makes what tells apart
-    what the answer says and calls; None where no tools were given. dropped_messages: those that were left out.
+    tokens: of its prompt. marks: control tokens that are a part of the answer's text. parser: tells apart what the
+    answer says, thinks and calls; None where it answers no conversation. dropped_messages: those that were left out.
     """
 
     tokens: Sequence[int]
     marks: frozenset[int]
-    parser: MakeParser | None
+    parser: OutputParser | None
     dropped_messages: int
 
 
@@ -161,8 +161,7 @@ class ModelTexts(Closing):
                 n_dropped = len(request.messages) - len(messages)
             chat = use.prompt(self._rendered, messages, {}, request.sampling)
             prompt = chat.text
-            if request.tools:
-                parser, marks = chat.parser, (*marks, *chat.marks)
+            parser, marks = chat.parser(), (*marks, *chat.marks)
         tokens = self.prompt_tokens(prompt) if isinstance(prompt, str) else cast("Sequence[int]", prompt)
         if not tokens:
             raise ConfigError("prompt: is empty; give at least one token")

@@ -7,6 +7,7 @@ import math
 import time
 import weakref
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 
@@ -162,13 +163,13 @@ class Answer:
                 reason = "deadline" if self._is_late else "cancelled"
         with contextlib.suppress(Cancelled):  # the answer is complete; of what was not kept nothing is lost but time
             self._session.finish()
-        rest = continuation.finish()
+        last = continuation.finish()
         if continuation.is_stopped:
             reason = "stop"
         speculation = self._session.speculation()
         course.shifted_tokens = self._session.shifted_tokens
         self.generation = report(self._engine, self._meter, continuation, course, reason, speculation)
-        yield Piece(rest, (), self.generation)
+        yield replace(last, generation=self.generation)
 
     def _why_stop(self) -> str:
         why = self._continuation.why_stop()

@@ -107,7 +107,7 @@ def test_an_answer_that_calls_nothing_is_content(model: Model) -> None:
     assert answer.content == answer.text
     assert answer.message == {"role": "assistant", "content": answer.text}
     plain = model.chat(MESSAGES, max_tokens=6, temperature=0)
-    assert (plain.tool_calls, plain.content) == ((), None)
+    assert (plain.tool_calls, plain.content, plain.reasoning) == ((), plain.text, "")
     assert plain.message == {"role": "assistant", "content": plain.text}
 
 

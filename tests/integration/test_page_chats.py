@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from browser_page import BROWSER, DRIVER, Page, chromium
-from served import served
+from page_double import COUNT
+from served import Served, served
 
 DOUBLE = (str(Path(__file__).parents[1] / "page_double.py"),)
 ROOM_FOR_ONE = """
@@ -21,7 +22,8 @@ ROOM_FOR_ONE = """
         set.call(this, key, text);
     };
 """
-KEPT = "Object.values(localStorage).map((text) => JSON.parse(text).messages[0].content)"
+CHATS = "Object.values(localStorage).map((text) => JSON.parse(text))"
+KEPT = f"{CHATS}.map((one) => one.messages[0].content)"
 FOCUSED = "return document.activeElement.id"
 
 pytestmark = [
@@ -30,13 +32,18 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, Served]]:
+    with chromium(tmp_path_factory.mktemp("browser")) as driver, served(Path("a-model"), program=DOUBLE) as server:
+        yield Page(driver), server
+
+
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    with chromium(tmp_path / "browser") as driver, served(Path("a-model"), program=DOUBLE) as server:
-        page = Page(driver)
-        page.open(server)
-        yield page
-        assert not page.errors()
+def page(rig: tuple[Page, Served]) -> Iterator[Page]:
+    page, server = rig
+    page.open(server)
+    yield page
+    assert not page.errors()
 
 
 def delete(page: Page, which: str) -> None:
@@ -56,6 +63,26 @@ def test_what_had_no_room_is_kept_once_another_chat_is_deleted(page: Page) -> No
         delete(page, f"#list {deleted} .remove")
         page.until("document.getElementById('notice').hidden")
         assert page.js(f"return {KEPT}") == [left]
+
+
+def test_a_chat_that_is_deleted_while_another_one_is_answered(page: Page) -> None:
+    page.say("hello")
+    page.finished()
+    page.one("#new").click()
+    page.say(COUNT)
+    page.sees("article:last-child .text", "0 1")
+    page.until(f"{CHATS}.length === 2")
+    page.one("#list li:last-child button").click()
+    page.sees("article:last-child .text", "hello")
+    for _ in range(2):
+        page.js("document.querySelector('#list [aria-current] + .remove').click()")
+    page.sees("article:last-child .text", "0 1")
+    assert "Press again" in page.text("#said")
+    assert "Cut off" not in page.text("article:last-child")
+    page.one("#stop").click()
+    page.finished()
+    page.sees("article:last-child .state", "Stopped")
+    page.until(f"{CHATS}.length === 1")
 
 
 @pytest.mark.parametrize(("width", "focused"), [(360, "show-conversations"), (1280, "new")])

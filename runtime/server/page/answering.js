@@ -23,13 +23,14 @@ export const OPEN = "open", STOPPED = "stopped", GONE = "gone", REFUSED = "refus
  */
 export async function generate(conversation, answer, model, isChat, signal, changed) {
   const body = { model, stream: true, return_progress: true, ...conversation.settings };
-  const said = conversation.messages.slice(0, -1);
-  if (isChat) { // without what got no answer: of many templates, the roles must alternate
-    const answered = said.filter(({ content }, number) => content && said[number + 1]?.content !== "");
+  // Without what got no answer: of many templates, the roles must alternate.
+  const answered = conversation.messages.slice(0, -1)
+    .filter(({ content }, number, said) => content && said[number + 1]?.content !== "");
+  if (isChat) {
     const system = conversation.system.trim() ? [{ role: "system", content: conversation.system }] : [];
     body.messages = [...system, ...answered.map(({ role, content }) => ({ role, content }))];
   } else {
-    body.prompt = conversation.system + said.map((message) => message.content).join("");
+    body.prompt = conversation.system + answered.map(({ content }) => content).join("");
     body.max_tokens ??= -1; // or it is 16, as OpenAI's
   }
   answer.state = OPEN;

@@ -38,7 +38,7 @@ export class Chat {
   /** Add a message. */
   add(message, running) {
     this.running = running;
-    if (this.conversation.messages.length <= 2 && !this.log.querySelector("article")) this.log.replaceChildren();
+    if (!this.log.querySelector("article")) this.log.replaceChildren();
     this.log.append(this.#make(message));
     this.update(message);
     this.#follow(true);

@@ -42,11 +42,11 @@ export async function copy(text) {
 }
 
 /** Return a button that copies what `text` returns, and says so for a moment. */
-export function copyButton(text, label = "Copy") {
-  const button = el("button", { type: "button", class: "quiet" }, label);
+export function copyButton(text) {
+  const button = el("button", { type: "button", class: "quiet" }, "Copy");
   button.addEventListener("click", async () => {
     await copy(text()).then(() => say(button, "Copied"), () => say(button, "Not allowed"));
-    setTimeout(() => say(button, label), 1500);
+    setTimeout(() => say(button, "Copy"), 1500);
   });
   return button;
 }
@@ -62,7 +62,7 @@ export function size(bytes) {
 /** What was read, in the powers of ten that drives are sold by. */
 export function amount(bytes) {
   const power = bytes < 1e9 ? 2 : bytes < 1e12 ? 3 : 4;
-  return `${digits(bytes / 1000 ** power)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
+  return `${digits(bytes / 1000 ** power)} ${"MGT"[power - 2]}B`;
 }
 
 /** A number with about three digits. */

@@ -17,7 +17,12 @@ export function show(place, text) {
   for (const [source, make] of blocks(text.split("\n"), 0)) {
     const old = place.children[number++];
     if (old?.source === source) continue;
-    const made = make();
+    let made;
+    try {
+      made = make();
+    } catch { // the rest of the page goes on
+      made = el("p", {}, source);
+    }
     made.source = source;
     old ? old.replaceWith(made) : place.append(made);
   }
@@ -54,8 +59,9 @@ function readBlock(lines, start, depth) {
     return [end, () => el("blockquote", {}, renderAll(inner, depth + 1))];
   }
   if (depth < MOST_DEPTH && ITEM.test(line)) return readList(lines, start, depth);
-  if (line.includes("|") && DASHES.test(lines[end]?.trim() ?? "")) {
-    while (end < lines.length && lines[end].includes("|")) end += 1;
+  if (line.includes("|") && DASHES.test(lines[end]?.trim()) && cells(lines[end]).length === cells(line).length) {
+    do end += 1;
+    while (lines[end]?.includes("|"));
     return [end, () => table(lines.slice(start, end))];
   }
   while (end < lines.length && lines[end].trim() && !beginsBlock(lines[end])) end += 1;
@@ -106,7 +112,7 @@ function table([head, dashes, ...rows]) {
   return el("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Table" }, made);
 }
 
-const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
+const cells = (line) => line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim());
 
 const LINK = /!?\[([^[\]]{0,500})\]\(<?([^\s()<>]{1,2000}(?:\([^\s()]{0,500}\)[^\s()<>]{0,500})?)>?(?:\s+"[^"]{0,500}")?\)/y;
 const ADDRESS = /https?:\/\/[^\s<>"]{1,2000}[^\s<>"'.,;:!?)\]*_]/y;
@@ -122,7 +128,6 @@ function inline(text, depth) {
     if (node != null) made.push(node);
     done = to;
   };
-  SPECIAL.lastIndex = 0;
   for (let at = 0; at < text.length; at = Math.max(at + 1, done)) {
     SPECIAL.lastIndex = at;
     const found = SPECIAL.exec(text);
@@ -154,7 +159,7 @@ function linkAt(pattern, text, at, add) {
   pattern.lastIndex = at;
   const found = pattern.exec(text);
   if (!found) return;
-  const [whole, label, address] = found.length > 1 ? found : [found[0], found[0], found[0]];
+  const [whole, label = whole, address = whole] = found;
   const url = URL.canParse(address) ? new URL(address) : null;
   if (!url || !["http:", "https:", "mailto:"].includes(url.protocol)) return;
   const place = url.host || url.pathname;

@@ -224,9 +224,8 @@ class IoUse:
 class TuningDecision:
     """The result of comparing two settings of a tunable.
 
-    tunable: its name. setting: the one that is used since; other: the one that is not; tried: which of them was new.
-    gain: how much faster tokens were with `tried`, as a share; with the probability `confidence` it lies between
-    gain_low and gain_high. tokens: those that were compared.
+    tunable: its name. setting: what is used since; other: what is not; tried: the new one. tokens: those compared.
+    gain: how much faster `tried` was, as a share; with probability `confidence` it is between gain_low and gain_high.
     """
 
     tunable: str
@@ -244,9 +243,8 @@ class TuningDecision:
 class ExpertUse:
     """How a mixture of experts was streamed since it was opened, in `tokens` passes of one token each.
 
-    hit_rate: the share of the bytes used by tokens that was in memory. prefetched_bytes: the bytes read before a layer
-    asked for them. unused_bytes: those of them that were evicted before they were used.
-    tunables, decisions: the settings found so far, and the comparisons that were decided.
+    hit_rate: of the bytes that tokens used, the share in memory. prefetched_bytes: read before a layer asked for them;
+    unused_bytes: those of them evicted before use. tunables, decisions: settings found so far, comparisons decided.
     """
 
     tokens: int
@@ -332,7 +330,7 @@ class Generation:
     cached_tokens: how much of the prompt was in the KV cache already. ttft_s: from the request to the first token.
     dropped_messages: the oldest messages, left out for want of room. stop_text: the stop string that ended it, if any.
     shifted_tokens: those that a context shift took out; what came after is not what the model gives for what was left.
-    tool_calls: the calls of tools. content, reasoning: what else is said, and thought; None where no tools were given.
+    tool_calls: the calls of tools. content, reasoning: what else is said, and thought; None but for a conversation.
     """
 
     text: str
@@ -391,10 +389,12 @@ class Stats:
 class Piece:
     """One step of a stream. text may be empty while a character is incomplete; the last piece has `generation`.
 
-    logprobs: how likely its token was, and others, before anything was done to the logits; where that was asked for.
+    logprobs: of its token, before anything was done to the logits, if asked for. content, reasoning: of `Generation`.
     """
 
     text: str
     token_ids: tuple[int, ...] = field(default=())
     generation: Generation | None = None
     logprobs: TokenLogprobs | None = None
+    content: str | None = None
+    reasoning: str | None = None

@@ -15,11 +15,12 @@ import click
 import pytest
 
 from edge_run.base.errors import Cancelled, ConfigError, ContextFull, EdgeRunError, ProtocolError
+from edge_run.base.results import Piece
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.cli.commands.chat import _model_names
 from edge_run.cli.shared.answer import WrittenAnswer
 from edge_run.cli.shared.chat import Chat
-from edge_run.cli.shared.chat_loop import ChatLoop
+from edge_run.cli.shared.chat_loop import NOT_ADDED, ChatLoop
 from edge_run.cli.shared.conversation_book import ConversationBook
 from edge_run.cli.shared.server_chat import ServerChat
 from edge_run.cli.shared.talks import PlainTalk, TemplateTalk
@@ -81,6 +82,11 @@ class Notes(ChatLoop):
         pass
 
 
+def piped(data: str | bytes) -> io.TextIOWrapper:
+    """Return standard input that has this in it."""
+    return io.TextIOWrapper(io.BytesIO(data.encode() if isinstance(data, str) else data), encoding="utf-8")
+
+
 def quiet_terminal(*, can_ask: bool = True) -> Any:
     return SimpleNamespace(
         say=lambda *_: None, say_lines=lambda *_: None, can_ask=can_ask, shows_answer=False, erase=lambda: None
@@ -109,7 +115,7 @@ def quiet_terminal(*, can_ask: bool = True) -> Any:
 def test_a_command_is_alone_or_has_its_words_and_all_else_is_text(
     monkeypatch: pytest.MonkeyPatch, line: str, noted: list[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{line}\n"))
+    monkeypatch.setattr(sys, "stdin", piped(f"{line}\n"))
     loop = Notes(quiet_terminal())
     loop.run()
     assert loop.noted == noted
@@ -119,7 +125,7 @@ def test_a_command_is_alone_or_has_its_words_and_all_else_is_text(
 def test_where_nobody_can_ask_again_the_chat_ends_with_the_first_error(
     monkeypatch: pytest.MonkeyPatch, can_ask: bool
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    monkeypatch.setattr(sys, "stdin", piped("one\ntwo\n"))
     first = ConfigError("the first")
     loop = Notes(quiet_terminal(can_ask=can_ask), first)
     if can_ask:
@@ -143,8 +149,8 @@ def test_a_message_that_is_answered_after_all_is_no_failure(
 
     talk: Any = Talk(ConfigError(""))
     talk.error = None
-    answer = SimpleNamespace(text="", is_stopped=False)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n/drop\n"))
+    answer = WrittenAnswer("", SimpleNamespace(finish_reason="stop"))  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "stdin", piped("one\n/drop\n"))
     monkeypatch.setattr("edge_run.cli.shared.chat.show", lambda *_: answer)
     monkeypatch.setattr("edge_run.cli.shared.chat.say_notices", lambda *_: 0)
     monkeypatch.setattr("edge_run.cli.shared.chat.say_figures", lambda *_: None)
@@ -160,14 +166,14 @@ def test_ctrl_c_ends_a_chat_that_nobody_writes(monkeypatch: pytest.MonkeyPatch, 
     asked: list[str] = []
     talk: Any = SimpleNamespace(asked=asked, ask=asked.append, keep=lambda *_: None)
     talk.hint, talk.when_full = "Write.", "/drop"
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    monkeypatch.setattr(sys, "stdin", piped("one\ntwo\n"))
     monkeypatch.setattr("edge_run.cli.shared.chat.show", lambda *_: WrittenAnswer(text, None))
     monkeypatch.setattr("edge_run.cli.shared.chat.say_notices", lambda *_: 0)
     model: Any = SimpleNamespace(notices=(), stats=SimpleNamespace(generations=0))
     with pytest.raises(Cancelled):
         Chat(model, talk, quiet_terminal(can_ask=False)).run()
     assert talk.asked == ["one"]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    monkeypatch.setattr(sys, "stdin", piped("one\ntwo\n"))
     Chat(model, talk, quiet_terminal()).run()
     assert talk.asked == ["one", "one", "two"]
 
@@ -176,7 +182,7 @@ def test_ctrl_c_while_a_pipe_says_nothing_ends_the_chat(monkeypatch: pytest.Monk
     def readline(*given: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(readline=readline))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=SimpleNamespace(readline=readline)))
     with pytest.raises(Cancelled):
         Notes(quiet_terminal(can_ask=False)).run()
 
@@ -189,17 +195,37 @@ def test_ctrl_c_while_a_pipe_says_nothing_ends_the_chat(monkeypatch: pytest.Monk
         ("a\n123456789\n", ["a"], True),
         ("1234\\\n123\n", ["1234\n123"], False),
         ("1234\\\n1234\n", [], True),
+        ("1234\r\nb\r\n", ["1234", "b"], False),
+        ("C:\\", ["C:\\"], False),
+        ("a\\\nC:\\\n", ["a\nC:\\"], False),
+        ("\u20ac\u20ac", ["\u20ac\u20ac"], False),
+        ("\u20ac\u20ac\u20ac", [], True),
     ],
 )
 def test_a_message_from_a_pipe_has_an_end(
     text: str, noted: list[str], is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge_run.cli.shared.chat_loop.MOST_PROMPT_BYTES", 8)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    monkeypatch.setattr(sys, "stdin", piped(text))
     loop = Notes(quiet_terminal(can_ask=False))
     with pytest.raises(ConfigError, match="message: longer than 8 B") if is_refused else contextlib.nullcontext():
         loop.run()
     assert loop.noted == noted
+
+
+def test_a_backslash_before_ctrl_d_is_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", piped("never mind \\\n"))
+    loop = Notes(quiet_terminal())
+    loop.run()
+    assert loop.noted == []
+
+
+def test_messages_from_a_pipe_are_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", piped(b"one\ncaf\xe9\n"))
+    loop = Notes(quiet_terminal(can_ask=False))
+    with pytest.raises(ConfigError, match="message: not UTF-8 text") as raised:
+        loop.run()
+    assert (loop.noted, raised.value.exit_code) == (["one"], 2)
 
 
 def test_a_chat_without_standard_input_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +288,7 @@ def test_a_chat_with_a_server_from_a_pipe_ends_with_its_error(
     def answer(*given: object) -> None:
         raise error
 
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n"))
+    monkeypatch.setattr(sys, "stdin", piped("one\n"))
     terminal = quiet_terminal(can_ask=False)
     terminal.end_line = lambda: None
     client: Any = SimpleNamespace(answer=answer)
@@ -293,6 +319,37 @@ def test_thoughts_at_a_server_are_shown_between_marks_and_not_sent_along() -> No
     said = [(message["role"], message["content"]) for message in sent[-1]]
     answered = [("user", "one"), ("assistant", "Yes."), ("user", "two"), ("assistant", "")]
     assert said == [*answered, ("user", "four")], "a thought that was cut off is no answer"
+
+
+def test_thoughts_of_a_model_here_are_shown_so_too_and_an_empty_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, shown, said = list[Any](), list[str](), list[str]()
+    saying = {"one": ("Yes.", "stop"), "two": ("", "length"), "three": ("", "cancelled"), "four": ("", "stop")}
+
+    def stream_chat(messages: list[dict[str, str]], **options: object) -> Iterator[Piece]:
+        asked.append(messages)
+        text = messages[-1]["content"]
+        content, reason = saying[text]
+        yield Piece("<th", (1,), None, None, "", "")
+        if text != "four":
+            yield Piece("ink>Hm.", (2,), None, None, "", "Hm.")
+        yield Piece(content, (), SimpleNamespace(finish_reason=reason), None, content, "")  # type: ignore[arg-type]
+
+    monkeypatch.setattr("edge_run.cli.shared.chat.say_figures", lambda *_: None)
+    terminal = quiet_terminal()
+    terminal.say, terminal.write_answer, terminal.end_line = lambda text, *_: said.append(text), shown.append, int
+    terminal.showing = lambda describe: contextlib.nullcontext(int)
+    model: Any = SimpleNamespace(notices=(), stream_chat=stream_chat, cancel=None)
+    talk = TemplateTalk(model, "", None, SamplingConfig())
+    chat = Chat(model, talk, terminal)
+    for text in saying:
+        chat.answer(text)
+    assert "".join(shown) == "<think>\nHm.\n</think>\n\nYes." + "<think>\nHm." * 2
+    assert talk.parts == (("user", "one"), ("assistant", "Yes."), ("user", "two"), ("assistant", ""))
+    assert said == [NOT_ADDED] * 2, "of a thought that was cut off, and of nothing"
+    terminal.say_lines = lambda text, *_: said.append(text)
+    client: Any = SimpleNamespace(answer=lambda *_: (AnswerEvent() for _ in range(2)))
+    ServerChat(client, {}, "", terminal).answer("five")
+    assert said[-1] == NOT_ADDED
 
 
 @pytest.mark.parametrize("added", [(), (("user", "Bye"), ("assistant", "Bye"))])

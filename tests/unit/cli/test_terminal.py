@@ -20,15 +20,20 @@ from program import fresh_environment, run_program
 from routes import write_trace
 
 
-def test_progress_fits_the_terminal_of_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [("x" * 100, "x" * 39), ("\u6a21" * 100, "\u6a21" * 19), ("\u00e9" * 100, "\u00e9" * 39), ("\u6a21", "\u6a21")],
+    ids=["narrow", "wide", "accented", "short"],
+)
+def test_progress_fits_the_terminal_of_standard_error(text: str, cut: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("COLUMNS", raising=False)
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 40, 0, 0))
-    with open(master, "rb", buffering=0) as shown, open(slave, "w") as stderr:
+    with open(master, "rb", buffering=0) as shown, open(slave, "w", encoding="utf-8") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        Terminal().show("x" * 100)
-        assert shown.read(200) == b"x" * 39
+        Terminal().show(text)
+        assert shown.read(200).decode() == cut
 
 
 @pytest.mark.parametrize("colours", ["FORCE_COLOR", "NO_COLOR"])

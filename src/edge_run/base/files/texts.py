@@ -35,8 +35,13 @@ def read_text(file: BinaryIO, what: str, most_bytes: int) -> str:
         rest -= len(piece)
     if not rest:
         raise ConfigError(f"{what}: longer than {format_size(most_bytes)}; shorten it", needed_bytes=most_bytes)
+    return decoded(b"".join(pieces), what)
+
+
+def decoded(data: bytes, what: str) -> str:
+    """Return the text that `data` is in UTF-8. what: the beginning of an error. Raises ConfigError where it is none."""
     try:
-        return b"".join(pieces).decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{what}: not UTF-8 text ({error.reason} at byte {error.start:,}); save it as UTF-8, as iconv -t UTF-8 does"

@@ -16,6 +16,7 @@ from edge_run.base.results import Generation
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.process import end_with
 from edge_run.cli.shared.terminal import Terminal
+from edge_run.runtime.formats.marked_output import THINK, THOUGHT
 
 if TYPE_CHECKING:
     from edge_run.runtime.generation.model import Model
@@ -30,17 +31,42 @@ _ENDS_IF = "if its file is cut or its drive fails meanwhile, the system ends the
 class WrittenAnswer:
     """An answer that was written.
 
-    text: its text.
+    text: what it says; of a text that it continues, all of it.
     generation: its figures; None where it was interrupted before it could be measured.
+    has_thoughts: whether something was thought, which is no part of the conversation.
     """
 
     text: str
     generation: Generation | None
+    has_thoughts: bool = False
 
     @property
     def is_stopped(self) -> bool:
         """Whether Ctrl-C ended it."""
         return self.generation is None or self.generation.finish_reason == "cancelled"
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the conversation goes on with it: a thought alone that was cut off is no answer."""
+        return bool(self.text) or (self.has_thoughts and not self.is_stopped)
+
+
+class MarkedThoughts:
+    """Puts marks around what a model thinks, as many models write them, where that is shown with what it says."""
+
+    def __init__(self) -> None:
+        self._is_thought = False  # what was shown last
+
+    def shown(self, reasoning: str, content: str) -> str:
+        """Return what to show of what comes next: thoughts, and what is said after them."""
+        return self._marked(reasoning, is_thought=True) + self._marked(content, is_thought=False)
+
+    def _marked(self, text: str, is_thought: bool) -> str:
+        if not text:
+            return ""
+        mark = "" if is_thought == self._is_thought else f"{THINK}\n" if is_thought else f"\n{THOUGHT}\n\n"
+        self._is_thought = is_thought
+        return mark + text
 
 
 @contextlib.contextmanager
@@ -142,21 +168,24 @@ def show(stream: Stream, model: Model, terminal: Terminal, before: str = "") -> 
 
 
 def follow(stream: Stream, model: Model, write: Callable[[str], None]) -> WrittenAnswer:
-    """Run an answer to its end, passing pieces to `write`. Ctrl-C ends it; before the first token it has no text."""
-    written: list[str] = []
+    """Run an answer to its end, passing what to show to `write`. Ctrl-C ends it; before the first token it is empty."""
+    said, marks, has_begun, has_thoughts = list[str](), MarkedThoughts(), False, False
     generation = None
     try:
         with contextlib.ExitStack() as answering:
             for piece in stream:
-                if not written:
+                if not has_begun:
                     # Until here Ctrl-C raises, so that it also ends the reading of a model that stays in memory.
                     answering.enter_context(on_ctrl_c(model.cancel))
-                written.append(piece.text)
-                write(piece.text)
+                    has_begun = True
+                text = piece.text if piece.content is None else piece.content
+                has_thoughts = has_thoughts or bool(piece.reasoning)
+                said.append(text)
+                write(marks.shown(piece.reasoning or "", text))
                 generation = piece.generation
     except KeyboardInterrupt:
         stream.close()
-    return WrittenAnswer("".join(written), generation)
+    return WrittenAnswer("".join(said), generation, has_thoughts)
 
 
 def say_figures(answer: WrittenAnswer, terminal: Terminal, when_full: str = "") -> None:

@@ -8,7 +8,7 @@ from edge_run.base.errors import ConfigError, ContextFull, EdgeRunError
 from edge_run.base.units import format_count
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.answer import NOTICE, say_figures, say_notices, show
-from edge_run.cli.shared.chat_loop import ChatLoop
+from edge_run.cli.shared.chat_loop import NOT_ADDED, ChatLoop
 from edge_run.cli.shared.conversation_book import ConversationBook
 from edge_run.cli.shared.talks import PlainTalk, Talk
 from edge_run.cli.shared.terminal import OutputError, Terminal
@@ -121,11 +121,13 @@ class Chat(ChatLoop):
         except EdgeRunError as error:
             self.say_failed(error, ". The chat is as it was before.")
             return
-        if answer.text:
+        if answer.goes_on:
             self._talk.keep(text, answer.text)
             self._write_down()
         self._n_notices = say_notices(self._model, self._terminal, self._n_notices)
         say_figures(answer, self._terminal, self._talk.when_full)
+        if not answer.goes_on:
+            self._terminal.say(NOT_ADDED)
         if answer.is_stopped:
             self.end_unless_asked()
 

@@ -10,12 +10,14 @@ from abc import ABC, abstractmethod
 import click
 
 from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError
+from edge_run.base.files.texts import decoded
 from edge_run.base.units import format_size
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.settings import MOST_PROMPT_BYTES
 from edge_run.cli.shared.terminal import Terminal
 
 PROMPT, MORE_PROMPT = "> ", ". "
+NOT_ADDED = "No answer; your message was not added."
 EXITS = ("/exit", "/quit", "/bye")
 COMMANDS = frozenset((*EXITS, "/help", "/clear", "/stats", "/drop", "/save", "/load"))  # of any chat
 _COMMAND = re.compile(r"(/[^\W\d_]+)(?:\s+(.*))?", re.DOTALL)
@@ -114,23 +116,26 @@ class ChatLoop(ABC):
 
 
 def read_message(terminal: Terminal) -> str:
-    """Return what the user writes, several lines where they end in a backslash.
+    """Return what the user writes, several lines where they end in a backslash; that of the last line there is stays.
 
-    Raises EOFError, KeyboardInterrupt, and ConfigError for what no context could hold.
+    Raises EOFError, KeyboardInterrupt, and ConfigError for what no context could hold, or what is not UTF-8.
     """
-    lines = [_read_line(terminal, PROMPT, MOST_PROMPT_BYTES)]
-    rest = MOST_PROMPT_BYTES - len(lines[0])
-    while lines[-1].endswith("\\"):
-        lines[-1] = lines[-1][:-1]
-        lines.append(_read_line(terminal, MORE_PROMPT, rest))
-        rest -= len(lines[-1])
-    return "\n".join(lines)
+    text = _read_line(terminal, PROMPT, MOST_PROMPT_BYTES)
+    while text.endswith("\\"):
+        try:
+            line = _read_line(terminal, MORE_PROMPT, MOST_PROMPT_BYTES - len(text.encode()))
+        except EOFError:
+            if terminal.can_ask:  # Ctrl-D, which leaves
+                raise
+            break
+        text = f"{text[:-1]}\n{line}"
+    return text
 
 
-def _read_line(terminal: Terminal, prompt: str, most: int) -> str:
+def _read_line(terminal: Terminal, prompt: str, most_bytes: int) -> str:
     """Read a line, with line editing and history where Python has them; the prompt never goes into a file.
 
-    most: characters that it may have where nobody types it.
+    most_bytes: that it may have where nobody types it.
     """
     if sys.stdin is None:
         raise EOFError
@@ -141,10 +146,10 @@ def _read_line(terminal: Terminal, prompt: str, most: int) -> str:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # it is only for who looks
             print(prompt, end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline(most + 1)
-    if not line:
+    data = sys.stdin.buffer.readline(most_bytes + 1)
+    if not data:
         raise EOFError
-    line = line.removesuffix("\n")
-    if len(line) > most:
+    line = data.removesuffix(b"\n").removesuffix(b"\r")
+    if len(line) > most_bytes:
         raise ConfigError(f"message: longer than {format_size(MOST_PROMPT_BYTES)}; shorten it")
-    return line
+    return line.decode(sys.stdin.encoding, "replace") if terminal.can_ask else decoded(line, "message")

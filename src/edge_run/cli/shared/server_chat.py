@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from edge_run.base.errors import EdgeRunError
-from edge_run.cli.shared.answer import NOTICE
-from edge_run.cli.shared.chat_loop import ChatLoop
+from edge_run.cli.shared.answer import NOTICE, MarkedThoughts
+from edge_run.cli.shared.chat_loop import NOT_ADDED, ChatLoop
 from edge_run.cli.shared.terminal import OutputError, Terminal
-from edge_run.runtime.formats.marked_output import THINK, THOUGHT
 
 if TYPE_CHECKING:
     from edge_run.runtime.client.answer_event import AnswerEvent
@@ -50,7 +49,7 @@ class ServerChat(ChatLoop):
         """Answer what the user wrote. Where the server fails, what it said by then stays, if it said anything."""
         messages = [*self._messages, {"role": "user", "content": text}]
         body = {**self._settings, "messages": messages, "stream_options": {"include_usage": True}}
-        answer, is_whole = _Answer(), False
+        answer, is_whole, has_failed = _Answer(), False, False
         began_s = time.monotonic()
         try:
             with contextlib.closing(self._client.answer(PATH, body)) as events:
@@ -65,12 +64,15 @@ class ServerChat(ChatLoop):
         except EdgeRunError as error:
             self._terminal.end_line()
             self.say_failed(error, ". What was said stays." if answer.text else ". The chat is as it was before.")
+            has_failed = True
         else:
             is_whole = True
             self._terminal.end_line()
             self._say_figures(answer, time.monotonic() - began_s)
-        if answer.text or (answer.shown and is_whole):  # a thought alone that was cut off is no answer
+        if answer.text or (answer.has_thoughts and is_whole):  # a thought alone that was cut off is no answer
             self._messages = [*messages, {"role": "assistant", "content": answer.text}]
+        elif not has_failed:
+            self._terminal.say(NOT_ADDED)
 
     def _say_figures(self, answer: _Answer, took_s: float) -> None:
         if answer.finish == "length":
@@ -82,12 +84,13 @@ class ServerChat(ChatLoop):
 
 
 class _Answer:
-    """What came of one answer so far. text: what it says. shown: that, and before it what the model thought."""
+    """What came of one answer so far. text: what it says. has_thoughts: whether the model thought before it."""
 
     def __init__(self) -> None:
-        self.text = self.shown = self.finish = ""
+        self.text = self.finish = ""
         self.n_tokens, self.tokens_per_s = 0, 0.0
-        self._is_thought = False  # what was shown last
+        self.has_thoughts = False
+        self._marks = MarkedThoughts()
 
     def pieces(self, events: Iterator[AnswerEvent]) -> Iterator[str]:
         """Yield what to show of each event, and note the rest."""
@@ -96,13 +99,5 @@ class _Answer:
             self.tokens_per_s = event.tokens_per_s or self.tokens_per_s
             self.finish = event.finish or self.finish
             self.text += event.text
-            for text, is_thought in ((event.reasoning, True), (event.text, False)):
-                if text:
-                    yield self._marked(text, is_thought)
-
-    def _marked(self, text: str, is_thought: bool) -> str:
-        """Return what to show of a text: before it a mark, where a thought begins or has ended, as models write it."""
-        mark = "" if is_thought == self._is_thought else f"{THINK}\n" if is_thought else f"\n{THOUGHT}\n\n"
-        self._is_thought = is_thought
-        self.shown += mark + text
-        return mark + text
+            self.has_thoughts = self.has_thoughts or bool(event.reasoning)
+            yield self._marks.shown(event.reasoning, event.text)

@@ -32,7 +32,7 @@ class TemplateTalk:
         return self._model.stream_chat(messages, max_tokens=self._max_tokens, sampling=self._sampling)
 
     def keep(self, text: str, answer: str) -> None:
-        """Make both messages part of the conversation."""
+        """Make both messages part of the conversation. answer: what was said, without thoughts."""
         self._messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
 
     @property

@@ -129,7 +129,7 @@ class Terminal:
         self.erase()
         width = _columns() - 1
         with contextlib.suppress(OSError):
-            sys.stderr.write(one_line(text)[:width])
+            sys.stderr.write(_cut(one_line(text), width))
             sys.stderr.flush()
         self._has_transient = True
 
@@ -200,6 +200,19 @@ class Terminal:
 def _raw(stream: TextIO) -> TextIO:
     """Return what takes escape codes of ours."""
     return stream.raw if isinstance(stream, PrintableStream) else stream
+
+
+def _cut(text: str, most_cells: int) -> str:
+    """Return as much of a text, from its beginning, as has room in so many cells of a terminal."""
+    if text.isascii():
+        return text[:most_cells]
+    from unicodedata import east_asian_width  # here, as hardly any text needs it
+
+    for at, letter in enumerate(text):
+        most_cells -= 2 if east_asian_width(letter) in "WF" else 1
+        if most_cells < 0:
+            return text[:at]
+    return text
 
 
 def _columns() -> int:

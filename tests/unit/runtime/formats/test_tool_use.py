@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from edge_run.base.errors import ConfigError
 from edge_run.base.results import ToolCall
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.formats.marked_output import MarkedOutput
-from edge_run.runtime.formats.output import PlainOutput, meaning
+from edge_run.runtime.formats.output import Meaning, OutputParser, PlainOutput
+from edge_run.runtime.formats.output import meaning as meaning_of
 from edge_run.runtime.formats.tool_format import FORMATS, HERMES, ToolFormat
 from edge_run.runtime.formats.tool_use import ToolUse, with_arguments
 from edge_run.runtime.formats.tools import FunctionTool, Toolbox
@@ -22,6 +24,11 @@ ADD: dict[str, Any] = {"name": "add", "description": "Adds.", "parameters": {"ty
 TOOLS: list[Any] = [{"type": "function", "function": ADD}, {"type": "function", "function": {"name": "now"}}]
 CHOSEN = {"type": "function", "function": {"name": "now"}}
 MESSAGES = [{"role": "user", "content": "What is 1 + 1?"}]
+
+
+def meaning(parser: OutputParser, pieces: Iterable[str]) -> Meaning:
+    """Return what an answer means whose text comes in these pieces."""
+    return meaning_of([delta for piece in pieces for delta in parser.push(piece)] + parser.finish())
 
 
 def test_tools_as_clients_of_openai_write_them() -> None:
