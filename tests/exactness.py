@@ -2,7 +2,7 @@
 weights that are not resident ends the process.
 
     python exactness.py MODEL.gguf [--decode 50] [--prefill 300] [--micro-batch 64] [--kv-type f16] [--by-expert]
-        [--chunk-kib 2048]
+        [--chunk-kib 2048] [--readers 2]
 
 The first run has the fewest frames that can work, the last has all in memory. Prints one JSON line: for each budget
 tried, the streamed bytes per pass and how many rows of logits differ.
@@ -46,6 +46,7 @@ def run(engine: Engine, tokens: list[int], prefill: int) -> list[np.ndarray]:
     return rows
 
 
+READERS = 2  # enough to end out of order; where chunks are as large as usual, there are as many as usual
 CHUNK_BYTES = 64 * KIB  # small ones, for small models: two and a half to the smallest matrix, with its neighbours
 LEAST_STEP_BYTES = CHUNK_BYTES // 2  # between a budget that is refused and one that holds everything
 
@@ -73,7 +74,7 @@ def open_at(
     budget = smallest_bytes + extra if smallest_bytes else 40 * MIB
     for _ in range(40):
         try:
-            chosen = {**options, "chunk_bytes": chunk_bytes or CHUNK_BYTES}
+            chosen = {"readers": READERS, **options, "chunk_bytes": chunk_bytes or CHUNK_BYTES}
             engine = Engine.open(path, ModelConfig(memory=budget, backend="edge-run", **chosen))
         except BudgetError as error:
             is_between = too_large - budget > 2 * LEAST_STEP_BYTES
@@ -160,6 +161,7 @@ def main() -> None:
     parser.add_argument("--expert-prefetch", default="auto")
     parser.add_argument("--by-expert", action="store_true", help="all but the first run are to stream by expert")
     parser.add_argument("--chunk-kib", type=int, default=0)
+    parser.add_argument("--readers", type=int, default=READERS)
     arguments = parser.parse_args()
     options = {
         "context_tokens": 512,
@@ -167,6 +169,7 @@ def main() -> None:
         "kv_type": arguments.kv_type,
         "flash_attention": arguments.flash_attention,
         "threads": arguments.threads,
+        "readers": arguments.readers,
         "expert_policy": arguments.expert_policy,
         "expert_prefetch": arguments.expert_prefetch,
         "outputs_per_pass": arguments.micro_batch,

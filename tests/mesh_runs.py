@@ -13,6 +13,7 @@ import numpy as np
 from edge_run.base.config import ModelConfig
 from edge_run.base.mesh import LinkRate
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.base.units import KIB
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.fetch import exchange as piece_exchange
@@ -29,7 +30,7 @@ from mesh_processes import round_robin
 
 OPTIONS = {"context_tokens": 256, "micro_batch_tokens": 32, "threads": 1, "check_file": False}
 PROMPT = np.random.default_rng(1).integers(1, 380, 70).tolist()
-CHUNK_BYTES = 16384
+CHUNK_BYTES = 64 * KIB
 OWN: Mapping[str, object] = {"memory": "4GiB", "chunk_bytes": CHUNK_BYTES}
 
 

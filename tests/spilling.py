@@ -14,7 +14,7 @@ from exactness import open_at
 from talks import OPTIONS
 
 
-def open_spilling(path: Path, folder: Path, share: float = 0.3, by_expert: bool = False, **options: Any) -> Engine:
+def open_spilling(path: Path, folder: Path, share: float = 0.5, by_expert: bool = False, **options: Any) -> Engine:
     """Open `path` in little memory, with a context that has no room in it."""
     settings = {**OPTIONS, "kv_spill": folder / "spill", **options}
     for part in (1, 1 / 4, 1 / 16):  # of some models the rest is small beside what a context takes

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge_run.base.config import CHUNK_BYTES
+from edge_run.base.config import CHUNK_BYTES, ModelConfig
 from edge_run.base.units import KIB
 from in_child import run_script
 from tiny_models import make_model, split_model
@@ -28,6 +28,7 @@ MORE = ["gemma3n", "hrm_text", "falcon-h1", "lfm2", "qwen3next", "glm4moe", "min
 SHORT = ("--prefill", "70", "--decode", "12")
 FEW = ("--decode", "10")  # where each token reads the same weights
 SOME = ("--decode", "24")
+USUAL = ("--chunk-kib", str(CHUNK_BYTES // KIB), "--readers", str(ModelConfig().readers))
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +84,14 @@ def test_the_bundled_model(folder: Path) -> None:
 
 def test_with_chunks_of_the_size_that_runs_have(grown: Path) -> None:
     """Of 2 MiB, in a model that is large against them."""
-    figures = compare(grown, "--chunk-kib", str(CHUNK_BYTES // KIB), *SHORT)
+    figures = compare(grown, *USUAL, *SHORT)
     check(figures)
     assert all(run["streamed_bytes"] > 20 * CHUNK_BYTES for run in figures["runs"][:-1])
 
 
 def test_moe_models_with_chunks_of_the_size_that_runs_have(folder: Path) -> None:
     path = make_model("qwen3moe", folder, scale=8)
-    figures = compare(path, "--chunk-kib", str(CHUNK_BYTES // KIB), "--by-expert", *SHORT)
+    figures = compare(path, *USUAL, "--by-expert", *SHORT)
     check(figures)
     assert all(run["expert_bytes"] > 0 for run in figures["runs"][1:-1]), "not streamed by expert"
 

@@ -81,7 +81,8 @@ def test_weights_give_up_what_is_taken_and_have_it_again(name: str, scale: int, 
 @in_child
 def test_slices_give_up_what_is_taken_and_have_it_again(name: str, room: str, folder: Path) -> None:
     """What streams of a stage visit is held for all of it, until what is always lent otherwise is taken."""
-    path, options, taken = make_model(name, folder), {**OPTIONS, "context_tokens": 2048}, [0]
+    path = make_model(name, folder, scale=2 if name == "llama" else 1)
+    options, taken = {**OPTIONS, "context_tokens": 2048}, [0]
     by_visits: list[bool] = []
     with slices.least_lent():
         engines = {
@@ -118,7 +119,7 @@ def test_the_limit_of_a_control_group(folder: Path) -> None:
     """It falls before the weights are read, and rises again."""
     limit = str(2048 * MIB)
     with control_group({"memory.max": limit}, "memory", {"memory.limit_in_bytes": limit}) as group:
-        _limited(path=make_model("llama", folder, scale=8), group=group)
+        _limited(path=make_model("llama", folder, scale=16), group=group)
 
 
 @in_child

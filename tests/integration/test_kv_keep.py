@@ -72,7 +72,7 @@ def test_it_is_the_same_streamed_or_not_and_llama_cpps_where_all_is_looked_at(na
 @in_child
 def test_plans_count_the_bounds_of_keys_and_a_cut_text_gives_theirs_back(name: str, tmp_path: Path) -> None:
     path, length = make_model(name, tmp_path), 5120
-    options = {**OPTIONS, "context_tokens": length, "kv_keep": 96, "chunk_bytes": 64 * KIB}
+    options = {**OPTIONS, "context_tokens": length, "micro_batch_tokens": 256, "kv_keep": 96, "chunk_bytes": 64 * KIB}
     engine = Engine.open(path, ModelConfig(**options, memory="1GiB"))
     planned = Planner(prepare(engine.gguf, replace(engine.config, check_file=True))).plan()
     assert (planned.mode, planned.kv_bytes) == (engine.plan.mode, engine.plan.kv_bytes)

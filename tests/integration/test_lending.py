@@ -180,7 +180,7 @@ def test_a_context_that_does_not_fit_opens_shorter(name: str, by_expert: bool, f
 @in_child
 def test_a_part_of_a_prompt_rides_along_beside_what_is_lent(folder: Path) -> None:
     options = {**OPTIONS, "sequences": SEQUENCES, "micro_batch_tokens": 256}
-    engine, witness = open_lending(make_model("llama", folder), 0.3, options, by_expert=False)
+    engine, witness = open_lending(make_model("llama", folder, scale=2), 0.3, options, by_expert=False)
     idle_bytes, ends = witness.lender._buffer.size_bytes, [0] * SEQUENCES
 
     def needed(*parts: tuple[int, int]) -> int:

@@ -10,16 +10,17 @@ import pytest
 
 from edge_run.base.config import KV_SPILL_OFF, ModelConfig
 from edge_run.base.errors import BudgetError, TierReadError, from_system
-from edge_run.base.units import GIB
+from edge_run.base.units import GIB, KIB
 from edge_run.runtime.mesh import coordinator, offers
 from edge_run.runtime.mesh.coordinator import plan_ring
 from edge_run.runtime.planning import spill_terms
 from edge_run.runtime.slices.engine import SliceEngine
 from in_child import in_child
-from mesh_runs import CHUNK_BYTES, OPTIONS, Run, alone, greedy, running
+from mesh_runs import OPTIONS, Run, alone, greedy, running
 from tiny_models import make_model
 
 LONG = {**OPTIONS, "context_tokens": 1 << 18}
+CHUNK_BYTES = 16 * KIB  # small against a budget that has little more than one layer
 SHARE = 0.45  # of all keys and values, for which a device has room: those of one of the four layers
 
 
@@ -47,7 +48,7 @@ def test_tokens_are_those_of_one_device_also_when_one_dies(folder: Path) -> None
     spill_terms.ATTENTIONS_AT_ONCE = 1
     path = make_model("llama", folder)
     wanted, memory = alone(path), memory_for(path, SHARE)
-    own = {"memory": memory, "kv_spill": folder / "spill"}
+    own = {"memory": memory, "kv_spill": folder / "spill", "chunk_bytes": CHUNK_BYTES}
     with running(path, options=LONG, own=own) as run:
         coordinator.plan_ring = plan_ring  # the real one
         assert greedy(run.engine, 1) == wanted[:1]
@@ -79,7 +80,7 @@ def test_a_drive_that_fills_has_others_take_its_layers_or_is_named_where_none_ca
     spill_terms.ATTENTIONS_AT_ONCE = 1
     path = make_model("llama", folder)
     wanted = alone(path)
-    own = {"memory": memory_for(path, SHARE), "kv_spill": folder / "spill"}
+    own = {"memory": memory_for(path, SHARE), "kv_spill": folder / "spill", "chunk_bytes": CHUNK_BYTES}
     two_layers = {"kv_spill": KV_SPILL_OFF, "memory": memory_for(path, 0.7)}
     options = LONG if has_other_plan else {**LONG, **two_layers}
 
@@ -108,5 +109,5 @@ def test_a_drive_that_fills_has_others_take_its_layers_or_is_named_where_none_ca
 def test_without_files_it_is_refused_in_a_line(folder: Path) -> None:
     path = make_model("llama", folder)
     with pytest.raises(BudgetError, match="context of 262,144 tokens") as refusal:
-        Run(path, options=LONG, own={"memory": memory_for(path, SHARE)})
+        Run(path, options=LONG, own={"memory": memory_for(path, SHARE), "chunk_bytes": CHUNK_BYTES})
     assert "\n" not in str(refusal.value)

@@ -154,7 +154,7 @@ def test_a_file_that_was_repacked_for_other_kernels_is_left_alone(folder: Path, 
         for asked in ("on", "auto"):
             prepared = prepare(gguf, replace(config, repack=asked), is_opened=False)
             assert prepared.repacked_file is not None
-            assert prepared.repacked_streamed >= {"Q4_0/256", "Q4_0/1536"}, "though nothing was measured"
+            assert prepared.repacked_streamed >= {"Q4_0/256", "Q4_0/768"}, "though nothing was measured"
         for left in (replace(config, repack="off"), replace(config, packed="off")):
             assert prepare(gguf, left, is_opened=False).repacked_file is None
     finally:
@@ -220,7 +220,7 @@ def _note_speeds(
 
 def test_auto_repacks_what_measured_faster(folder: Path, tmp_path: Path) -> None:
     """Held against llama.cpp with the other matrices kept as they are, by name."""
-    _note_speeds(tmp_path, 1, {256: 1.5, 1536: 0.8})
+    _note_speeds(tmp_path, 1, {256: 1.5, 768: 0.8})
     path = make_model("llama", folder, quantisation="Q4_0")
     runs = compare(path, tmp_path, "--repack", "auto", "--plain", r"ffn_down\.weight")
     assert [run["repacked"] for run in runs] == ["Q4_0/256"] * 2
@@ -238,25 +238,25 @@ def test_a_decision_stays_until_the_other_kernel_gains_a_tenth(folder: Path, tmp
         config = ModelConfig(threads=1, cache_folder=tmp_path, micro_batch_tokens=64, check_file=False)
         return prepare(read_gguf(path), config, is_opened=False).repacked
 
-    _note_speeds(tmp_path, 1, {256: 1.05, 1536: 1.2})
-    assert chosen() == {"Q4_0/1536"}
-    _note_speeds(tmp_path, 1, {256: 1.2, 1536: 0.95})
-    assert chosen() == {"Q4_0/256", "Q4_0/1536"}
-    _note_speeds(tmp_path, 1, {256: 0.85, 1536: 0.95})
-    assert chosen() == {"Q4_0/1536"}
-    _note_speeds(tmp_path, 1, {256: 2.0, 1536: 0.5}, is_disturbed=True)
-    assert chosen() == {"Q4_0/1536"}, "others were at work"
+    _note_speeds(tmp_path, 1, {256: 1.05, 768: 1.2})
+    assert chosen() == {"Q4_0/768"}
+    _note_speeds(tmp_path, 1, {256: 1.2, 768: 0.95})
+    assert chosen() == {"Q4_0/256", "Q4_0/768"}
+    _note_speeds(tmp_path, 1, {256: 0.85, 768: 0.95})
+    assert chosen() == {"Q4_0/768"}
+    _note_speeds(tmp_path, 1, {256: 2.0, 768: 0.5}, is_disturbed=True)
+    assert chosen() == {"Q4_0/768"}, "others were at work"
     (figures,) = (tmp_path / "profiles").iterdir()
     figures.unlink()
-    assert chosen() == {"Q4_0/1536"}, "figures grow old, a decision does not"
+    assert chosen() == {"Q4_0/768"}, "figures grow old, a decision does not"
 
 
 def test_auto_counts_what_repacking_costs_where_weights_stream(folder: Path, tmp_path: Path) -> None:
     path = make_model("llama", folder, quantisation="Q4_0")
     config = ModelConfig(threads=1, memory="1GiB", cache_folder=tmp_path, micro_batch_tokens=64, check_file=False)
-    both = {"Q4_0/256", "Q4_0/1536"}
+    both = {"Q4_0/256", "Q4_0/768"}
     for repacked_bytes_per_s, packed, chosen in ((1e8, "off", set[str]()), (1e8, None, both), (1e11, "off", both)):
-        _note_speeds(tmp_path, 1, {256: 1.5, 1536: 1.5}, repacked_bytes_per_s=repacked_bytes_per_s)
+        _note_speeds(tmp_path, 1, {256: 1.5, 768: 1.5}, repacked_bytes_per_s=repacked_bytes_per_s)
         made = pack(path)
         prepared = prepare(read_gguf(path), replace(config, packed=packed), is_opened=False)
         made.path.unlink()
@@ -268,7 +268,7 @@ def test_pack_leaves_out_what_measured_slower_repacked(
     folder: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     path = make_model("llama", folder, quantisation="Q4_0")
-    _note_speeds(tmp_path, compute_threads(None), {256: 1.5, 1536: 0.8})
+    _note_speeds(tmp_path, compute_threads(None), {256: 1.5, 768: 0.8})
     done = run_program("pack", path, "-o", tmp_path / "packed", "--cache-dir", tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr
     assert "repacked: Q4_0/256, " in done.stderr
@@ -277,7 +277,7 @@ def test_pack_leaves_out_what_measured_slower_repacked(
 def test_a_plan_says_what_a_run_repacks(folder: Path, tmp_path: Path) -> None:
     path = make_model("llama", folder, quantisation="Q4_0")
     options: dict[str, Any] = {"memory": "1GiB", "cache_folder": tmp_path, "context_tokens": 512}
-    assert plan(path, repack="on", **options).repacked == ("Q4_0/1536", "Q4_0/256")
+    assert plan(path, repack="on", **options).repacked == ("Q4_0/256", "Q4_0/768")
     assert plan(path, repack="off", **options).repacked == ()
     assert plan(path, repack="auto", **options).repacked == ()
 
@@ -303,7 +303,7 @@ def test_weights_that_llama_read_are_repacked_where_they_lie(folder: Path) -> No
                 weights = RepackedWeights(model, gguf, map_short_pass(model, shape), kinds)
                 stack.callback(weights.close)
                 weights.repack_now()
-                assert weights.kinds == ("Q4_0/1536", "Q4_0/256")
+                assert weights.kinds == ("Q4_0/256", "Q4_0/768")
             context = LlamaContext(model, shape)
             stack.callback(context.close)
             with closing(LocalDecoder(model, context, Driver(), shape)) as decoder:
@@ -324,7 +324,7 @@ def test_a_draft_model_is_repacked_too(folder: Path, tmp_path: Path, monkeypatch
     config = ModelConfig(repack="on", draft=path, cache_folder=tmp_path, context_tokens=256, check_file=False)
     engine = Engine.open(path, config)
     try:
-        assert repacked == [("Q4_0/1536", "Q4_0/256")]
+        assert repacked == [("Q4_0/256", "Q4_0/768")]
         assert engine.draft is not None
         guesses = engine.draft.draft_many({0: [1, 2, 3, 4]}, WantedGuesses(3, 8, Acceptance()))
         rows = engine.decoder.decode([BatchToken(token, i, 0, i == 3) for i, token in enumerate([1, 2, 3, 4])])

@@ -104,7 +104,7 @@ def test_keys_and_values_take_room_from_weights_when_they_are_written(
     """Of one device's layers as of a whole model: with a window for some of them, with experts, beside states, for
     trees of guesses, and where all that streams of a stage visit is held.
     """
-    path, settings = make_model(name, folder), {**OPTIONS, **options}
+    path, settings = make_model(name, folder, scale=2 if name in ("llama", "qwen3moe") else 1), {**OPTIONS, **options}
     script = say_to_the_end if room == "visits" else say_in_branches if "sequences" in options else say
     with slices.least_lent():
         engines = {

@@ -91,7 +91,7 @@ DENSE = (
     Recipe("phi3", {"rope.scaling.original_context_length": 256}, without=UNUSUAL + OUTPUT_BIAS + BIASES),
     Recipe("plamo"),
     Recipe("plamo3", WINDOW_OF_6, n_layer=6),
-    biased("qwen", n_ff=3072),  # it halves the width itself
+    biased("qwen", n_ff=1536),  # it halves the width itself
     Recipe("qwen2", without=SELDOM, is_tied=True),
     Recipe("qwen2vl", SECTIONS, without=SELDOM),
     Recipe("qwen3"),

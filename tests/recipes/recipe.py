@@ -39,7 +39,7 @@ class Recipe:
     n_embd: int = 256
     n_head: int | tuple[int, ...] = 4
     n_head_kv: int | tuple[int, ...] = 2
-    n_ff: int | tuple[int, ...] = 1536
+    n_ff: int | tuple[int, ...] = 768
     n_ff_expert: int = 0
     n_expert: int = 0
     n_nextn: int = 0
@@ -51,13 +51,13 @@ class Recipe:
 
 def moe(architecture: str, metadata: Keys | None = None, **changes: Any) -> Recipe:
     """A mixture whose expert width is a key of its own."""
-    settings = {"n_expert": N_EXPERT, "n_ff": 512, "n_ff_expert": 256, **changes}
+    settings = {"n_expert": N_EXPERT, "n_ff": 512, "n_ff_expert": 128, **changes}
     return Recipe(architecture, metadata or {}, **settings)
 
 
 def plain_moe(architecture: str, metadata: Keys | None = None, **changes: Any) -> Recipe:
     """A mixture whose experts are as wide as `feed_forward_length` says."""
-    return moe(architecture, metadata, **{"n_ff": 256, "n_ff_expert": 0, **changes})
+    return moe(architecture, metadata, **{"n_ff": 128, "n_ff_expert": 0, **changes})
 
 
 def biased(architecture: str, metadata: Keys | None = None, **changes: Any) -> Recipe:
