@@ -18,7 +18,7 @@ import time
 from functools import partial
 from typing import Any
 
-from edge_run.base.errors import MeshError, option
+from edge_run.base.errors import MeshError, wording
 from edge_run.base.extras import MESH, need
 from edge_run.devices.members.cluster import Broker, Cluster
 
@@ -85,13 +85,13 @@ def find_broker(cluster: Cluster, search_s: float = SEARCH_S, interfaces: list[s
     except (zeroconf.Error, OSError, RuntimeError) as error:  # no network is up, or too little time is left for it
         raise MeshError(
             f"mesh: the broker cannot be looked for on this network ({error!r}); see to the network, or name its "
-            f"address with {option('broker', 'mqtt://HOST')}"
+            f"address with {_naming()}"
         ) from error
     addresses = info.parsed_addresses() if info is not None else []
     if info is None or not addresses or not 0 < (info.port or 0) < 1 << 16:
         raise MeshError(
             f"mesh: no broker of cluster {cluster.id} was found on this network in {search_s:g} s; start it, or name "
-            f"its address with {option('broker', 'mqtt://HOST')}"
+            f"its address with {_naming()}"
         )
     return Broker(_answering(addresses, info.port) or addresses[0], info.port)
 
@@ -114,6 +114,12 @@ def _answering(addresses: list[str], port: int) -> str | None:
                     return str(address)
                 waiting.unregister(one)
     return None
+
+
+def _naming() -> str:
+    return wording(
+        "`edge-run mesh join --broker mqtt://HOST`", "mesh='mqtt://HOST' or MeshConfig(broker='mqtt://HOST')"
+    )
 
 
 def _word(cluster: Cluster) -> str:

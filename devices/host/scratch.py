@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge_run.base.errors import TierReadError, option, reason_of
+from edge_run.base.errors import TierReadError, reason_of, wording
 from edge_run.base.units import MIB, format_size, round_down
 from edge_run.tiers._libc import forget_pages
 from edge_run.tiers.source import SourceFile
@@ -42,7 +42,8 @@ def _size_bytes(folder: Path, wanted_bytes: int) -> int:
         needed_bytes = min(wanted_bytes, LEAST_BYTES) * FREE_SHARE
         raise NoScratchError(
             f"{folder}: measuring this disk needs {format_size(needed_bytes)} free, {format_size(free_bytes)} are; "
-            "free some space, or name another folder",
+            "free some space, or measure a larger model there with "
+            f"{wording('`edge-run probe --model FILE`', 'probe(model=FILE)')}",
             found_bytes=free_bytes,
             needed_bytes=needed_bytes,
         )
@@ -68,8 +69,11 @@ def _written(folder: Path, size_bytes: int, patience_s: float) -> SourceFile:
         if not isinstance(error, OSError):
             raise
         raise NoScratchError(
-            f"{folder}: writing {format_size(size_bytes)} to measure this disk failed ({reason_of(error)}); name "
-            f"another folder of the same disk, or a larger model there ({option('model')})",
+            f"{folder}: writing {format_size(size_bytes)} to measure this disk failed ({reason_of(error)}); "
+            "measure another folder of it, or a larger model there, with "
+            + wording(
+                "`edge-run probe FOLDER` or `edge-run probe --model FILE`", "probe([FOLDER]) or probe(model=FILE)"
+            ),
             needed_bytes=size_bytes,
         ) from error
 

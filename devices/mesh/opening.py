@@ -85,7 +85,8 @@ def open_mesh(config: MeshConfig, check: Callable[[], None] = go_on) -> LocalNod
         name = fitting(config.name or socket.gethostname() or identity.node)
         told = listen or cluster.listen
         if not config.is_watching:
-            check_listen(told, config.port or cluster.port)  # a card may have another address than when it was told
+            # A card may have another address than when it was told.
+            check_listen(told, config.port or cluster.port, is_remembered=not listen)
         listen = told or (LOOPBACK,)
         places = None if config.is_watching else listen
         port = 0 if config.is_watching else config.port or (cluster.port + 1 if cluster.port else 0)
@@ -192,8 +193,11 @@ def _is_up(card: str, states: Mapping[str, Any]) -> bool:
     return state is None or bool(state.isup)
 
 
-def check_listen(listen: tuple[str, ...], port: int = 0) -> None:
-    """Raise ConfigError where `listen` has an address that this device does not have, or nobody would use `port`."""
+def check_listen(listen: tuple[str, ...], port: int = 0, *, is_remembered: bool = False) -> None:
+    """Raise ConfigError where `listen` has an address that this device does not have, or nobody would use `port`.
+
+    is_remembered: `listen` was given to an earlier command, and not now.
+    """
     if 0 < port < LEAST_PORT:
         raise ConfigError(
             f"{option('port', port)}: other devices use ports from {LEAST_PORT} on; give one of those, or 0 for any"
@@ -201,8 +205,10 @@ def check_listen(listen: tuple[str, ...], port: int = 0) -> None:
     own = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
     for address in listen:
         if address not in own and address not in EVERYWHERE:
+            remembered = f"the address that `edge-run mesh join` remembered, {address}"
+            named = remembered if is_remembered else option("listen", address)
             raise ConfigError(
-                f"{option('listen', address)}: is no address of this device; it has {', '.join(sorted(own))[:200]}, "
+                f"{named}: is no address of this device; it has {', '.join(sorted(own))[:200]}, "
                 "and `edge-run mesh join --listen ADDRESS` remembers another one"
             )
 

@@ -65,9 +65,14 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A device, which may be this one, is reached at other addresses than when it was asked."""
+    """A device, which may be this one, is reached at other addresses than when it was asked.
+
+    node: the device.
+    apart: it and those from which it was apart at the old ones; empty where all of its links worked.
+    """
 
     node: str
+    apart: frozenset[str] = frozenset()
 
 
 class Gone(Missing):
@@ -250,7 +255,7 @@ class Failover:
         self.epoch = 0
         self.phase = Phase.LEADING
         self.recoveries = 0
-        self.wants_more = False
+        self.why_more = ""  # why another plan may have a part for more devices, until there is one
         self._clock = clock
         self._misfits: OfLate[LessRoom] = OfLate(clock)  # devices that had less room than it seemed
         self._ends: OfLate[GaveUp] = OfLate(clock)
@@ -259,7 +264,7 @@ class Failover:
 
     def start(self) -> list[Instruction]:
         """Begin, or begin again after something was broken off."""
-        self.wants_more = False
+        self.why_more = ""
         if not self.candidates:
             return self._alone()
         self.nodes, self.phase = (), Phase.LEADING
@@ -268,7 +273,7 @@ class Failover:
     def handle(self, event: Event) -> list[Instruction]:
         """Return what is to be done now; what was said before and is not done yet is void when there is anything."""
         if isinstance(event, Appeared | Moved):
-            return self._appeared(event) if isinstance(event, Appeared) else self._moved(event.node)
+            return self._appeared(event) if isinstance(event, Appeared) else self._moved(event)
         if isinstance(event, Gone | Refused):
             return self._without(event)
         if isinstance(event, Better):
@@ -321,14 +326,15 @@ class Failover:
             self.left_out.pop(node, None)
             self._returns_s.pop(node, None)
             self.candidates.add(node)
-            self.wants_more = True
+            self.why_more = "a device joined"
         return []
 
-    def _moved(self, node: str) -> list[Instruction]:
-        """Have devices that are done without asked again, and planned with where a plan has no part for them."""
-        concerned = {node} if node != self.node else self._returns_s.keys() | self.candidates
+    def _moved(self, event: Moved) -> list[Instruction]:
+        """Have devices that are done without asked again; and planned with, where a plan has no part for them."""
+        concerned = {event.node} if event.node != self.node else self._returns_s.keys()
         self._returns_s |= dict.fromkeys(self._returns_s.keys() & concerned, self._clock())
-        self.wants_more |= bool((self.candidates & concerned) - {*self.nodes})
+        if not self.why_more and (self.candidates & event.apart) - {*self.nodes}:
+            self.why_more = "a device has another address"
         return []
 
     def _without(self, event: Gone | Refused) -> list[Instruction]:

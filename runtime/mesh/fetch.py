@@ -13,6 +13,7 @@ from edge_run.base.mesh import LinkRate, Mesh
 from edge_run.base.units import format_size
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.mesh.failover import LessRoom, Refused
+from edge_run.runtime.mesh.offers import OTHER_VERSIONS
 from edge_run.runtime.mesh.orders import STALL_S, StallWatch
 from edge_run.tiers.pieces import PIECE_BYTES
 
@@ -143,7 +144,7 @@ class MeshFetch:
 def _progress_of(node: str, answer: Document) -> _Progress:
     one = answer.get("fetch")
     if not isinstance(one, Mapping):
-        raise ProtocolError("says nothing of what it fetches; the devices have different versions", node=node)
+        raise ProtocolError(f"says nothing of what it fetches; {OTHER_VERSIONS}", node=node)
     return _Progress.of(Fields(one, "what it fetches", node))
 
 

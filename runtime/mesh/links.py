@@ -96,10 +96,15 @@ class MeasuredLinks:
         for failure in failures.values():
             raise failure
 
-    def forget(self, node: str) -> None:
-        """A device is there anew: what was tried of its links says nothing."""
+    def forget(self, node: str) -> set[str]:
+        """A device is there anew: what was tried of its links says nothing.
+
+        Return whom it did not reach, or was not reached from, itself among them; nobody where all of its links worked.
+        """
+        apart = {pair for pair in self._unreached if node in pair}
         self._tried = {pair for pair in self._tried if node not in pair}
-        self._unreached = {pair: why for pair, why in self._unreached.items() if node not in pair}
+        self._unreached = {pair: why for pair, why in self._unreached.items() if pair not in apart}
+        return {one for pair in apart for one in pair}
 
     def note_apart(self, source: str, target: str) -> None:
         """A device did not reach another one in a pass: for a while no plan has it hand on to that one."""

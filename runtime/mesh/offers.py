@@ -34,6 +34,7 @@ _WHOLE = ("context_tokens", "threads", "micro_batch_tokens", "sequences", "outpu
 SHARED_FIELDS = (*_WHOLE, "kv_type", "flash_attention", "exact", "mesh_activations")
 IN_FLIGHT = "in_flight"  # passes of a run at a time: it decides what memory is kept for activations
 ANY_NUMERICS = "any_numerics"  # tokens may differ from those of one device: each may compute with threads of its own
+OTHER_VERSIONS = "the devices have different versions, or commits, of edge-run"
 PASSES_AHEAD = 16  # of a device that is quicker than the one after it
 GUESSED_COMPUTE_BYTES_PER_S = 5e9  # where nobody has measured; live rates replace it
 GUESSED_DISK_BYTES_PER_S = 500e6
@@ -64,7 +65,7 @@ def read_settings(order: Fields) -> dict[str, JsonValue]:
     """Return the coordinator's settings, each of which can be. Raises ProtocolError for others than are shared."""
     fields = Fields(order.table("settings"), f"{order.what}, in settings,", order.node)
     if set(fields.document) != {*SHARED_FIELDS, IN_FLIGHT, ANY_NUMERICS}:
-        raise ProtocolError("the settings of a run: not those that devices share; they have different versions")
+        raise ProtocolError(f"the settings of a run: not those that devices share; {OTHER_VERSIONS}")
     wholes = {name: fields.integer(name, 1, MOST_CONTEXT_TOKENS) for name in _WHOLE}
     texts = {name: fields.name(name) for name in ("kv_type", "flash_attention", "mesh_activations")}
     # No pass asks for more, and what was asked for takes memory.

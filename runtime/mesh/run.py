@@ -161,9 +161,8 @@ class MeshRun:
         self._look_who_is_back()
         if self.is_broken_off:
             self._drive(self._failover.start())
-        if self._failover.wants_more and not len(self.log):
-            self._react(failover.Better("a device joined"))
-        elif why := self.rates.why_replan(self._coordinator, self.log.tokens):
+        why_more = "" if len(self.log) else self._failover.why_more
+        if why := why_more or self.rates.why_replan(self._coordinator, self.log.tokens):
             self._react(failover.Better(why))
 
     def _look_who_is_back(self) -> None:
@@ -172,8 +171,8 @@ class MeshRun:
         for member in members:
             if member.places != self._asked.get(member.node, member).places:
                 self._asked[member.node] = replace(self._asked[member.node], places=member.places)
-                self._coordinator.links.forget(member.node)
-                self._failover.handle(failover.Moved(member.node))
+                apart = frozenset(self._coordinator.links.forget(member.node))
+                self._failover.handle(failover.Moved(member.node, apart))
         for member in filter(is_worker, members):
             node = member.node
             is_anew = self._asked.get(node, member).incarnation != member.incarnation

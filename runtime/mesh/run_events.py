@@ -44,9 +44,10 @@ class RunEvents:
 
     def take_end_of_lease(self, lease: int) -> bool:
         """Return whether `lease` has ended as far as was heard; what said so is kept no more."""
-        heard = [*self._kept, *self._hear()]
-        self._kept = [event for event in heard if not is_end_of_lease(event, lease)]
-        return len(self._kept) < len(heard)
+        self._keep(self._hear())
+        n_heard = len(self._kept)
+        self._kept = [event for event in self._kept if not is_end_of_lease(event, lease)]
+        return len(self._kept) < n_heard
 
     def take(self) -> Iterator[MeshEvent]:
         """Yield what has happened since the last call; what is not taken is kept."""

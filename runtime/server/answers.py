@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 EVENT_STREAM, JSON_LINES, JSON = "text/event-stream; charset=utf-8", "application/x-ndjson", "application/json"
-QUICK_S = 0.25  # what is refused within this time is refused with a status of HTTP, grammars within SILENCE_S
+# What is refused within QUICK_S has a status of HTTP. Prompts, grammars, schemas and forced calls have SILENCE_S where
+# the model is open and nobody waits for another one.
+QUICK_S = 0.25
 SILENCE_S = 5.0  # clients and proxies take a longer one for a failure
 PROGRESS_S = 1.0
 MOST_FRAMES = 8192  # that a client may be behind

@@ -29,6 +29,7 @@ from edge_run.runtime.mesh.fetch import MOST_PROVIDERS
 from edge_run.runtime.mesh.links import MEASURE_TIMEOUT_S, measure_links, measured_document
 from edge_run.runtime.mesh.offers import (
     IN_FLIGHT,
+    OTHER_VERSIONS,
     config_from,
     layout_hash,
     most_waiting_bytes,
@@ -120,7 +121,7 @@ class Worker:
             "close": self._end,
         }
         if what not in orders:
-            raise ProtocolError(f"order {shown(what)}: unknown here; the devices have different versions")
+            raise ProtocolError(f"order {shown(what)}: unknown here; {OTHER_VERSIONS}")
         with self._at_work:
             self._interrupt = Interrupt()
             if self._is_closed:
@@ -177,7 +178,7 @@ class Worker:
             path = engine.gguf.shards[0].path
             raise MeshError(f"{path}: was deleted, or written to, meanwhile; the next run opens the model anew")
         if order.name("layout") != layout_hash(engine.layout):
-            raise MeshError("the model is cut in other places here; the devices have different versions")
+            raise MeshError(f"the model is cut in other places here; {OTHER_VERSIONS}")
         n_units = len(engine.layout.units)
         return engine, Share(order.names("owners", n_units, n_units), self._mesh.node, order.flag("is_split"))
 

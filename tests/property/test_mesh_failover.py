@@ -158,7 +158,7 @@ def test_one_that_refused_does_not_come_back_and_one_that_was_lost_does() -> Non
     machine.handle(Appeared("b"))
     machine.handle(Appeared("c"))
     assert machine.candidates == {"c"}
-    assert machine.wants_more
+    assert machine.why_more == "a device joined"
 
 
 def test_one_that_refused_is_asked_again_when_it_was_started_anew_or_after_a_while() -> None:
@@ -192,9 +192,12 @@ def test_one_that_was_not_reached_is_asked_again_once_it_or_this_device_has_anot
     machine.handle(Refused("b", "no such file"))
     machine.handle(Refused("c", "its data link is not reached from here", is_for_now=True))
     machine.handle(Planned(("a",)))
-    assert not machine.wants_more
     machine.handle(Moved("d"))
-    assert machine.wants_more, "no link to it may have been of use"
+    assert not machine.why_more, "all of its links were of use, and no plan has a part for it"
+    machine.handle(Moved("b", frozenset("ab")))
+    assert not machine.why_more, "no plan may have a part for it"
+    machine.handle(Moved("d", frozenset("ad")))
+    assert machine.why_more == "a device has another address"
     for moved in "ca":
         machine.handle(Moved("b"))
         machine.handle(Moved("passing"))

@@ -70,6 +70,10 @@ class NativeCompletionRequest(SamplingFields, kw_only=True):
         """Raise Refusal for what cannot be served."""
         refuse_set(self, "post_sampling_probs", "image_data")
 
+    def schema(self) -> str | None:
+        """Return the JSON schema that the answer must follow, as text. Raises Refusal."""
+        return None if self.json_schema is None else schema_text(self.json_schema, "json_schema")
+
     async def prompts(self, served: ServedModel) -> list[list[int]]:
         """Return the tokens of each prompt. Raises Refusal, and what `ServedModel.prompt_tokens` raises."""
         given = self.prompt
@@ -101,14 +105,16 @@ async def completion(service: Service, request: Request) -> AnswerResponse:
     """Continue texts."""
     asked = await service.read(request, NativeCompletionRequest)
     asked.check()
-    entry = service.catalogue.asked(asked.model)
+    entry, schema = service.catalogue.asked(asked.model), asked.schema()
     form = NativeCompletionForm(entry.name, asked.return_tokens, asked.return_progress)
-    return AnswerResponse(service, entry, partial(native_job, asked), form, asked.stream)
+    return AnswerResponse(service, entry, partial(native_job, asked, schema), form, asked.stream)
 
 
-async def native_job(asked: NativeCompletionRequest, served: ServedModel) -> Job:
-    """Return what is to be generated for a request that was checked. Raises Refusal, and errors of ours."""
-    schema = None if asked.json_schema is None else schema_text(asked.json_schema, "json_schema")
+async def native_job(asked: NativeCompletionRequest, schema: str | None, served: ServedModel) -> Job:
+    """Return what is to be generated for a request that was checked. Raises Refusal, and errors of ours.
+
+    schema: that of the request, as text.
+    """
     sampling = asked.sampling(served.sampling, schema, asked.n_probs or None)
     most = first_given(asked.n_predict, asked.max_completion_tokens, asked.max_tokens)
     salt, choices = served.salt(asked.cache_salt), asked.n_cmpl or asked.n or 1

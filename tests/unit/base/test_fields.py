@@ -85,6 +85,8 @@ def test_every_setting_is_asked_for_and_no_other_is_taken() -> None:
     for wild in ({**settings()["settings"], "memory": 1}, {"threads": 1}, {}, [], None, NESTED):
         with pytest.raises(ProtocolError):
             read_settings(Fields({"settings": wild}, "an order", "b"))
+    with pytest.raises(ProtocolError, match="different versions, or commits, of edge-run"):
+        read_settings(Fields({"settings": {"threads": 1}}, "an order", "b"))
 
 
 def test_outputs_that_no_pass_has_take_no_memory() -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import zeroconf
 
-from edge_run.base.errors import MeshError
+from edge_run.base.errors import MeshError, options_as_flags
 from edge_run.devices.broker import discovery
 from edge_run.devices.broker.discovery import Advertisement, find_broker
 from edge_run.devices.members.cluster import FIND_BROKER, new_cluster
@@ -32,7 +32,11 @@ def test_where_nobody_can_be_asked_now_the_next_try_may_find_it(
         raise error
 
     monkeypatch.setattr(zeroconf, "Zeroconf", refuse)
-    with pytest.raises(MeshError, match=r"cannot be looked for on this network .*; see to the network"):
+    with pytest.raises(
+        MeshError, match=r"cannot be looked for on this network .*; see to the network.* with mesh='mqtt:"
+    ):
+        find_broker(new_cluster(FIND_BROKER), 0.1)
+    with options_as_flags(dict), pytest.raises(MeshError, match=r"with `edge-run mesh join --broker mqtt://HOST`$"):
         find_broker(new_cluster(FIND_BROKER), 0.1)
 
 
@@ -56,7 +60,7 @@ def test_an_answer_without_a_port_is_none(port: int | None, monkeypatch: pytest.
 
     monkeypatch.setattr(zeroconf, "Zeroconf", Answered)
     monkeypatch.setattr(zeroconf, "ServiceBrowser", browse)
-    with pytest.raises(MeshError, match="no broker of cluster"):
+    with pytest.raises(MeshError, match=r"no broker of cluster .* with mesh='mqtt://HOST' or MeshConfig\(broker="):
         find_broker(cluster, 0.1)
 
 

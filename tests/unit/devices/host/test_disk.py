@@ -13,14 +13,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from control_groups import control_group
-from edge_run.base.errors import TierReadError
+from edge_run.base.errors import TierReadError, options_as_flags
 from edge_run.base.units import GIB, MIB
 from edge_run.devices.host import disk, scratch
 from edge_run.devices.host.disk import BLOCK_SIZES, UNIT_BYTES, Effort, ReadMeter, data_units, measure_disk, spread
+from edge_run.devices.host.scratch import NoScratchError
 from edge_run.tiers.source import SourceFile
 from quick_probe import QUICK
 
@@ -212,6 +214,22 @@ def test_nothing_stays_when_a_write_fails(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_who_cannot_have_a_disk_measured_so_is_told_what_can_be_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`edge-run plan` and `Model` measure too, and are given neither folder nor another model."""
+    monkeypatch.setattr(scratch, "_fill", MagicMock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+    with pytest.raises(
+        NoScratchError, match=r"another folder of it, .*, with probe\(\[FOLDER\]\) or probe\(model=FILE\)$"
+    ):
+        measure_disk(tmp_path, None, 4, QUICK)
+    with (
+        options_as_flags(dict),
+        pytest.raises(NoScratchError, match=r"with `edge-run probe FOLDER` or `edge-run probe --model FILE`$"),
+    ):
+        measure_disk(tmp_path, None, 4, QUICK)
+
+
 def test_a_disk_that_is_nearly_full_is_spared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = scratch.shutil.disk_usage(tmp_path)
     sizes = []
@@ -222,7 +240,9 @@ def test_a_disk_that_is_nearly_full_is_spared(tmp_path: Path, monkeypatch: pytes
             pass
     assert sizes == [256 * MIB, 128 * MIB, 32 * MIB]
     monkeypatch.setattr(scratch.shutil, "disk_usage", lambda path: usage._replace(free=200 * MIB))
-    with pytest.raises(TierReadError, match=r"needs 256 MiB free, 200 MiB are; free some space") as caught:
+    with pytest.raises(
+        TierReadError, match=r"needs 256 MiB free, 200 MiB are; free some space, .* with probe\(model=FILE\)$"
+    ) as caught:
         measure_disk(tmp_path, None, 4, dataclasses.replace(QUICK, scratch_bytes=256 * MIB))
     assert (caught.value.found_bytes, caught.value.needed_bytes) == (200 * MIB, 256 * MIB)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import os
@@ -127,6 +128,12 @@ def test_a_folder_may_be_a_text_and_addresses_a_single_one(tmp_path: Path) -> No
     write_cluster(tmp_path, new_cluster("mqtt://host"))
     with pytest.raises(ConfigError, match=r"^listen='192\.0\.2\.1': is no address of this device"):
         open_mesh(MeshConfig(str(tmp_path), listen="192.0.2.1"))
+
+
+def test_an_address_that_was_remembered_is_no_option_of_who_reads_that_it_is_gone(tmp_path: Path) -> None:
+    write_cluster(tmp_path, dataclasses.replace(new_cluster("mqtt://host"), listen=("192.0.2.9",)))
+    with pytest.raises(ConfigError, match=r"^the address that `edge-run mesh join` remembered, 192\.0\.2\.9: is no "):
+        open_mesh(MeshConfig(tmp_path))
 
 
 def test_a_node_keeps_its_id_and_gets_later_incarnations(tmp_path: Path) -> None:

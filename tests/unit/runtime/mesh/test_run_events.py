@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_run.base.errors import DeviceLost
-from edge_run.base.mesh import HasLeft, Joined, Lost, Member, MeshEvent
+from edge_run.base.mesh import HasLeft, Joined, Lost, Member, MeshEvent, Unled
 from edge_run.runtime.mesh.run_events import LeaseLost, RunEvents, is_end_of_lease
 from fake_mesh import Hub
 
@@ -48,6 +48,19 @@ def test_who_has_left_leads_nobody_and_has_no_end_of_events() -> None:
     taken = list(events.take())
     assert taken[0] == Lost("c", "gone"), "and what was heard before"
     assert is_end_of_lease(taken[-1], 7)
+
+
+def test_what_is_heard_with_the_end_of_a_lease_is_kept_as_all_else_is() -> None:
+    hub = Hub()
+    mesh = hub.join("a")
+    events = RunEvents(mesh)
+    for number in range(3):
+        mesh.events.put(Joined(Member("b", f"box {number}", "1", {})))
+    mesh.events.put(Unled(7))
+    assert events.take_end_of_lease(7)
+    assert events.names == {"a": "name of a", "b": "box 2"}
+    assert [event.member.name for event in events.take() if isinstance(event, Joined)] == ["box 2"]
+    assert not events.take_end_of_lease(7)
 
 
 def test_the_loss_of_one_that_is_there_again_is_taken_back_once_it_is_asked_anew() -> None:

@@ -117,6 +117,7 @@ async def test_a_prompt_that_is_too_long_is_called_what_its_api_calls_it(form: A
 
 async def test_what_is_wrong_later_ends_the_stream_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "QUICK_S", 0.01)
+    monkeypatch.setattr(answers, "SILENCE_S", 0.01)
     model, client = FakeModel(), Client()
     model.error = KernelError("the drive is gone")
     async with answering(model, client):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ import pytest
 from edge_run.base.errors import ConfigError
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.apis.anthropic_messages import MessagesRequest
-from edge_run.runtime.server.apis.llama_server import NativeCompletionRequest, native_job
+from edge_run.runtime.server.apis.llama_server import NativeCompletionRequest, completion
+from edge_run.runtime.server.apis.llama_server import native_job as job_of_schema
 from edge_run.runtime.server.apis.ollama import OllamaChatRequest, OllamaGenerateRequest, generate_job
 from edge_run.runtime.server.apis.openai_chat import ChatRequest, chat_job
-from edge_run.runtime.server.apis.openai_completions import CompletionRequest, completion_job
+from edge_run.runtime.server.apis.openai_completions import QUICK_TOKENS, CompletionRequest, completion_job
 from edge_run.runtime.server.apis.responses import ResponsesRequest
 from edge_run.runtime.server.bodies import convert
 from edge_run.runtime.server.catalogue.served_model import AnswerDefaults, Preparing, ServedModel
@@ -42,7 +44,7 @@ class Letters:
     def chat_prompt(self, messages: Any, variables: Any) -> str:
         return "prompt"
 
-    def check_tokens(self, what: str, tokens: list[int]) -> None:
+    def check_tokens(self, what: str, tokens: Iterable[int]) -> None:
         if max(tokens) >= VOCABULARY:
             raise ConfigError(f"{what}: no such token")
 
@@ -55,6 +57,10 @@ def served(keeps_prompts: bool = False) -> ServedModel:
 async def task_job(asked: Any, model: ServedModel) -> Job:
     job: Job = await asked.task().job(model, SamplingConfig(), 1)
     return job
+
+
+async def native_job(asked: NativeCompletionRequest, model: ServedModel) -> Job:
+    return await job_of_schema(asked, asked.schema(), model)
 
 
 async def prompt_job(asked: OllamaGenerateRequest, model: ServedModel) -> Job:
@@ -110,3 +116,38 @@ async def test_tokens_that_there_are_not_are_refused_before_the_model_is_asked(m
     for prompt in ([VOCABULARY], [[1], [VOCABULARY]]):
         with pytest.raises(ConfigError, match="prompt: no such token"):
             await make_job(convert({"prompt": prompt}, kind), served())
+
+
+class Full(Preparing):
+    """Threads that others' templates have; what is put off until there is one is noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_refused = 0
+
+    async def run(self, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.n_refused += 1
+        raise Refusal(429, "too many", code="queue_full")
+
+
+async def test_a_prompt_of_tokens_does_not_queue_behind_the_templates_of_others() -> None:
+    model, full = served(), Full()
+    model._preparing = full
+    short = {"prompt": [[1, 2], [3]]}
+    job = await completion_job(convert(short, CompletionRequest), model)
+    assert list(job.prompts) == [[1, 2], [3]]
+    with pytest.raises(Refusal, match="too many"):
+        await completion_job(convert({"prompt": [[1] * QUICK_TOKENS] * 2}, CompletionRequest), model)
+    assert full.n_refused == 1, "what would hold up all other requests for long"
+
+
+async def test_a_schema_that_cannot_be_is_refused_before_its_model_is_opened() -> None:
+    asked = convert({"prompt": "a", "json_schema": {"enum": ["x" * 70_000]}}, NativeCompletionRequest)
+
+    async def read(*_: object) -> NativeCompletionRequest:
+        return asked
+
+    service: Any = SimpleNamespace(read=read, catalogue=SimpleNamespace(asked=lambda name: SimpleNamespace(name="a")))
+    with pytest.raises(Refusal) as caught:
+        await completion(service, None)  # type: ignore[arg-type]
+    assert caught.value.param == "json_schema"

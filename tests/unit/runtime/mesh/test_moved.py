@@ -1,0 +1,40 @@
+"""A device that gets another address: a new plan is made where that may have a part for more devices, else none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from edge_run.runtime.mesh.failover import Failover, Led, Opened, Planned, Replayed
+from edge_run.runtime.mesh.links import MeasuredLinks
+from edge_run.runtime.mesh.run import MeshRun
+from fake_mesh import Hub
+
+
+def test_only_a_link_that_was_of_no_use_makes_another_address_worth_a_plan() -> None:
+    hub = Hub()
+    mesh = hub.join("a")
+    for node in "bc":
+        hub.join(node)
+    links = MeasuredLinks(mesh, lambda orders, timeout_s: ({}, {}), 1)
+    run: Any = MeshRun.__new__(MeshRun)
+    run._mesh, run._coordinator, run.log = mesh, SimpleNamespace(links=links), ["a token"]
+    run._asked, run._failover = {member.node: member for member in mesh.members()}, Failover("a", "bc")
+    run._failover.start()
+    for event in (Led(1), Planned(("a", "b")), Opened(1 << 16), Replayed(1 << 16)):
+        run._failover.handle(event)
+    moves = iter(range(1, 10))
+
+    def why_more(moving: str) -> str:
+        hub.members[moving].move(f"tcp://10.0.0.{next(moves)}:5000")
+        run._look_who_is_back()
+        why: str = run._failover.why_more
+        return why
+
+    assert [why_more(node) for node in "abc"] == [""] * 3
+    links.note_apart("a", "b")
+    assert why_more("b") == "", "both have a part"
+    links.note_apart("b", "c")
+    assert why_more("b") == "a device has another address", "it may hand on to c now"
+    run._failover.why_more = ""
+    assert why_more("c") == "", "that was tried no more since"
