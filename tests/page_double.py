@@ -10,7 +10,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +122,9 @@ class RepeatingModel:
     def metadata(self, key: str) -> str | None:
         """Return nothing: there is no file."""
         return None
+
+    def check_tokens(self, what: str, tokens: Iterable[int]) -> None:
+        pass
 
     def token_bytes(self, token: int) -> bytes:
         """Return the letter of a token."""

@@ -61,7 +61,7 @@ def vectors(engine: Engine) -> np.ndarray:
 @in_child
 def test_vectors_are_those_of_llama_cpp(name: str, folder: Path) -> None:
     """Read as a whole and streamed; nothing of a text is left for the next one."""
-    path = make_model(name, folder)
+    path = make_model(name, folder, scale=2)
     wanted = stock_vectors(path, TEXTS, WIDTH)
     with open_engine(path, memory="1GiB", **OPTIONS) as engine:
         assert engine.plan.mode == "resident"

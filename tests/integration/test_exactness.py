@@ -79,7 +79,7 @@ def test_prompt_of_70_and_12_decoded_tokens(name: str, folder: Path) -> None:
 
 
 def test_the_bundled_model(folder: Path) -> None:
-    check(compare(KIT, *FEW))
+    check(compare(KIT, "--micro-batch", "16", *FEW))  # with more rows of logits lent, tokens would read nothing
 
 
 def test_with_chunks_of_the_size_that_runs_have(grown: Path) -> None:

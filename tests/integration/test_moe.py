@@ -104,7 +104,7 @@ def test_a_token_reads_no_more_than_the_experts_that_it_uses(moe: Path) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3moe", "gpt-oss"])
 def test_after_reads_that_fail_anywhere_the_tokens_are_right(name: str, folder: Path) -> None:
-    _after_reads_that_fail(path=make_model(name, folder))
+    _after_reads_that_fail(path=make_model(name, folder, scale=2))
 
 
 @in_child

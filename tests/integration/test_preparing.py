@@ -51,7 +51,7 @@ def _compare_lines(path: Path, options: dict[str, Any]) -> None:
     engine = open_at(path, 0.3, options, by_expert=True)
     found = {item.what: item.size_bytes for item in engine.plan.items}
     engine.close()
-    plans = planner(path, ModelConfig(**options))
+    plans = planner(path, ModelConfig(**options, readers=engine.config.readers))
     least, whole = (plan.budget_bytes for plan in (plans.sweep()[0], plans.sweep()[-1]))
     tried = (plans.plan(budget) for budget in range(least, whole, 64 * KIB))
     lines = ({item.what: item.size_bytes for item in plan.items} for plan in tried if plan.expert_bytes)

@@ -152,7 +152,7 @@ def test_what_a_server_refuses_at_once_is_refused(url: str, body: dict[str, Any]
 
 
 def test_a_prompt_that_is_too_long_is_refused_in_words_that_speak_of_no_server() -> None:
-    with pytest.raises(ContextFull, match=r"shorten it, or give more context .-c") as refused:
+    with pytest.raises(ContextFull, match=r"shorten it, or give more context .context_tokens=") as refused:
         Job([1] * 9, SamplingConfig()).check(8)
     assert "server" not in str(refused.value)
 
