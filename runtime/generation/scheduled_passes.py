@@ -135,6 +135,7 @@ class ScheduledPasses:
             self._queue.begin([token for part in planned.parts for token in self._batch(part, trees)])
         except ContextFull:
             self._undo(planned, trees)
+            self._look_at_all()  # a mesh empties them where devices have begun
             if trees and all(self._scheduler.n_held(part.request) == part.start for part in planned.parts):
                 return self.begin(replace(begun, trees={}))
             if trees:
@@ -147,9 +148,9 @@ class ScheduledPasses:
             self._empty(emptied)
             return False
         except BaseException:
-            self._undo(planned, trees)
-            self.abandon()
-            self._look_at_all()
+            with self._looking_at_all():
+                self._undo(planned, trees)
+                self.abandon()
             raise
         self._in_flight.append(replace(begun, first_cell=self._pool.next_cell))
         self._scheduler.begun(planned)
@@ -163,8 +164,8 @@ class ScheduledPasses:
         try:
             rows = self._queue.finish()
         except BaseException:
-            self.abandon()
-            self._look_at_all()
+            with self._looking_at_all():
+                self.abandon()
             raise
         begun = self._in_flight.popleft()
         return begun, _parts(begun, rows)
@@ -216,6 +217,13 @@ class ScheduledPasses:
             self._empty(tree.sequences[1:])
         for part in planned.parts:
             self._scheduler.placed(part.sequence, self._decoder.rewind(part.sequence, part.start))
+
+    @contextmanager
+    def _looking_at_all(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._look_at_all()
 
     def _look_at_all(self) -> None:
         """Note what sequences hold after a pass that failed: those that were not in it may have lost their state."""

@@ -40,7 +40,7 @@ function* blocks(lines, depth) {
 
 const renderAll = (lines, depth) => [...blocks(lines, depth)].map(([, make]) => make());
 
-/** Return where the block that begins at a line ends, and what makes its element. */
+/** Where the block that begins at a line ends, and what makes its element. */
 function readBlock(lines, start, depth) {
   const line = lines[start];
   let end = start + 1;
@@ -112,14 +112,15 @@ function table([head, dashes, ...rows]) {
   return el("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Table" }, made);
 }
 
-const cells = (line) => line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim());
+const cells = (line) =>
+  line.trim().replace(/^\||\|$/g, "").replace(/\\\|/g, "\0").split("|").map((cell) => cell.replace(/\0/g, "\\|").trim());
 
 const LINK = /!?\[([^[\]]{0,500})\]\(<?([^\s()<>]{1,2000}(?:\([^\s()]{0,500}\)[^\s()<>]{0,500})?)>?(?:\s+"[^"]{0,500}")?\)/y;
 const ADDRESS = /https?:\/\/[^\s<>"]{1,2000}[^\s<>"'.,;:!?)\]*_]/y;
 const SPECIAL = /[\\`*_~[!h\n]/g;
 const EMPHASIS = { "**": "strong", __: "strong", "*": "em", _: "em", "~~": "del" };
 
-/** Return the nodes of a text without blocks. */
+/** The nodes of a text without blocks. */
 function inline(text, depth) {
   const made = [];
   let done = 0;

@@ -15,19 +15,18 @@ import click
 import pytest
 
 from edge_run.base.errors import Cancelled, ConfigError, ContextFull, EdgeRunError, ProtocolError
-from edge_run.base.results import Piece
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.cli.commands.chat import _model_names
 from edge_run.cli.shared.answer import WrittenAnswer
 from edge_run.cli.shared.chat import Chat
-from edge_run.cli.shared.chat_loop import NOT_ADDED, ChatLoop
+from edge_run.cli.shared.chat_loop import ChatLoop
 from edge_run.cli.shared.conversation_book import ConversationBook
 from edge_run.cli.shared.server_chat import ServerChat
 from edge_run.cli.shared.talks import PlainTalk, TemplateTalk
 from edge_run.cli.shared.terminal import OutputError
-from edge_run.runtime.client.answer_event import AnswerEvent
 from edge_run.runtime.keeping import conversations
 from edge_run.runtime.keeping.conversations import Conversation, Conversations
+from quiet_terminal import quiet_terminal
 
 
 class FullTalk:
@@ -85,12 +84,6 @@ class Notes(ChatLoop):
 def piped(data: str | bytes) -> io.TextIOWrapper:
     """Return standard input that has this in it."""
     return io.TextIOWrapper(io.BytesIO(data.encode() if isinstance(data, str) else data), encoding="utf-8")
-
-
-def quiet_terminal(*, can_ask: bool = True) -> Any:
-    return SimpleNamespace(
-        say=lambda *_: None, say_lines=lambda *_: None, can_ask=can_ask, shows_answer=False, erase=lambda: None
-    )
 
 
 @pytest.mark.parametrize(
@@ -295,61 +288,6 @@ def test_a_chat_with_a_server_from_a_pipe_ends_with_its_error(
     with pytest.raises((click.exceptions.Exit, OutputError)) as raised:
         ServerChat(client, {}, "", terminal).run()
     assert getattr(raised.value, "exit_code", None) == error.exit_code
-
-
-def test_thoughts_at_a_server_are_shown_between_marks_and_not_sent_along() -> None:
-    sent, shown = list[Any](), list[str]()
-
-    def answer(path: str, body: dict[str, Any]) -> Iterator[AnswerEvent]:
-        sent.append(body["messages"])
-        yield AnswerEvent(reasoning="H")
-        yield AnswerEvent(reasoning="m.")
-        if len(sent) == 1:
-            yield AnswerEvent("Ye", reasoning="..")
-            yield AnswerEvent("s.")
-        if len(sent) == 3:
-            raise ProtocolError("the server is gone")
-
-    terminal, client = quiet_terminal(), SimpleNamespace(answer=answer)
-    terminal.write_answer, terminal.end_line = shown.append, lambda: shown.append("\n")
-    chat = ServerChat(client, {}, "", terminal)  # type: ignore[arg-type]
-    for text in ("one", "two", "three", "four"):
-        chat.answer(text)
-    assert "".join(shown) == "<think>\nHm...\n</think>\n\nYes.\n" + "<think>\nHm.\n" * 3
-    said = [(message["role"], message["content"]) for message in sent[-1]]
-    answered = [("user", "one"), ("assistant", "Yes."), ("user", "two"), ("assistant", "")]
-    assert said == [*answered, ("user", "four")], "a thought that was cut off is no answer"
-
-
-def test_thoughts_of_a_model_here_are_shown_so_too_and_an_empty_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, shown, said = list[Any](), list[str](), list[str]()
-    saying = {"one": ("Yes.", "stop"), "two": ("", "length"), "three": ("", "cancelled"), "four": ("", "stop")}
-
-    def stream_chat(messages: list[dict[str, str]], **options: object) -> Iterator[Piece]:
-        asked.append(messages)
-        text = messages[-1]["content"]
-        content, reason = saying[text]
-        yield Piece("<th", (1,), None, None, "", "")
-        if text != "four":
-            yield Piece("ink>Hm.", (2,), None, None, "", "Hm.")
-        yield Piece(content, (), SimpleNamespace(finish_reason=reason), None, content, "")  # type: ignore[arg-type]
-
-    monkeypatch.setattr("edge_run.cli.shared.chat.say_figures", lambda *_: None)
-    terminal = quiet_terminal()
-    terminal.say, terminal.write_answer, terminal.end_line = lambda text, *_: said.append(text), shown.append, int
-    terminal.showing = lambda describe: contextlib.nullcontext(int)
-    model: Any = SimpleNamespace(notices=(), stream_chat=stream_chat, cancel=None)
-    talk = TemplateTalk(model, "", None, SamplingConfig())
-    chat = Chat(model, talk, terminal)
-    for text in saying:
-        chat.answer(text)
-    assert "".join(shown) == "<think>\nHm.\n</think>\n\nYes." + "<think>\nHm." * 2
-    assert talk.parts == (("user", "one"), ("assistant", "Yes."), ("user", "two"), ("assistant", ""))
-    assert said == [NOT_ADDED] * 2, "of a thought that was cut off, and of nothing"
-    terminal.say_lines = lambda text, *_: said.append(text)
-    client: Any = SimpleNamespace(answer=lambda *_: (AnswerEvent() for _ in range(2)))
-    ServerChat(client, {}, "", terminal).answer("five")
-    assert said[-1] == NOT_ADDED
 
 
 @pytest.mark.parametrize("added", [(), (("user", "Bye"), ("assistant", "Bye"))])

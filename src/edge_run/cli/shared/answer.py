@@ -48,7 +48,8 @@ class WrittenAnswer:
     @property
     def goes_on(self) -> bool:
         """Whether the conversation goes on with it: a thought alone that was cut off is no answer."""
-        return bool(self.text) or (self.has_thoughts and not self.is_stopped)
+        is_whole = self.generation is not None and self.generation.finish_reason == "stop"
+        return bool(self.text) or (self.has_thoughts and is_whole)
 
 
 class MarkedThoughts:

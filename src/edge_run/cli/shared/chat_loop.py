@@ -123,7 +123,7 @@ def read_message(terminal: Terminal) -> str:
     text = _read_line(terminal, PROMPT, MOST_PROMPT_BYTES)
     while text.endswith("\\"):
         try:
-            line = _read_line(terminal, MORE_PROMPT, MOST_PROMPT_BYTES - len(text.encode()))
+            line = _read_line(terminal, MORE_PROMPT, MOST_PROMPT_BYTES - len(text.encode("utf-8", "surrogatepass")))
         except EOFError:
             if terminal.can_ask:  # Ctrl-D, which leaves
                 raise

@@ -66,10 +66,10 @@ class ServerChat(ChatLoop):
             self.say_failed(error, ". What was said stays." if answer.text else ". The chat is as it was before.")
             has_failed = True
         else:
-            is_whole = True
+            is_whole = answer.finish != "length"
             self._terminal.end_line()
             self._say_figures(answer, time.monotonic() - began_s)
-        if answer.text or (answer.has_thoughts and is_whole):  # a thought alone that was cut off is no answer
+        if answer.text or (answer.has_thoughts and is_whole):  # a thought that was cut off is no answer
             self._messages = [*messages, {"role": "assistant", "content": answer.text}]
         elif not has_failed:
             self._terminal.say(NOT_ADDED)
