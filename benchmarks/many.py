@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mbps", type=int, nargs="+", default=[500, 0], help="0: not throttled")
     parser.add_argument("--chosen", action="store_true", help="also as many as the planner chooses")
+    parser.add_argument("--without-one", action="store_true", help="no request alone to hold them against")
     parser.add_argument("--name", default="many")
     arguments = parser.parse_args()
     need(arguments.text)
@@ -50,7 +51,8 @@ def main() -> None:
     for path, budget in arguments.models:
         for mbps in arguments.mbps:
             for number in range(arguments.rounds):
-                for parallel in dict.fromkeys((1, *arguments.requests, *[0] * arguments.chosen)):
+                alone, chosen = [1] * (not arguments.without_one), [0] * arguments.chosen
+                for parallel in dict.fromkeys((*alone, *arguments.requests, *chosen)):
                     for guesses in guessings(arguments):
                         found = measure(path, budget, mbps, parallel, guesses, arguments)
                         key = {"model": path.stem, "budget": budget, "disk_mbps": mbps, "round": number}
@@ -112,12 +114,10 @@ def table(rows: list[dict[str, Any]]) -> str:
             against, what = (1, "off"), f"{row['parallel'] or 'chosen'} against one alone"
         else:
             continue
-        other = next(
-            one
-            for one in rows
-            if (*_place(one), one["round"]) == (*_place(row), row["round"])
-            and (one["parallel"], one["speculate"]) == against
-        )
+        same_round = (one for one in rows if (*_place(one), one["round"]) == (*_place(row), row["round"]))
+        other = next((one for one in same_round if (one["parallel"], one["speculate"]) == against), None)
+        if other is None:
+            continue
         for figure, name in (("tokens_per_s", "with prompts"), ("steady_tokens_per_s", "steady")):
             found = ratios.setdefault(f"**{model} in {budget}, {mbps or 'no limit'}**, {what}: {name}", [])
             if row[figure] and other[figure]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from edge_run.base.protocols import Logits
 from edge_run.base.units import round_down, round_up
 from edge_run.tiers import _libc
+from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES
 
 LOGIT_BYTES = 4
 _LEAST_MAPPED_BYTES = 1 << 20
@@ -84,9 +85,9 @@ class LogitRows:
         start = round_up(base + n_rows * self._row_bytes, _libc.PAGE)
         stop = round_down(base + self._own_dirty * self._row_bytes, _libc.PAGE)
         with contextlib.suppress(OSError):  # a system without such calls has no use for it
-            if self._seen != (base, self._own_rows):
+            if self._seen != (base, self._own_rows) and stop - base >= LEAST_SPARSE_BYTES:  # a mapping of its own
                 first = round_up(base, _libc.PAGE)
-                _libc.use_small_pages(first, max(0, stop - first))  # only some rows will be in use
+                _libc.use_small_pages(first, stop - first)  # only some rows will be in use
                 self._seen = base, self._own_rows
             if start < stop:
                 _libc.drop_pages(start, stop - start)

@@ -4,7 +4,7 @@ const PREFIX = "edge-run/chat/";
 const CURRENT = "edge-run/current"; // of this tab
 const TITLE_LETTERS = 60;
 
-/** Return all conversations, that which changed last first. What cannot be read is left out. */
+/** All conversations, that which changed last first. What cannot be read is left out. */
 export function all() {
   const found = [];
   for (let number = 0; number < localStorage.length; number++) {
@@ -25,12 +25,12 @@ export function load(id) {
 
 const newId = () => `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}`;
 
-/** Return a conversation without messages, with the settings of `like`. */
+/** A conversation without messages, with the settings of `like`. */
 export function begin(like) {
   return { id: newId(), changed: 0, system: like?.system ?? "", settings: { ...like?.settings }, messages: [] };
 }
 
-/** Return the conversation that this tab had, else the latest, else a new one. */
+/** The conversation that this tab had, else the latest, else a new one. */
 export function current() {
   return load(sessionStorage.getItem(CURRENT)) ?? all()[0] ?? begin();
 }

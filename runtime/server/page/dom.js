@@ -41,7 +41,7 @@ export async function copy(text) {
   field.remove();
 }
 
-/** Return a button that copies what `text` returns, and says so for a moment. */
+/** A button that copies what `text` returns, and says so for a moment. */
 export function copyButton(text) {
   const button = el("button", { type: "button", class: "quiet" }, "Copy");
   button.addEventListener("click", async () => {

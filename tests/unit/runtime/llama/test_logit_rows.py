@@ -10,7 +10,7 @@ from edge_run.base.protocols import Logits
 from edge_run.runtime.llama.logit_rows import LogitRows, idle_row_bytes
 from edge_run.tiers import _libc
 
-MOST, OWN, PAGES = 8, 6, 64
+MOST, OWN, PAGES = 8, 6, 256
 ROW_BYTES = PAGES * _libc.PAGE
 
 
@@ -104,3 +104,6 @@ def test_no_huge_pages_lie_under_rows_of_which_some_are_in_use(own: int, monkeyp
     rows.note_pass(OWN + 1)
     rows.needed_bytes(1)
     assert advised[1:] == [(own, (OWN + 1) * ROW_BYTES)], "llama.cpp has made room for one more"
+    small = LogitRows(MOST, 1024, OWN, lambda: own)
+    small.needed_bytes(1)
+    assert len(advised) == 2, "what is not a mapping of its own would be cut into pieces that stay"
