@@ -161,12 +161,18 @@ def test_one_that_refused_does_not_come_back_and_one_that_was_lost_does() -> Non
     assert machine.why_more == "a device joined"
 
 
-def test_one_that_refused_is_asked_again_when_it_was_started_anew_or_after_a_while() -> None:
-    now = [0.0]
+def refused_by_b(now: list[float]) -> Failover:
+    """A run that leads three other devices, one of which has refused it; `now` has its time."""
     machine = Failover("a", ["b", "c", "d"], lambda: now[0])
     machine.start()
     machine.handle(Led(1))
     machine.handle(Refused("b", "no such file"))
+    return machine
+
+
+def test_one_that_refused_is_asked_again_when_it_was_started_anew_or_after_a_while() -> None:
+    now = [0.0]
+    machine = refused_by_b(now)
     machine.handle(Refused("c", "another process computes with it", is_for_now=True))
     machine.handle(Gone("d", "did not answer an order"))
     assert not any(map(machine.may_return, "bcd"))
@@ -186,10 +192,7 @@ def test_one_that_refused_is_asked_again_when_it_was_started_anew_or_after_a_whi
 
 def test_one_that_was_not_reached_is_asked_again_once_it_or_this_device_has_another_address() -> None:
     now = [0.0]
-    machine = Failover("a", ["b", "c", "d"], lambda: now[0])
-    machine.start()
-    machine.handle(Led(1))
-    machine.handle(Refused("b", "no such file"))
+    machine = refused_by_b(now)
     machine.handle(Refused("c", "its data link is not reached from here", is_for_now=True))
     machine.handle(Planned(("a",)))
     machine.handle(Moved("d"))
