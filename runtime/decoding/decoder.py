@@ -198,7 +198,7 @@ class LocalDecoder:
         batch = [BatchToken(token, position + i) for i, token in enumerate(tokens)]
         self.limits.check_batch(batch)
         self._fill(batch)
-        with self._driver.interrupt.hearing_ctrl_c(), self._driver.placing(PassShape(len(batch), 0), look):
+        with self._driver.interrupt.hearing_signals(), self._driver.placing(PassShape(len(batch), 0), look):
             code = self._context.decode(self._batch)
         self._check_code(code, len(batch))
         self.watcher.ran(batch)
@@ -230,7 +230,7 @@ class LocalDecoder:
         self.limits.check_shape(shape)
         first = shape.tokens - shape.outputs
         self._fill([BatchToken(token=0, position=i, wants_logits=i >= first) for i in range(shape.tokens)])
-        with self._driver.interrupt.hearing_ctrl_c(), self._driver.mapping():
+        with self._driver.interrupt.hearing_signals(), self._driver.mapping():
             code = self._context.decode(self._batch)
         L.llama_memory_clear(self._context.memory, False)  # nothing was computed, so nothing was written
         graph = self._driver.take_map()
@@ -287,7 +287,7 @@ class LocalDecoder:
     def _run(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
         """Run a checked batch, and write the logits that it asks for to `logits`."""
         try:
-            with self._driver.interrupt.hearing_ctrl_c():
+            with self._driver.interrupt.hearing_signals():
                 self._prepare(batch)
             self._note_forks(batch)
             self._run_passes(batch, logits)
@@ -344,7 +344,7 @@ class LocalDecoder:
         """
         self._fill(tokens)
         outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
-        with self._driver.interrupt.hearing_ctrl_c(), self._driver.running(PassShape(len(tokens), len(outputs))):
+        with self._driver.interrupt.hearing_signals(), self._driver.running(PassShape(len(tokens), len(outputs))):
             self._rollback.begin(tokens)
             code = self._context.decode(self._batch)
             if code == STOPPED:

@@ -152,7 +152,7 @@ class BatchedAnswers(Closing):
         check_room(len(answer.prompt), self._scheduler.room_tokens)
         number = None
         try:
-            with self.hearing_ctrl_c():
+            with self.hearing_signals():
                 number, now = self._scheduler.submit(answer.prompt, turn.priority, turn.key, turn.salt), self._clock()
                 deadline_s = now + (math.inf if turn.deadline_s is None else turn.deadline_s)
                 self._open[number] = _Open(answer, now, deadline_s, turn.salt)
@@ -162,9 +162,9 @@ class BatchedAnswers(Closing):
             raise
         return number
 
-    def hearing_ctrl_c(self) -> AbstractContextManager[None]:
+    def hearing_signals(self) -> AbstractContextManager[None]:
         """Have Ctrl-C wait until the block is done, or the innermost of such blocks, and end the pass that is in it."""
-        return self._engine.interrupt.hearing_ctrl_c()
+        return self._engine.interrupt.hearing_signals()
 
     def cancel(self, number: int) -> None:
         """End a request after the pass at hand, from any thread; where all are ended, end the pass too."""
@@ -182,7 +182,7 @@ class BatchedAnswers(Closing):
         would take them along. An interrupt that is not the cancelling of single requests ends all of them.
         """
         self.check()
-        with self.hearing_ctrl_c():
+        with self.hearing_signals():
             self._events += self._end_some()
         if not self._events:
             self._compute()
@@ -192,7 +192,7 @@ class BatchedAnswers(Closing):
     def _compute(self) -> None:
         """Compute one pass, and note what it brought."""
         try:
-            with self.hearing_ctrl_c():
+            with self.hearing_signals():
                 self._passes.admit()
                 self._begin_admitted()
                 self._meter.lap()
@@ -203,12 +203,12 @@ class BatchedAnswers(Closing):
         except TierReadError as error:
             if not lacks_room(error) or self.n_running < 2:
                 raise
-            with self.hearing_ctrl_c():
+            with self.hearing_signals():
                 number = self._scheduler.running()[-1]
                 self._forget(number)
                 self._events.append(Event(number, error=error))
         except Cancelled:
-            with self.hearing_ctrl_c():
+            with self.hearing_signals():
                 self._engine.interrupt.reset()  # which a pass does itself, but not rows that are read back
                 is_for_all = not self._cancelled & self._open.keys()
                 self._events += [self._end(number, "cancelled") for number in list(self._open) if is_for_all]
@@ -219,14 +219,14 @@ class BatchedAnswers(Closing):
             if number in self._cancelled:
                 self._cancelled.discard(number)
                 self._engine.interrupt.reset()  # which may have been set for it when its last pass had ended
-        with self.hearing_ctrl_c():
+        with self.hearing_signals():
             if number in self._open:
                 self._forget(number)
             self._events = [event for event in self._events if event.request != number]
 
     def drop_all(self) -> None:
         """Forget all requests."""
-        with self.hearing_ctrl_c():
+        with self.hearing_signals():
             for number in list(self._open):
                 self._forget(number)
             self._events = []
@@ -252,7 +252,7 @@ class BatchedAnswers(Closing):
         """Forget all requests, and empty the sequences. Idempotent."""
         if self.is_closed:
             return
-        with self.hearing_ctrl_c():
+        with self.hearing_signals():
             self.is_closed = True
             try:
                 self._passes.abandon()

@@ -125,7 +125,7 @@ class ManyAnswers:
             if not self._numbers:
                 self.is_complete = True
                 return None
-            with self.answers.hearing_ctrl_c():  # what has come is noted
+            with self.answers.hearing_signals():  # what has come is noted
                 for event in self._workplace.do(self.answers.advance):
                     self._note(event)
         return self._found.popleft()
@@ -158,7 +158,7 @@ class ManyAnswers:
             if isinstance(found, BudgetError) and self._numbers:
                 self._most_now = len(self._numbers)  # the prompt has its turn when one of them has ended
                 return
-            with self.answers.hearing_ctrl_c():  # a prompt is taken and noted, or neither
+            with self.answers.hearing_signals():  # a prompt is taken and noted, or neither
                 if not isinstance(found, EdgeRunError):
                     found = self._submit(*found)
                 if isinstance(found, EdgeRunError):

@@ -79,7 +79,7 @@ class BlockWriter:
         if self._thread is None:
             thread = JoinedThread(self._run, "edge-run-keeper")
             try:
-                with Interrupt().hearing_ctrl_c():  # no thread that nobody knows
+                with Interrupt().hearing_signals():  # no thread that nobody knows
                     thread.start()
                     self._thread = thread
             except RuntimeError as error:

@@ -175,7 +175,7 @@ class DraftModel(Closing):
     def _hearing(self) -> Iterator[None]:
         """End the block where the target's work is to end; Ctrl-C waits until what is begun in it is whole."""
         try:
-            with self._interrupt.hearing_ctrl_c():
+            with self._interrupt.hearing_signals():
                 yield
         except Cancelled:
             self._interrupt.reset()  # it was for this, as it is for a batch

@@ -132,7 +132,7 @@ class Overlap:
         try:
             if not self._drafter.prepare({self._number: text}, self._asked.most_depth + 1):
                 return False
-            with Interrupt().hearing_ctrl_c():  # raised once it has an `ident`, or never began
+            with Interrupt().hearing_signals():  # raised once it has an `ident`, or never began
                 thread.start()
         except Cancelled:
             raise

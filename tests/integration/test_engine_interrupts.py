@@ -28,34 +28,40 @@ from tiny_models import make_model
 
 
 @pytest.mark.parametrize("name", ["llama", "mamba"])
-def test_ctrl_c_during_a_pass(name: str, folder: Path) -> None:
-    _ctrl_c_during_a_pass(path=make_model(name, folder))
+def test_a_signal_during_a_pass(name: str, folder: Path) -> None:
+    _a_signal_during_a_pass(path=make_model(name, folder))
 
 
 @in_child
-def _ctrl_c_during_a_pass(path: Path) -> None:
-    """At twelve moments; the next generation is right, and Python's own handler is back."""
+def _a_signal_during_a_pass(path: Path) -> None:
+    """Or a signal whose handler is the program's own; at twelve moments. What follows is right, the handlers are back."""
     (wanted,) = plain_tokens(path, PROMPT)
-    handler = signal.getsignal(signal.SIGINT)
-    n_interrupts = 0
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, give_up)
+    ends = {signal.SIGINT: KeyboardInterrupt, signal.SIGALRM: TimeoutError}
+    handlers = [signal.getsignal(number) for number in ends]
+    raised = list[type[BaseException]]()
     with streaming_engine(path) as engine:
         session = Session(engine.decoder)
         started = time.monotonic()
         greedy(session, PROMPT)
         duration = time.monotonic() - started
         for moment in range(12):
-            timer = threading.Timer(duration * moment / 12, os.kill, (os.getpid(), signal.SIGINT))
+            timer = threading.Timer(duration * moment / 12, os.kill, (os.getpid(), [*ends][moment % 2]))
             try:
                 timer.start()
                 session.feed([1])
                 greedy(session, PROMPT)
                 timer.join()
                 time.sleep(0.01)
-            except KeyboardInterrupt:
-                n_interrupts += 1
+            except tuple(ends.values()) as error:
+                raised.append(type(error))
             assert greedy(session, PROMPT, AFTERWARDS) == wanted[:AFTERWARDS]
-        assert signal.getsignal(signal.SIGINT) is handler
-    assert n_interrupts == 12
+        assert [signal.getsignal(number) for number in ends] == handlers
+    assert raised == [*ends.values()] * 6
 
 
 @in_child

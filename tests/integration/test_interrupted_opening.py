@@ -70,7 +70,7 @@ def test_ctrl_c_in_an_opening_is_raised_at_once(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(ggml.LoadProgress, "_on_progress", press)
     interrupt = Interrupt()
     try:
-        with pytest.raises(KeyboardInterrupt), interrupt.hearing_ctrl_c():
+        with pytest.raises(KeyboardInterrupt), interrupt.hearing_signals():
             Model(make_model("llama", folder), interrupt=interrupt, **OPTIONS, backend="llama.cpp")
     finally:
         signal.signal(signal.SIGINT, before)

@@ -285,11 +285,14 @@ def from_system(error: OSError | MemoryError, what: str) -> EdgeRunError:
 
 @contextlib.contextmanager
 def system_errors(what: str) -> Iterator[None]:
-    """Raise what the system refuses in this block, where `what` is done, as an error of ours. Also a decorator."""
+    """Raise what the system refuses in this block, where `what` is done, as an error of ours. Also a decorator.
+
+    A TimeoutError without a number is none of the system's: an alarm of the program's raises it.
+    """
     try:
         yield
     except (OSError, MemoryError) as error:
-        if isinstance(error, EdgeRunError):
+        if isinstance(error, EdgeRunError) or (isinstance(error, TimeoutError) and error.errno is None):
             raise
         raise from_system(error, what) from error
     except RuntimeError as error:

@@ -1,7 +1,8 @@
-"""The one way to end work before it is done: Ctrl-C or a caller's cancel is noted here, and whoever works asks.
+"""The one way to end work before it is done: a signal or a caller's cancel is noted here, and whoever works asks.
 
-Nothing is raised where the interpreter happens to be: from within a callback of llama.cpp's it would be lost. And no
-thread is left at work on memory that is about to be freed (`join_all`).
+Nothing is raised where the interpreter happens to be: from within a callback of llama.cpp's it would be lost, and the
+weights of a node with it. That holds for Ctrl-C and for what a program's own handlers raise, such as `sys.exit` on
+SIGTERM. And no thread is left at work on memory that is about to be freed (`join_all`).
 
 Where Ctrl-C does raise, between passes, no lock may stay taken. So locks are taken by themselves (`with self._lock`),
 never through a `Condition` on them: its `__enter__` is Python, within which the lock is taken and no `with` gives it
@@ -37,6 +38,45 @@ def on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _set_handler(signal.SIGINT, before)
+
+
+class _Keeper:
+    """Handles a signal as `before` does, but for what that raises: `keep` gets it."""
+
+    def __init__(self, before: Callable[..., object], keep: Callable[[BaseException], None]) -> None:
+        self._before, self._keep = before, keep
+
+    def __call__(self, number: int, frame: object) -> None:
+        try:
+            self._before(number, frame)
+        except BaseException as error:
+            self._keep(error)
+
+
+@contextlib.contextmanager
+def _keeping_signals(keep: Callable[[BaseException], None]) -> Iterator[None]:
+    """Let `keep` get what handlers of signals raise in this block, unless an outer block's does already."""
+    replaced = list[tuple[int, Callable[..., object]]]()
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in range(1, signal.NSIG):
+                before = _handler(number)
+                if callable(before) and not isinstance(before, _Keeper):  # else ignored, or no handler of Python's
+                    replaced.append((number, before))
+                    _set_handler(number, _Keeper(before, keep))
+        yield
+    finally:
+        _put_back(replaced)
+
+
+def _put_back(replaced: list[tuple[int, Callable[..., object]]]) -> None:
+    try:
+        while replaced:
+            _set_handler(*replaced[-1])
+            replaced.pop()
+    finally:
+        if replaced:  # one that is back was called, and raised
+            _put_back(replaced)
 
 
 class JoinedThread(threading.Thread):
@@ -111,13 +151,14 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
-        self._is_cancelled = self._is_ctrl_c = False
+        self._is_cancelled = False
+        self._raised: BaseException | None = None  # by the handler of a signal
         self._hear: Callable[[bool], None] = lambda is_set: None
 
     @property
     def is_set(self) -> bool:
         """Whether the work at hand is to end."""
-        return self._is_cancelled or self._is_ctrl_c
+        return self._is_cancelled or self._raised is not None
 
     def tell(self, hear: Callable[[bool], None]) -> None:
         """Have `hear` told whenever that changes, on whatever thread; it must not wait."""
@@ -129,7 +170,7 @@ class Interrupt:
         self._say()
 
     def reset(self) -> None:
-        """Other work begins: what was cancelled before does not concern it. Ctrl-C does."""
+        """Other work begins: what was cancelled before does not concern it. Signals do."""
         self._is_cancelled = False
         self._say()
 
@@ -171,22 +212,22 @@ class Interrupt:
                 watch.join()
 
     @contextlib.contextmanager
-    def hearing_ctrl_c(self) -> Iterator[None]:
-        """Note Ctrl-C in this block, and raise KeyboardInterrupt at its end, whatever ended it."""
+    def hearing_signals(self) -> Iterator[None]:
+        """Note what handlers of signals raise in this block, as that of Ctrl-C does; at its end, raise it."""
 
-        def note() -> None:
-            self._is_ctrl_c = True
+        def note(error: BaseException) -> None:
+            self._raised = error
             self._say()
 
         ended_by: BaseException | None = None
         try:
-            with on_ctrl_c(note):
+            with _keeping_signals(note):
                 yield
         except BaseException as error:
             ended_by = error
-        if self._is_ctrl_c:  # asked once nothing can set it any more
-            self._is_ctrl_c = False
+        if self._raised is not None:  # asked once nothing can set it any more
+            raised, self._raised = self._raised, None
             self._say()
-            raise KeyboardInterrupt
+            raise raised
         if ended_by is not None:
             raise ended_by

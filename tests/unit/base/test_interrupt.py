@@ -37,7 +37,7 @@ def test_a_cancel_from_any_thread_is_told_at_once_and_lasts_until_other_work_beg
 
 def hearing(interrupt: Interrupt, *work: Callable[[], object]) -> None:
     """Do `work`, one after the other."""
-    with interrupt.hearing_ctrl_c():
+    with interrupt.hearing_signals():
         for step in work:
             step()
 
@@ -82,18 +82,74 @@ def test_a_handler_that_is_not_pythons_own_stays() -> None:
     assert heard == [(True, False)]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with outer.hearing_ctrl_c(), on_ctrl_c(outer.cancel):
+        with outer.hearing_signals(), on_ctrl_c(outer.cancel):
             press()
         assert not outer.is_set
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def terminated() -> Iterator[list[str]]:
+    """What a program's own handler of SIGTERM noted, which then ends the program."""
+    noted = list[str]()
+
+    def end(number: int, frame: object) -> None:
+        noted.append(signal.Signals(number).name)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    yield noted
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_what_a_programs_own_handler_raises_is_raised_at_the_end_of_the_block(terminated: list[str]) -> None:
+    """Within a callback of llama.cpp's it would be lost, and what the callback was to do with it."""
+    handler, interrupt, steps = signal.getsignal(signal.SIGTERM), Interrupt(), list[bool]()
+
+    def press_it() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        steps.append(interrupt.is_set)
+
+    with pytest.raises(SystemExit, match="143"):
+        hearing(interrupt, press_it, lambda: steps.append(True))
+    assert (terminated, steps, interrupt.is_set) == (["SIGTERM"], [True, True], False)
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_a_handler_that_raises_nothing_ends_nothing() -> None:
+    heard, interrupt = list[int](), Interrupt()
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    try:
+        hearing(interrupt, lambda: signal.raise_signal(signal.SIGUSR1), interrupt.check)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard == [signal.SIGUSR1]
+
+
+def test_all_handlers_are_put_back_whatever_they_raise_meanwhile(
+    terminated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler, interrupt, real = signal.getsignal(signal.SIGTERM), Interrupt(), signal.signal
+
+    def put_back(number: int, new: object) -> object:
+        before = real(number, new)  # type: ignore[arg-type]
+        if new is handler and not terminated:
+            signal.raise_signal(number)  # at the first moment in which it raises again
+        return before
+
+    monkeypatch.setattr("edge_run.base.interrupt._set_handler", put_back)
+    with pytest.raises(SystemExit), interrupt.hearing_signals():
+        pass
+    assert terminated
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == (handler, signal.default_int_handler)
+
+
 def test_other_threads_hear_no_signals() -> None:
     interrupt, handlers = Interrupt(), list[object]()
 
     def work() -> None:
-        with interrupt.hearing_ctrl_c():
+        with interrupt.hearing_signals():
             handlers.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
@@ -120,7 +176,7 @@ def test_ctrl_c_that_comes_while_an_error_leaves_the_block_is_raised_once(monkey
         return real(number, handler)  # type: ignore[arg-type]
 
     monkeypatch.setattr("edge_run.base.interrupt._set_handler", late)
-    with pytest.raises(KeyboardInterrupt), interrupt.hearing_ctrl_c():
+    with pytest.raises(KeyboardInterrupt), interrupt.hearing_signals():
         raise ValueError
     monkeypatch.undo()
     assert not interrupt.is_set

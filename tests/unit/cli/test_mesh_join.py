@@ -112,7 +112,7 @@ def test_ctrl_c_is_heard_between_two_looks_and_not_wherever_the_interpreter_is()
         raise AssertionError("it was not asked to end")
 
     node.wait = wait  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt), interrupt.hearing_ctrl_c():
+    with pytest.raises(KeyboardInterrupt), interrupt.hearing_signals():
         _take_part(node, SimpleNamespace(say=str), node.cluster, lambda cluster: None, interrupt.check)  # type: ignore[arg-type]
     assert node.did == ["goes on"]
 

@@ -43,7 +43,7 @@ def pack(terminal: Terminal, model_file: Path, target: Path | None, force: bool,
         interrupt.check()
         show(done_bytes, all_bytes)
 
-    with interrupt.hearing_ctrl_c():  # raised while llama.cpp logs, it would be kept until all is written
+    with interrupt.hearing_signals():  # raised while llama.cpp logs, it would be kept until all is written
         from edge_run.runtime.tools.pack import pack as pack_model
 
         made = pack_model(model_file, target, is_overwritten=force, cache_folder=cache_dir, progress=progress)

@@ -59,7 +59,7 @@ def trace(context: click.Context, /, model_file: Path, output: Path, tokens: int
         max_tokens=tokens,
         config=config,
         is_overwritten=force,
-        opening=Interrupt().hearing_ctrl_c(),
+        opening=Interrupt().hearing_signals(),
         on_token=lambda number: terminal.show(f"{number} of {tokens} tokens"),
     )
     if given["json"]:

@@ -105,7 +105,7 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
                 broker.set_access(access)
 
         interrupt = Interrupt()
-        with interrupt.hearing_ctrl_c():
+        with interrupt.hearing_signals():
             places = ", ".join(str(place).removeprefix("tcp://") for place in node.places)
             terminal.write(f"joined cluster {cluster.id} as node {node.node}; data link at {places}; Ctrl-C leaves\n")
             if not models and not fetch_bytes:

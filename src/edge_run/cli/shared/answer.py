@@ -86,7 +86,7 @@ def opened(
     announce_end(partial(_end, path))
     terminal.show(f"Opening {path.name}")
     interrupt = mesh.interrupt if mesh else Interrupt()
-    with interrupt.hearing_ctrl_c():
+    with interrupt.hearing_signals():
         model = Model(path, config=config, chat_template=chat_template, mesh=mesh, interrupt=interrupt)
     terminal.erase()
     with model:

@@ -31,7 +31,7 @@ def grow(
         interrupt.check()
         show(done_bytes, size_bytes)
 
-    with interrupt.hearing_ctrl_c():  # numpy.random loses what is raised while it is imported
+    with interrupt.hearing_signals():  # numpy.random loses what is raised while it is imported
         from edge_run.runtime.tools.inflate import inflate
 
         inflate(source, target, size_bytes, layers, seed, progress, is_overwritten=is_overwritten)

@@ -82,7 +82,7 @@ class CommandGroup(click.Group):
         if home is None:
             return None
         module, _, attribute = home.partition(":")
-        with Interrupt().hearing_ctrl_c():  # some modules lose what is raised while they are imported
+        with Interrupt().hearing_signals():  # some modules lose what is raised while they are imported
             command: click.Command = getattr(importlib.import_module(module), attribute or cmd_name.replace("-", "_"))
         return command
 
