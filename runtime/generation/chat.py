@@ -10,6 +10,7 @@ what the system says, wherever it does, and the last turn, which is to be answer
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -29,6 +30,8 @@ _ROLES = {"developer": "system"}  # what OpenAI's clients call it to what templa
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # to their texts
 LEAST_ANSWER_SHARE = 8  # of the context: an eighth is kept free for an answer of which nobody said how long it may be
 KEPT_SHARE = 2  # half of the context is kept, so that what is kept need not be read anew with each message
+
+_SYSTEM, _PROBE = "system", "What the system says."
 
 Metadata = Callable[[str], "str | None"]
 _Message = TypeVar("_Message", bound=Message)
@@ -64,6 +67,7 @@ class ChatTemplate:
         self._is_override = is_override
         self._now = now
         self._cell = cell or template_cell()
+        self._knows_system: bool | None = None  # once it was found out
         if is_override:
             self._ask("compile_template")
 
@@ -94,15 +98,37 @@ class ChatTemplate:
         writes it: parse them when tokenizing, and begin the sequence only once. Raises ConfigError for messages that
         the template refuses, and ModelFileError (ConfigError for an override) when the template itself fails, or takes
         more time or memory than rendering may take. Ctrl-C ends it at once.
+
+        What the system says first to a template that knows no system is the beginning of the next message, as with
+        llama.cpp. Where a template refuses a conversation, it is told it `in_turns`, if that is another one.
         """
         if not messages:
             raise ConfigError("chat: no messages; give at least one, such as the user's")
-        told = {
-            **self._variables,
-            **(variables or {}),
-            "messages": messages,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        told = {**(variables or {}), "add_generation_prompt": add_generation_prompt}
+        if messages[0]["role"] == _SYSTEM and len(messages) > 1 and not self._is_system_known():
+            content = f"{messages[0]['content']}\n{messages[1]['content']}"
+            messages = [{**messages[1], "content": content}, *messages[2:]]
+        try:
+            return self._rendered(messages, told)
+        except ConfigError:
+            if (others := in_turns(messages)) == [*messages]:
+                raise
+            with contextlib.suppress(ConfigError, ModelFileError):
+                return self._rendered(others, told)
+            raise
+
+    def _is_system_known(self) -> bool:
+        """Return whether the template writes what the system says, as llama.cpp finds it out."""
+        if self._knows_system is None:
+            messages = [{"role": _SYSTEM, "content": _PROBE}, {"role": "user", "content": "What the user says."}]
+            try:
+                self._knows_system = _PROBE in self._rendered(messages, {"add_generation_prompt": True})
+            except (ConfigError, ModelFileError):
+                self._knows_system = False
+        return self._knows_system
+
+    def _rendered(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        told = {**self._variables, **variables, "messages": messages}
         try:
             text = self._ask("render", now=self._now().isoformat(), variables=told)
         except (TypeError, ValueError, RecursionError) as error:
@@ -125,6 +151,25 @@ class ChatTemplate:
         return ModelFileError(
             f"chat template of the model file: {reason}; give another one as chat template, or use plain completion"
         )
+
+
+def in_turns(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a conversation in which the system speaks first or not at all, and the user not twice in a row.
+
+    What the system says next to its first message becomes a part of that. What it says later becomes a part of what the
+    user says, or a tool gave, before it: the text up to there stays as it was, and need not be read anew.
+    """
+    told = list[dict[str, Any]]()
+    for message in messages:
+        before, role, content = told[-1] if told else {"role": ""}, message["role"], message["content"]
+        is_later = role == _SYSTEM and before["role"] not in ("", _SYSTEM)
+        if is_later:
+            role, content = "user", f"<system>\n{content}\n</system>"
+        if role == before["role"] in (_SYSTEM, "user") or (is_later and before["role"] == "tool"):
+            told[-1] = {**before, "content": f"{before['content']}\n\n{content}"}
+        else:
+            told.append({**message, "role": role, "content": content})
+    return told
 
 
 def plain_messages(messages: Sequence[object]) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from edge_run.runtime.server.bodies import BODY
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import FinishedAnswer, Job, generate
-from edge_run.runtime.server.refusals import Refusal, refusal_of, shutting_down
+from edge_run.runtime.server.refusals import CONTEXT_LENGTH_EXCEEDED, Refusal, refusal_of, shutting_down
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.tasks import until_client_leaves
 from edge_run.runtime.server.usage import PromptReading
@@ -62,12 +62,14 @@ class AnswerForm(Protocol):
 
     wants_progress: whether the client wants to know how far the prompt is.
     prompt_param: which part of a request is answered.
+    streams_too_long: whether clients look in the stream, and not at the status, for a prompt that is too long.
     `failed` may be called at any time, the others after `begin`.
     """
 
     media_type: str
     wants_progress: bool
     prompt_param: str
+    streams_too_long: bool
 
     def begin(self, served: ServedModel, job: Job) -> bytes:
         """Take note of what is answered, and by what. What a stream begins with."""
@@ -83,6 +85,10 @@ class AnswerForm(Protocol):
 
     def failed(self, refusal: Refusal) -> bytes:
         """What a stream ends with instead."""
+        ...
+
+    def silence(self) -> bytes:
+        """What a stream says where nothing has come for a while. Nothing: a comment will do, where it may have one."""
         ...
 
     def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
@@ -253,10 +259,10 @@ class AnswerResponse:
             until_s = began_s + SILENCE_S if self._has_grammar else anyio.current_time() + QUICK_S
             with anyio.CancelScope(deadline=until_s):
                 item = await receiver.receive()
-        if isinstance(item, Refusal):
+        if isinstance(item, Refusal) and not (self._form.streams_too_long and item.code == CONTEXT_LENGTH_EXCEEDED):
             raise item
         await send(_start(self._form.media_type))
-        frames = [opening, item or b""]
+        frames = [opening, self._form.failed(item) if isinstance(item, Refusal) else item or b""]
         pause_s = PROGRESS_S if self._form.wants_progress else SILENCE_S
         while True:
             while item is not None and not isinstance(item, _Last | Refusal):  # what is at hand is written at once
@@ -269,15 +275,23 @@ class AnswerResponse:
                 await send(_body(frame))
             if isinstance(item, _Last | Refusal):
                 break
-            item = None
-            with anyio.move_on_after(pause_s):
-                item = await receiver.receive()
+            item = await _next(receiver, pause_s)
             frames = [self._form.failed(item) if isinstance(item, Refusal) else item or self._fill_silence()]
         await send(_body(b"", is_last=True))
 
     def _fill_silence(self) -> bytes:
-        frame = b"".join(map(self._progress, self._readings))
+        """Return what to say where nothing else is at hand: before the stream has begun, nothing but comments."""
+        frame = b"".join(map(self._progress, self._readings)) or (self._form.silence() if self._served else b"")
         return frame or (COMMENT if self._form.media_type == EVENT_STREAM else b"")
+
+
+async def _next(receiver: MemoryObjectReceiveStream[_Item], patience_s: float) -> _Item | None:
+    """Return what comes within so many seconds; None where nothing does, and nothing is at hand then."""
+    with anyio.move_on_after(patience_s):
+        return await receiver.receive()
+    with contextlib.suppress(anyio.WouldBlock):  # it came in the moment that the wait was over
+        return receiver.receive_nowait()
+    return None
 
 
 def _start(media_type: str, n_bytes: int | None = None) -> dict[str, Any]:

@@ -254,6 +254,7 @@ class MessageForm:
 
     media_type = EVENT_STREAM
     prompt_param = "messages"
+    streams_too_long = False
     wants_progress = False
 
     def __init__(self, name: str, request_id: str | None = None) -> None:
@@ -290,6 +291,10 @@ class MessageForm:
     def failed(self, refusal: Refusal) -> bytes:
         """Return the error, which is the end of the stream."""
         return event(anthropic_error(refusal, self._request_id), "error")
+
+    def silence(self) -> bytes:
+        """Return a ping: clients leave a stream that has no event for minutes, and comments are none."""
+        return _event("ping")
 
     def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """Return nothing: this API has no word for it."""

@@ -223,6 +223,7 @@ class NativeCompletionForm:
 
     media_type = EVENT_STREAM
     prompt_param = "prompt"
+    streams_too_long = False
 
     def __init__(self, name: str, has_tokens: bool, wants_progress: bool) -> None:
         self._name, self._has_tokens, self.wants_progress = name, has_tokens, wants_progress
@@ -247,6 +248,10 @@ class NativeCompletionForm:
     def failed(self, refusal: Refusal) -> bytes:
         """Return the error."""
         return event(openai_error(refusal))
+
+    def silence(self) -> bytes:
+        """Return nothing: a comment will do."""
+        return b""
 
     def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """Return how far the prompt is."""

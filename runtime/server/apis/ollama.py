@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
@@ -59,6 +58,7 @@ class OllamaCall(msgspec.Struct):
     """A call that an earlier answer made."""
 
     function: OllamaFunction
+    id: Name = ""
 
 
 class OllamaMessage(msgspec.Struct):
@@ -70,6 +70,7 @@ class OllamaMessage(msgspec.Struct):
     images: list[Any] | None = None
     tool_calls: list[OllamaCall] | None = None
     tool_name: Name | None = None
+    tool_call_id: Name | None = None
 
 
 class ShowRequest(msgspec.Struct):
@@ -254,6 +255,7 @@ class OllamaForm:
 
     media_type = JSON_LINES
     prompt_param = "prompt"
+    streams_too_long = False
     wants_progress = False
 
     def __init__(self, name: str, is_chat: bool) -> None:
@@ -277,6 +279,10 @@ class OllamaForm:
     def failed(self, refusal: Refusal) -> bytes:
         """Return the error."""
         return _line({"error": refusal.message})
+
+    def silence(self) -> bytes:
+        """Return a line that says nothing: lines of JSON have no comments, and clients take silence for a failure."""
+        return _line({**self._said(), "done": False})
 
     def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """Return nothing: this API has no word for it."""
@@ -308,7 +314,8 @@ def _message(content: str = "", thinking: str = "", calls: Sequence[ToolCall] = 
     if thinking:
         made["thinking"] = thinking
     if calls:
-        made["tool_calls"] = [{"function": {"name": call.name, "arguments": call.parsed}} for call in calls]
+        functions = [(call.id, {"name": call.name, "arguments": call.parsed}) for call in calls]
+        made["tool_calls"] = [{"id": identity, "function": function} for identity, function in functions]
     return made
 
 
@@ -331,25 +338,32 @@ def _ending(outcome: FinishedAnswer) -> dict[str, Any]:
 
 
 def _template_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """Return a conversation as templates know it. Ollama's calls have no names: results answer them in their order."""
+    """Return a conversation as templates know it: each result has the identity of the call that it answers."""
     found: list[dict[str, Any]] = []
-    names = map("call_{}".format, itertools.count())
-    unanswered: deque[str] = deque()
+    identities = map("call_{}".format, itertools.count())
+    unanswered: dict[str, str] = {}  # the calls of the last message that has some, with the names of their functions
     for message in messages:
         made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.tool_calls:
-            made["tool_calls"] = calls = [
-                {"id": next(names), "type": "function", "function": msgspec.to_builtins(call.function)}
+            made["tool_calls"] = [
+                {"id": call.id or next(identities), "type": "function", "function": msgspec.to_builtins(call.function)}
                 for call in message.tool_calls
             ]
-            unanswered.extend(call["id"] for call in calls)
-        elif message.role == "tool" and unanswered:
-            made["tool_call_id"] = unanswered.popleft()
+            unanswered = {call["id"]: call["function"]["name"] for call in made["tool_calls"]}
+        elif message.role == "tool" and (identity := _answered(message, unanswered)):
+            unanswered.pop(identity, None)
+            made["tool_call_id"] = identity
         for key, value in (("reasoning_content", message.thinking), ("name", message.tool_name)):
             if value:
                 made[key] = value
         found.append(made)
     return found
+
+
+def _answered(message: OllamaMessage, unanswered: Mapping[str, str]) -> str | None:
+    """Return which call a result answers: that which it names, else the next one of its tool, else the next one."""
+    named = (identity for identity, name in unanswered.items() if name == message.tool_name)
+    return message.tool_call_id or next(named, next(iter(unanswered), None))
 
 
 def _model_document(service: Service, entry: ModelEntry) -> dict[str, Any]:

@@ -181,6 +181,7 @@ class ChatForm:
 
     media_type = EVENT_STREAM
     prompt_param = "messages"
+    streams_too_long = False
 
     def __init__(self, name: str, asked: ChatRequest) -> None:
         self._choices, self.wants_progress = asked.n or 1, asked.return_progress
@@ -219,6 +220,10 @@ class ChatForm:
     def failed(self, refusal: Refusal) -> bytes:
         """Return the error, which is the end of the stream."""
         return event(openai_error(refusal)) + DONE
+
+    def silence(self) -> bytes:
+        """Return nothing: a comment will do."""
+        return b""
 
     def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """Return a chunk of llama-server's kind."""

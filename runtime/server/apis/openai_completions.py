@@ -112,6 +112,7 @@ class CompletionForm:
 
     media_type = EVENT_STREAM
     prompt_param = "prompt"
+    streams_too_long = False
 
     def __init__(self, name: str, asked: CompletionRequest) -> None:
         self._head = {
@@ -147,6 +148,10 @@ class CompletionForm:
     def failed(self, refusal: Refusal) -> bytes:
         """Return the error, which is the end of the stream."""
         return event(openai_error(refusal)) + DONE
+
+    def silence(self) -> bytes:
+        """Return nothing: a comment will do."""
+        return b""
 
     def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """Return a chunk of llama-server's kind."""

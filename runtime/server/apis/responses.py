@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.runtime.formats.tools import AUTO, Chosen, FunctionTool, Toolbox
+from edge_run.runtime.formats.tools import AUTO, TOOL_NAME, Chosen, FunctionTool, Toolbox
 from edge_run.runtime.server.answers import AnswerResponse, json_response
 from edge_run.runtime.server.apis.openai_messages import (
     MOST_MESSAGES,
@@ -23,6 +25,7 @@ from edge_run.runtime.server.apis.openai_messages import (
     template_message,
 )
 from edge_run.runtime.server.apis.responses_form import ResponseForm
+from edge_run.runtime.server.bodies import convert
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask, count
 from edge_run.runtime.server.generating import Job
@@ -40,6 +43,7 @@ from edge_run.runtime.server.sampling_fields import (
 )
 from edge_run.runtime.server.service import Service
 
+_FUNCTION, _NAMESPACE = "function", "namespace"
 MOST_DESCRIPTION_LETTERS = 1024  # of a format that are given back
 
 Metadata = Annotated[  # as OpenAI bounds it
@@ -48,24 +52,26 @@ Metadata = Annotated[  # as OpenAI bounds it
 
 
 class Item(msgspec.Struct):
-    """A message, a thought, a call, or the result of one."""
+    """A message, a thought, a call, or the result of one. namespace: of the function that was called."""
 
     type: str = "message"
     role: str = ""
     content: str | list[ContentPart] | None = None
     call_id: Name = ""
     name: Name = ""
+    namespace: Name = ""
     arguments: str = "{}"
     output: str | list[ContentPart] | None = None
 
 
-class FlatTool(msgspec.Struct):
-    """A tool that may be called: a function, or one of OpenAI's own, which is refused."""
+class FlatTool(msgspec.Struct, omit_defaults=True):
+    """A tool that may be called: a function, a namespace of some (`tools`), or one of OpenAI's own."""
 
     type: str
     name: ToolName = "unnamed"
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    tools: list[FlatTool] | None = None
 
 
 class FlatChoice(msgspec.Struct):
@@ -137,6 +143,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
             messages += _template_messages(self.input)
         if not messages:
             raise Refusal(400, "input: has nothing that can be answered", param="input")
+        if said := [one["content"] for one in takewhile(lambda one: one["role"] == "system", messages)]:
+            messages[: len(said)] = [{"role": "system", "content": joined(said)}]  # gpt-oss's template takes one only
         effort = self.reasoning.effort if self.reasoning else None
         variables = effort_variables(effort) if effort else {}
         drops_oldest = self.truncation == "auto"
@@ -155,13 +163,40 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
             return TextFormat("text")
         return msgspec.structs.replace(given, description=(given.description or "")[:MOST_DESCRIPTION_LETTERS] or None)
 
+    @property
+    def known_tools(self) -> Sequence[FlatTool]:
+        """The tools less those of OpenAI's own: Codex brings some beside its functions, and can do without them."""
+        return [tool for tool in self.tools or () if tool.type in (_FUNCTION, _NAMESPACE)]
+
+    def functions(self) -> list[tuple[str, FlatTool]]:
+        """Return the functions that may be called, each with its namespace, empty for none.
+
+        Raises Refusal where all tools are OpenAI's own: an answer without what was asked for would look like one with.
+        """
+        found = list[tuple[str, FlatTool]]()
+        for tool in self.known_tools:
+            if tool.type == _FUNCTION:
+                found.append(("", tool))
+            else:
+                found += [(tool.name, one) for one in tool.tools or () if one.type == _FUNCTION]
+        if self.tools and not found:
+            raise unsupported("tools[0].type", f"{self.tools[0].type[:40]!r} is a tool of OpenAI's own")
+        return found
+
     def _toolbox(self) -> Toolbox:
-        for index, tool in enumerate(self.tools or ()):
-            if tool.type != "function":
-                raise unsupported(f"tools[{index}].type", f"{tool.type[:40]!r} is a tool of OpenAI's own")
-        tools = [FunctionTool(tool.name, tool.description, tool.parameters) for tool in self.tools or ()]
+        tools = list[FunctionTool]()
+        for namespace, one in self.functions():
+            name = _full_name(namespace, one.name)
+            if not re.match(TOOL_NAME, name):
+                raise Refusal(400, f"tools: {name[:60]}...: is too long a name, with its namespace", param="tools")
+            tools.append(FunctionTool(name, one.description, one.parameters))
         choice = Chosen(self.tool_choice.name) if isinstance(self.tool_choice, FlatChoice) else self.tool_choice
         return Toolbox(tools, choice or AUTO, self.parallel_tool_calls is not False)
+
+
+def _full_name(namespace: str, name: str) -> str:
+    """Return what the model calls a function of a namespace."""
+    return f"{namespace}__{name}" if namespace and not namespace.endswith("_") else f"{namespace}{name}"
 
 
 async def responses(service: Service, request: Request) -> AnswerResponse:
@@ -178,16 +213,19 @@ async def responses(service: Service, request: Request) -> AnswerResponse:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "tool_choice": asked.tool_choice or AUTO,
-        "tools": asked.tools or [],
+        "tools": asked.known_tools,
         "text": {"format": asked.form},
         "truncation": asked.truncation or "disabled",
     }
+    form = ResponseForm(entry.name, told)
 
     async def make_job(served: ServedModel) -> Job:
         task = await served.prepare(asked.task)
-        return await task.job(served, sampling, asked.max_output_tokens)
+        job = await task.job(served, sampling, asked.max_output_tokens)
+        form.namespaced = {_full_name(where, one.name): (where, one.name) for where, one in asked.functions() if where}
+        return job
 
-    return AnswerResponse(service, entry, make_job, ResponseForm(entry.name, told), bool(asked.stream))
+    return AnswerResponse(service, entry, make_job, form, bool(asked.stream))
 
 
 async def count_response(service: Service, request: Request) -> Response:
@@ -221,8 +259,9 @@ def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
     if item.type == "message":
         messages.append(template_message(ChatMessage(item.role, item.content), where))
     elif item.type == "function_call":
-        call = {"function": {"name": item.name, "arguments": item.arguments}, "id": item.call_id}
-        made = template_message(msgspec.convert({"role": "assistant", "tool_calls": [call]}, ChatMessage), where)
+        name = _full_name(item.namespace, item.name)
+        call = {"function": {"name": name, "arguments": item.arguments}, "id": item.call_id}
+        made = template_message(convert({"role": "assistant", "tool_calls": [call]}, ChatMessage, where), where)
         if messages and messages[-1]["role"] == "assistant":
             messages[-1].setdefault("tool_calls", []).extend(made["tool_calls"])
         else:

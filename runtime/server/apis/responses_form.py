@@ -23,11 +23,15 @@ _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # of OpenAI'
 
 
 class ResponseForm:
-    """A response. told: what it repeats of the request."""
+    """A response. told: what it repeats of the request.
+
+    namespaced: the namespaces and names of functions that have one, by what the model calls them.
+    """
 
     media_type = EVENT_STREAM
     prompt_param = "input"
     wants_progress = False
+    streams_too_long = True
 
     def __init__(self, name: str, told: Mapping[str, Any]) -> None:
         self._head = {
@@ -42,6 +46,7 @@ class ResponseForm:
             "user": None,
             **told,
         }
+        self.namespaced: Mapping[str, tuple[str, str]] = {}
         self._n_events = 0
         self._items: list[dict[str, Any]] = []
         self._open = ""
@@ -49,9 +54,7 @@ class ResponseForm:
 
     def begin(self, served: ServedModel, job: Job) -> bytes:
         """Return the response that will be filled."""
-        return self._event("response.created", response=self._response("in_progress")) + self._event(
-            "response.in_progress", response=self._response("in_progress")
-        )
+        return self._begin()
 
     def piece(self, number: int, delta: Delta) -> bytes:
         """Return what an item goes on by."""
@@ -71,12 +74,17 @@ class ResponseForm:
         return closing + self._event(f"response.{response['status']}", response=response)
 
     def failed(self, refusal: Refusal) -> bytes:
-        """Return the response that failed."""
+        """Return the response that failed, which has begun before in any case."""
+        opening = b"" if self._n_events else self._begin()
         code = _ERROR_CODES.get(refusal.status, "server_error")
         if refusal.code == CONTEXT_LENGTH_EXCEEDED:  # which clients know that shorten the conversation then
             code = refusal.code
         error = {"code": code, "message": refusal.message}
-        return self._event("response.failed", response={**self._response("failed"), "error": error})
+        return opening + self._event("response.failed", response={**self._response("failed"), "error": error})
+
+    def silence(self) -> bytes:
+        """Return once more that it goes on: clients leave a stream that has no event for minutes; comments are none."""
+        return self._event("response.in_progress", response=self._response("in_progress"))
 
     def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """Return nothing: this API has no word for it."""
@@ -91,8 +99,11 @@ class ResponseForm:
             items.append(_item(_REASONING, "completed" if is_over else status, outcome.reasoning))
         if outcome.content or not outcome.calls:
             items.append(_item(_MESSAGE, "completed" if outcome.calls else status, outcome.content))
-        items += [_call_item(call) for call in outcome.calls]
+        items += map(self._call_item, outcome.calls)
         return msgspec.json.encode(self._finished(outcomes, items))
+
+    def _begin(self) -> bytes:
+        return self._event("response.created", response=self._response("in_progress")) + self.silence()
 
     def _response(self, status: str, output: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         empty = {"error": None, "incomplete_details": None, "usage": None}
@@ -135,17 +146,29 @@ class ResponseForm:
         return b"".join(frames)
 
     def _add_call(self, call: ToolCall) -> bytes:
-        item = _call_item(call)
+        item = self._call_item(call)
         self._items.append(item)
         place = {"output_index": len(self._items) - 1}
         started = {**item, "arguments": "", "status": "in_progress"}
-        change = {**place, "item_id": item["id"]}
+        change, name = {**place, "item_id": item["id"]}, item["name"]
         return (
             self._event("response.output_item.added", **place, item=started)
             + self._event("response.function_call_arguments.delta", **change, delta=call.arguments)
-            + self._event("response.function_call_arguments.done", **change, name=call.name, arguments=call.arguments)
+            + self._event("response.function_call_arguments.done", **change, name=name, arguments=call.arguments)
             + self._event("response.output_item.done", **place, item=item)
         )
+
+    def _call_item(self, call: ToolCall) -> dict[str, Any]:
+        namespace, name = self.namespaced.get(call.name, ("", call.name))
+        return {
+            "type": "function_call",
+            "id": f"fc_{uuid.uuid4().hex}",
+            "call_id": call.id,
+            "name": name,
+            **({"namespace": namespace} if namespace else {}),
+            "arguments": call.arguments,
+            "status": "completed",
+        }
 
     def _part_event(self, kind: str, **fields: Any) -> bytes:
         place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, "content_index": 0}
@@ -169,17 +192,6 @@ def _item(kind: str, status: str, text: str | None = None) -> dict[str, Any]:
         return {"type": kind, "id": f"rs_{uuid.uuid4().hex}", "status": status, "summary": [], "content": content}
     content = [] if text is None else [{**part, "annotations": [], "logprobs": []}]
     return {"type": kind, "id": f"msg_{uuid.uuid4().hex}", "status": status, "role": "assistant", "content": content}
-
-
-def _call_item(call: ToolCall) -> dict[str, Any]:
-    return {
-        "type": "function_call",
-        "id": f"fc_{uuid.uuid4().hex}",
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
-        "status": "completed",
-    }
 
 
 def _logprobs(kind: str) -> dict[str, Any]:

@@ -93,8 +93,35 @@ def test_raise_exception_is_about_the_messages() -> None:
     alternating = template(ALTERNATING)
     assert alternating.render([USER, ASSISTANT]) == "<s>[INST]  Hello  [/INST] Hi.</s>"
     with pytest.raises(ConfigError, match=r"refuses .* must alternate user/assistant") as caught:
-        alternating.render([SYSTEM, USER])
+        alternating.render([USER, ASSISTANT, ASSISTANT])
     assert "\n" not in str(caught.value)
+    assert alternating.render([USER, USER, ASSISTANT]) == "<s>[INST]  Hello \n\n Hello  [/INST] Hi.</s>"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [ALTERNATING, "<s>{% for m in messages if m.role != 'system' %}[INST] {{ m.content }} [/INST]{% endfor %}"],
+)
+def test_a_template_that_knows_no_system_is_told_it_as_llama_cpp_tells_it(source: str) -> None:
+    assert template(source).render([SYSTEM, USER]) == "<s>[INST] Be brief.\n Hello  [/INST]"
+
+
+def test_where_a_template_takes_the_system_first_only_what_it_says_later_is_told_in_its_place() -> None:
+    strict = template(
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('at the beginning') }}"
+        "{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    later, result = {"role": "system", "content": "Stop."}, {"role": "tool", "content": "4"}
+    begun = strict.render([SYSTEM, later, USER, later])
+    assert begun == "system: Be brief.\n\nStop.\nuser:  Hello \n\n<system>\nStop.\n</system>\n"
+    rest = [ASSISTANT, later, USER, ASSISTANT, result, later]
+    assert strict.render([SYSTEM, later, USER, later, *rest]) == (
+        f"{begun}assistant: Hi.\nuser: <system>\nStop.\n</system>\n\n Hello \n"
+        "assistant: Hi.\ntool: 4\n\n<system>\nStop.\n</system>\n"
+    )
+    assert template(CHATML).render([USER, later]).count("<|im_start|>system\nStop.<|im_end|>") == 1
+    with pytest.raises(ConfigError, match="never"):
+        template("{{ raise_exception('never') }}").render([USER, later])
 
 
 def test_what_hugging_face_adds_to_jinja() -> None:

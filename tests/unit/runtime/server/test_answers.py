@@ -57,6 +57,33 @@ async def test_headers_come_soon_and_comments_while_nothing_else_does(
     assert client.body.count(b'"text":"a"') == 3
 
 
+@pytest.mark.parametrize(
+    ("form", "begins", "said"),
+    [
+        (MessageForm("model"), "message_start", b"event: ping\n"),
+        (ResponseForm("model", {}), "response.created", b"event: response.in_progress\n"),
+        (OllamaForm("model", is_chat=False), None, b'"response":"","done":false'),
+    ],
+)
+async def test_clients_that_count_events_or_lines_hear_some_while_nothing_else_comes(
+    form: AnswerForm, begins: str | None, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "QUICK_S", 0.01)
+    monkeypatch.setattr(answers, "SILENCE_S", 0.01)
+    model, client, is_prepared = FakeModel(), Client(), anyio.Event()
+    async with answering(model, client, form=form, is_prepared=is_prepared):
+        await until(lambda: client.status == 200)
+        assert not client.body.replace(COMMENT, b"")
+        is_prepared.set()
+        await until(lambda: client.body.count(said) >= 4)
+        model.goes_on.set()
+    lines = [line.removeprefix("data: ") for line in client.body.replace(COMMENT, b"").decode().splitlines()]
+    documents = [json.loads(line) for line in lines if line.startswith("{")]
+    assert documents[0].get("type") == begins
+    numbers = [one["sequence_number"] for one in documents if "sequence_number" in one]
+    assert numbers == [*range(len(numbers))]
+
+
 async def test_what_is_wrong_at_once_has_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "QUICK_S", math.inf)
     model, client = FakeModel(), Client()
@@ -113,6 +140,16 @@ async def test_a_prompt_that_is_too_long_is_called_what_its_api_calls_it(form: A
     (refusal,) = caught.value.exceptions
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.param) == ("context_length_exceeded", param)
+
+
+async def test_clients_of_responses_look_in_the_stream_for_a_prompt_that_is_too_long() -> None:
+    model, client = FakeModel(), Client()
+    model.context_tokens = 1
+    async with answering(model, client, form=ResponseForm("model", {})):
+        pass
+    assert client.status == 200
+    assert b'"type":"response.failed"' in client.body
+    assert b'"code":"context_length_exceeded"' in client.body
 
 
 async def test_what_is_wrong_later_ends_the_stream_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,13 +125,27 @@ async def test_a_response_says_which_item_was_cut(texts: tuple[str, ...], items:
     assert (last["status"], whole["status"]) == ("incomplete", "incomplete")
 
 
+async def test_a_call_says_in_which_namespace_its_function_is() -> None:
+    form = ResponseForm("model", {})
+    form.namespaced = {"mcp__files__f": ("mcp__files", "f")}
+    texts = [CALL, CALL.replace('"f"', '"mcp__files__f"')]
+    tools: dict[str, Any] = {"f": {}, "mcp__files__f": {}}
+    data, outcomes = await streamed(form, SayingModel(*texts), lambda: MarkedOutput(tools=tools))
+    events = [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: ")]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    for items in (done, json.loads(form.whole(outcomes))["output"]):
+        assert [(item["name"], item.get("namespace")) for item in items] == [("f", None), ("f", "mcp__files")]
+
+
 @pytest.mark.parametrize(
     ("status", "code"),
     [(400, "invalid_prompt"), (429, "rate_limit_exceeded"), (500, "server_error"), (503, "server_error")],
 )
 def test_a_response_that_failed_has_a_code_that_clients_of_openai_know(status: int, code: str) -> None:
     data = ResponseForm("model", {}).failed(Refusal(status, "no", code="ours")).decode()
-    assert json.loads(data.partition("data: ")[2])["response"]["error"] == {"code": code, "message": "no"}
+    begun, goes_on, failed = (json.loads(line[6:]) for line in data.splitlines() if line.startswith("data: "))
+    assert (begun["type"], goes_on["type"]) == ("response.created", "response.in_progress")  # or SDKs refuse the rest
+    assert failed["response"]["error"] == {"code": code, "message": "no"}
     long = ResponseForm("model", {}).failed(Refusal(status, "no", code="context_length_exceeded")).decode()
     assert '"code":"context_length_exceeded"' in long
 

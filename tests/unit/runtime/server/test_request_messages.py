@@ -7,6 +7,7 @@ import json
 import pytest
 
 from chat_requests import HELLO, chat, refused
+from edge_run.base.errors import ConfigError
 from edge_run.runtime.server.apis.anthropic_messages import CountRequest
 from edge_run.runtime.server.apis.ollama import OllamaChatRequest
 from edge_run.runtime.server.apis.openai_messages import template_messages
@@ -89,6 +90,21 @@ def test_messages_of_one_role_in_a_row_are_one_turn() -> None:
     assert [one.get("content") for one in made[2:]] == ["It"], "the beginning of an answer stays one after a call"
 
 
+def test_results_answer_the_calls_that_they_name_and_no_later_ones() -> None:
+    one, other = ({"function": {"name": name, "arguments": {}}} for name in ("add", "paint"))
+    asked = [
+        HELLO,
+        {"role": "assistant", "tool_calls": [{**one, "id": "a"}, {**one, "id": "b"}]},
+        {"role": "tool", "content": "of b", "tool_call_id": "b"},
+        {"role": "assistant", "tool_calls": [one, other]},
+        {"role": "tool", "content": "painted", "tool_name": "paint"},
+        {"role": "tool", "content": "4", "tool_name": "add"},
+    ]
+    messages = decode(json.dumps({"messages": asked}).encode(), OllamaChatRequest).task().messages
+    added, painted = (call["id"] for call in messages[3]["tool_calls"])
+    assert [one.get("tool_call_id") for one in messages if one["role"] == "tool"] == ["b", painted, added]
+
+
 def test_results_answer_ollamas_calls_in_their_order() -> None:
     call = {"function": {"name": "add", "arguments": {"a": 1}}}
     asked = [
@@ -143,6 +159,31 @@ def test_thoughts_are_a_part_of_what_a_response_says_or_calls_after_them() -> No
         ("assistant", None),
     ]
     assert [called["id"] for called in made[1]["tool_calls"]] == ["1", "2"]
+
+
+def test_what_the_system_says_first_in_a_response_is_one_message() -> None:
+    asked = [{"role": "developer", "content": "You may read."}, HELLO, {"role": "developer", "content": "No more."}]
+    made = convert({"instructions": "Be kind.", "input": asked}, ResponsesRequest).task().messages
+    assert [one["content"] for one in made if one["role"] == "system"] == ["Be kind.\n\nYou may read.", "No more."]
+
+
+def test_what_codex_brings_beside_its_functions_is_left_out_and_namespaces_are_functions_too() -> None:
+    run, read = ({"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("run", "read"))
+    patch = {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}}
+    files = {"type": "namespace", "name": "mcp__files", "tools": [read, {"type": "custom", "name": "patch"}]}
+    called = {"type": "function_call", "call_id": "1", "name": "read", "namespace": "mcp__files", "arguments": "{}"}
+    tools = [{"type": "web_search"}, run, files, patch]
+    asked = convert({"input": [HELLO, called], "tools": tools}, ResponsesRequest)
+    task = asked.task()
+    assert [tool.name for tool in task.toolbox.tools] == ["run", "mcp__files__read"]
+    assert task.messages[1]["tool_calls"][0]["function"]["name"] == "mcp__files__read"
+    assert [tool.name for tool in asked.known_tools] == ["run", "mcp__files"]
+    for alone in ([{"type": "web_search"}], [{**files, "tools": []}]):
+        with pytest.raises(Refusal, match="OpenAI's own"):
+            convert({"input": "a", "tools": alone}, ResponsesRequest).task()
+    for broken in ([run, run], [{**files, "name": "f" * 128}]):
+        with pytest.raises((Refusal, ConfigError), match="tools"):
+            convert({"input": "a", "tools": broken}, ResponsesRequest).task().toolbox.check()
 
 
 def test_the_stamp_of_claude_code_does_not_make_beginnings_differ() -> None:

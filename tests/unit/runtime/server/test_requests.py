@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from chat_requests import HELLO, chat, refused
+from edge_run.base.errors import ContextFull
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server import bodies
 from edge_run.runtime.server.apis.anthropic_messages import CountRequest, MessagesRequest
@@ -25,7 +26,7 @@ from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.apis.openai_completions import CompletionRequest
 from edge_run.runtime.server.apis.responses import ResponsesRequest
 from edge_run.runtime.server.bodies import convert, decode
-from edge_run.runtime.server.refusals import Refusal, anthropic_error
+from edge_run.runtime.server.refusals import Refusal, anthropic_error, refusal_of
 
 
 def test_sampling() -> None:
@@ -303,6 +304,15 @@ def test_anthropics_clients_are_told_once_what_is_wrong() -> None:
     for message in ("max_tokens: is missing", "is missing"):
         said = anthropic_error(Refusal(400, message, param="max_tokens"))
         assert said["error"]["message"] == "max_tokens: is missing"
+
+
+def test_anthropics_clients_know_a_prompt_that_is_too_long_by_its_words() -> None:
+    refusal = refusal_of(ContextFull("no room", prompt_tokens=5000, context_tokens=4096), "messages")
+    said = anthropic_error(refusal)["error"]
+    assert said == {
+        "type": "invalid_request_error",
+        "message": "prompt is too long: 5000 tokens > 4096 maximum (no room)",
+    }
 
 
 def test_completions_that_cannot_be() -> None:
