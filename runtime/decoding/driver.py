@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from edge_run.base.errors import KernelError
+from edge_run.base.errors import Cancelled, KernelError
 from edge_run.base.interrupt import Interrupt
 from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
@@ -276,7 +276,7 @@ class Driver:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             self._abandon()
-            if is_guessed:
+            if is_guessed and not isinstance(failure, Cancelled):  # which says nothing of the guess
                 self.programs[shape] = _EMPTY  # node by node next time: a wrong guess may hold more than has room
             raise failure
         if self._copies:

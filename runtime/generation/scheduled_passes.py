@@ -226,10 +226,20 @@ class ScheduledPasses:
             self._look_at_all()
 
     def _look_at_all(self) -> None:
-        """Note what sequences hold after a pass that failed: those that were not in it may have lost their state."""
+        """Note what sequences hold after a pass that failed: those that were not in it may have lost their state.
+
+        Where that cannot be told, as a second Ctrl-C comes while devices are, it is nothing; that is raised afterwards.
+        """
+        raised = list[BaseException]()
         for sequence, _ in self._pool.holding_since(0):
-            held = self._decoder.rewind(sequence, self._pool.n_held(sequence))
+            try:
+                held = self._decoder.rewind(sequence, self._pool.n_held(sequence))
+            except BaseException as error:
+                raised.append(error)
+                held = self._decoder.rewind(sequence, 0)
             self._scheduler.placed(sequence, held)
+        if raised:
+            raise raised[-1]
 
     def _batch(self, part: PassPart, trees: Mapping[int, SharedTree]) -> list[BatchToken]:
         if tree := trees.get(part.request):

@@ -35,8 +35,9 @@ class Blame:
             return GaveUp(node, error.message)
         if isinstance(error, NotNumbers):
             return self._event_of_nan(error)
-        if isinstance(error, PassFailed) and isinstance(error.__cause__, EdgeRunError) and lacks_room(error.__cause__):
-            return LessRoom(node, error.__cause__)
+        met = error.__cause__ if isinstance(error, PassFailed) else error
+        if others and isinstance(met, EdgeRunError) and lacks_room(met):
+            return LessRoom(node or self._node, met)
         teller = error.teller if isinstance(error, PassFailed | Unreached) else ""
         if isinstance(error, PassFailed | Unreached) and teller and (found := self._event_of_told(error)) is not None:
             return found

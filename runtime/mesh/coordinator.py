@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, replace
@@ -17,7 +18,7 @@ from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import Hops, plan_ring
 from edge_run.partition.mesh_room import RoomBound, room_bound
 from edge_run.runtime.decoding.driver import PassShape
-from edge_run.runtime.fetch.fingerprint import fingerprint
+from edge_run.runtime.fetch.fingerprint import Fingerprint, fingerprint
 from edge_run.runtime.mesh.failover import OfLate, Refused
 from edge_run.runtime.mesh.fetch import MeshFetch
 from edge_run.runtime.mesh.links import MeasuredLinks
@@ -28,9 +29,10 @@ from edge_run.runtime.mesh.offers import (
     room_document,
     shared_settings,
 )
-from edge_run.runtime.mesh.orders import Failed, RunOrders, judged
+from edge_run.runtime.mesh.orders import TELL_S, Failed, RunOrders, judged, reading_words
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.slices.engine import SliceEngine
+from edge_run.tiers.pieces import PIECE_BYTES
 
 PREPARE_TIMEOUT_S, ASSIGN_TIMEOUT_S = 120.0, 120.0
 FETCH_TIMEOUT_S = 30.0  # of an order to fetch, which only begins it
@@ -52,6 +54,23 @@ def unit_works(engine: SliceEngine) -> list[UnitWork]:
     return works
 
 
+def _fingerprint(engine: SliceEngine, say: Callable[[str], None]) -> Fingerprint:
+    """Return that of `engine`'s model; where this takes long, as it is read for the first time, `say` tells how far."""
+    paths, size_bytes = [shard.path for shard in engine.gguf.shards], sum(s.size_bytes for s in engine.gguf.shards)
+    read_bytes, told_s = 0, time.monotonic()
+
+    def go_on() -> None:
+        """A piece was read."""
+        nonlocal read_bytes, told_s
+        engine.interrupt.check()
+        read_bytes = min(size_bytes, read_bytes + PIECE_BYTES)
+        if time.monotonic() - told_s >= TELL_S:
+            told_s = time.monotonic()
+            say(reading_words("this device", plain(paths[0].name), read_bytes, size_bytes))
+
+    return fingerprint(paths, engine.config.cache, go_on)
+
+
 class LayerCoordinator:
     """Plans which device of a run computes which layers, and has them open their slices. Not thread-safe.
 
@@ -63,6 +82,7 @@ class LayerCoordinator:
     links: what was measured between them.
     plan: the latest plan.
     most_in_flight: the passes that may be in flight, one of each group of sequences.
+    may_group: whether a plan with several in flight is of use now.
     """
 
     def __init__(
@@ -80,7 +100,7 @@ class LayerCoordinator:
         self.orders = RunOrders(mesh, engine.interrupt.check, say)
         self._apart: set[tuple[str, str]] = set()  # who does not reach whom, as was said
         shards = engine.gguf.shards
-        self.fingerprint = fingerprint([shard.path for shard in shards], engine.config.cache, engine.interrupt.check)
+        self.fingerprint = _fingerprint(engine, say)
         self._model: Document = {
             "model": self.fingerprint.model,
             "name": plain(shards[0].path.name),
@@ -89,6 +109,7 @@ class LayerCoordinator:
         }
         self.works = unit_works(engine)
         self.most_in_flight = engine.most_in_flight if engine.most_in_flight > 1 and engine.maps.can_split_tail() else 1
+        self.may_group = True
         self.fetch = MeshFetch(mesh, len(self.works), say, engine.interrupt.check)
         self.specs: dict[str, DeviceSpec] = {}
         self._bounds: OfLate[RoomBound] = OfLate()  # by shortages that a device that is asked anew may not know of
@@ -175,7 +196,7 @@ class LayerCoordinator:
         first = specs[self._mesh.node]
         others = [specs[node] for node in sorted(specs) if node != first.node]
         sequences = self._engine.config.sequences if self.most_in_flight > 1 else 1
-        plan = _plan_over(self.works, [first, *others], self.links.hop, sequences)
+        plan = _plan_over(self.works, [first, *others], self.links.hop, sequences, may_group=self.may_group)
         apart = self.links.apart(plan.owners) if plan else None
         if apart is None:
             return plan
@@ -194,8 +215,7 @@ class LayerCoordinator:
     def alone(self) -> MeshPlan:
         """Return the plan of this device computing all; who comes back after that is asked anew."""
         self.forget_others()
-        owners = (self._mesh.node,) * len(self.works)
-        self.plan = MeshPlan(owners, 1, 0.0, {})
+        self.plan = MeshPlan((self._mesh.node,) * len(self.works), 1, 0.0, {})
         return self.plan
 
     def open(self, plan: MeshPlan, epoch: int) -> None:
@@ -251,10 +271,17 @@ class LayerCoordinator:
             self._say(f"{name} computes with other numerics ({', '.join(others)}): tokens may differ from one device's")
 
 
-def _plan_over(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hops, sequences: int) -> MeshPlan | None:
-    """Return the fastest plan for as many answers at once."""
+def _plan_over(
+    works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hops, sequences: int, *, may_group: bool
+) -> MeshPlan | None:
+    """Return the fastest plan for as many answers at once; one without groups, if there is any, unless it `may_group`.
+
+    With one pass in flight, a plan that was made for several is slower than one by which devices take turns.
+    """
     ring = plan_ring(works, specs, hops)
-    return faster_for_many(ring, plan_pipeline(works, specs, hops, sequences), sequences) if sequences > 1 else ring
+    if sequences == 1 or (ring is not None and not may_group):
+        return ring
+    return faster_for_many(ring, plan_pipeline(works, specs, hops, sequences), sequences)
 
 
 def plan_text(plan: MeshPlan, nodes: Sequence[MeshNode]) -> str:

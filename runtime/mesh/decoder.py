@@ -14,12 +14,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from edge_run.base.errors import EdgeRunError, MeshError
 from edge_run.base.mesh import Mesh
 from edge_run.base.mesh_status import MeshUse
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime.decoding.decoder import LocalDecoder
-from edge_run.runtime.decoding.driver import GraphChanged
-from edge_run.runtime.mesh.blame import FAULTS
 from edge_run.runtime.mesh.messages import Decode, Operate
 from edge_run.runtime.mesh.run import MeshRun
 
@@ -39,7 +38,7 @@ class MeshDecoder:
         tail_cells: what the tail of a pass takes of the context, for a moment.
         """
         self._mesh, self._local, self._run = mesh, local, run
-        able = local.capabilities
+        able, self._has_tails = local.capabilities, tail_cells > 0
         self.capabilities: Capabilities = replace(able, context_tokens=able.context_tokens - tail_cells)
         self._reported_s = 0.0
 
@@ -61,7 +60,8 @@ class MeshDecoder:
         """Run a batch; see `Decoder.decode`. Devices that are lost meanwhile are done without."""
         assert not len(self._run.in_flight), "what is in flight comes first"
         self._local.limits.check_batch(batch)
-        width = self.capabilities.micro_batch_tokens if self.most_in_flight > 1 else len(batch)
+        # A plan by which tails are apart, of one pass each, may come while the first part is begun.
+        width = self.capabilities.micro_batch_tokens if self._has_tails else len(batch)
         found = []
         for start in range(0, len(batch), width):
             part = batch[start : start + width]
@@ -77,19 +77,25 @@ class MeshDecoder:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def begin(self, batch: Sequence[BatchToken]) -> None:
-        """Begin a batch; see `PassQueue.begin`. Where no others are of use in flight, it is computed at once."""
+        """Begin a batch; see `PassQueue.begin`. Where no others are of use in flight, it is computed at once.
+
+        Raises MeshError, too, where a cut before it was broken off and the caller takes sequences for longer than that
+        left them; once it has cut them again it knows.
+        """
         self._local.limits.check_batch(batch)
         self._run.look_around()
+        if not self._run.log.holds(batch):
+            raise MeshError("devices were interrupted while they cut the text, and hold less of it; ask once more")
         command = Decode(tuple(batch))
         try:
             self._run.in_flight.begin(command)
             return
-        except (*FAULTS, GraphChanged) as error:
+        except BaseException as error:
+            if not self._run.can_recover(error):
+                self._run.in_flight.forget(command)
+                self._stop(command)
+                raise
             fault = error
-        except BaseException:
-            self._run.in_flight.forget(command)
-            self._stop(command)
-            raise
         try:
             self._run.recover(fault)
         except BaseException:
@@ -102,7 +108,9 @@ class MeshDecoder:
             while True:
                 try:
                     rows = self._run.in_flight.finish()
-                except (*FAULTS, GraphChanged) as error:
+                except EdgeRunError as error:
+                    if not self._run.can_recover(error):
+                        raise
                     self._run.recover(error)
                 else:
                     self._report()

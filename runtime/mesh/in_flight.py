@@ -59,6 +59,11 @@ class BatchesInFlight:
     def __len__(self) -> int:
         return len(self._begun)
 
+    @property
+    def may_group(self) -> bool:
+        """Whether plans with several passes in flight are of use: not while answers go on that share all passes."""
+        return self.most > 1 or not len(self.log)
+
     def begin(self, command: Decode) -> None:
         """Begin a batch; whatever this raises, it is in flight until `forget`."""
         begun = _Begun(command)

@@ -11,7 +11,7 @@ then of the tokens that are held, in their order, and so narrower, as if fewer a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from edge_run.base.protocols import BatchToken
@@ -53,6 +53,14 @@ class MeshLog:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def holds(self, batch: Sequence[BatchToken]) -> bool:
+        """Return whether each sequence of `batch` holds all that comes before it there, and no more."""
+        starts: dict[int, int] = {}
+        for token in batch:
+            for sequence in _sequences(token):
+                starts[sequence] = min(token.position, starts.get(sequence, token.position))
+        return all(self._held.get(sequence, 0) == start for sequence, start in starts.items())
 
     def seconds(self, usual_token_s: float) -> float:
         """Return what all that takes to be said again: wide passes what they took, those of one token the usual."""

@@ -122,8 +122,7 @@ class RunOrders:
         self._told_s = time.monotonic()
         names = names_apart(self._mesh.members())
         for node, one in reading.items():
-            done, size = format_size(one.read_bytes), format_size(one.size_bytes)
-            self._say(f"{names.get(node, node)} reads {one.file} for the first time, to know it: {done} of {size}")
+            self._say(reading_words(names.get(node, node), one.file, one.read_bytes, one.size_bytes))
 
     def give(self, orders: Mapping[str, Document], timeout_s: float) -> dict[str, Document]:
         """Give each device its order, all at once; return the answers. Raises Failed for the first that fails.
@@ -205,6 +204,12 @@ class RunOrders:
             except EdgeRunError as error:
                 return Gone(node, error.message), []
         return None, computing
+
+
+def reading_words(who: str, file: str, read_bytes: int, size_bytes: int) -> str:
+    """Return how far a device is that reads a file for the first time."""
+    done, size = format_size(read_bytes), format_size(size_bytes)
+    return f"{who} reads {file} for the first time, to know it: {done} of {size}"
 
 
 def _reading_of(node: str, answer: Document, before: _Reading | None) -> _Reading | None:

@@ -9,11 +9,12 @@ from edge_run.base.errors import EdgeRunError, NotSupported, option
 from edge_run.base.protocols import BatchToken
 from edge_run.runtime.decoding.driver import GraphChanged, PassShape
 from edge_run.runtime.mesh.log import MeshLog
-from edge_run.runtime.mesh.messages import Command, Decode, Operate
+from edge_run.runtime.mesh.messages import Command, Operate
 from edge_run.runtime.mesh.transport import GRAPH_CHANGED, PassFailed
 from edge_run.runtime.slices.maps import SliceMaps
 
 Perform = Callable[[Command], None]  # has all devices carry out a command
+BatchOf = Callable[[EdgeRunError], Sequence[BatchToken]]  # returns the tokens of the pass that an error is about
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +88,25 @@ class LogReplay:
         for command in self._log:
             perform(command)
 
-    def run(self, perform: Perform, n_devices: int) -> None:
+    def run(self, perform: Perform, batch_of: BatchOf, n_devices: int) -> None:
         """Have all that was decoded computed again by the `n_devices` of a new plan."""
         while True:
             if self._log.tokens:
                 seconds = replay_s(self._log, self._before, self._times)
                 self._say(f"{self._log.tokens} tokens are computed again on {n_devices} devices, about {seconds:.1f} s")
-            if not self._meets_new_shape(perform):
+            if not self._meets_new_shape(perform, batch_of):
                 return
 
-    def _meets_new_shape(self, perform: Perform) -> bool:
-        """Compute all again; return True where a graph was learnt on the way, which has emptied all caches."""
+    def _meets_new_shape(self, perform: Perform, batch_of: BatchOf) -> bool:
+        """Compute all again; return True where a graph was learnt on the way, which has emptied all caches.
+
+        What fails may be an earlier batch than the one that is begun.
+        """
         for command in self._log:
             try:
                 perform(command)
             except (GraphChanged, PassFailed) as error:
-                shape = self.unknown_shape(error, command.batch if isinstance(command, Decode) else ())
+                shape = self.unknown_shape(error, batch_of(error))
                 if shape is None or shape in self._learned:
                     raise
                 self._learned.add(shape)

@@ -10,8 +10,9 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
-from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, option
+from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, TierReadError, lacks_room, option
 from edge_run.base.mesh import HasLeft, Joined, Lost, Member, Mesh, is_worker
 from edge_run.base.mesh_status import MeshUse
 from edge_run.partition.mesh_plan import MeshPlan
@@ -126,6 +127,10 @@ class MeshRun:
         if self._failover.nodes:
             self._group.stop(command)
 
+    def can_recover(self, error: BaseException) -> TypeGuard[EdgeRunError]:
+        """Whether the run may go on after `error` of a pass: another device's, or this one's, which lacks room."""
+        return isinstance(error, (*FAULTS, GraphChanged)) or (lacks_room(error) and bool(self._group.others))
+
     def recover(self, error: EdgeRunError) -> None:
         """Make it possible to go on after `error`, which a pass ended with, or raise it.
 
@@ -162,6 +167,7 @@ class MeshRun:
         if self.is_broken_off:
             self._drive(self._failover.start())
         why_more = "" if len(self.log) else self._failover.why_more
+        self._coordinator.may_group = self.in_flight.may_group
         if why := why_more or self.rates.why_replan(self._coordinator, self.log.tokens):
             self._react(failover.Better(why))
 
@@ -261,8 +267,7 @@ class MeshRun:
             elif isinstance(instruction, failover.Open):
                 return self._open(instruction)
             elif isinstance(instruction, failover.ReplayLog):
-                self._replay.run(self.in_flight.perform, len(self._failover.nodes))
-                return failover.Replayed(instruction.epoch)
+                return self._replay_log(instruction)
         except Failed as failed:
             if not self._is_alone and self._events.take_end_of_lease(self._lease):
                 return failover.Deposed(self._events.why_unled)  # who does not obey has nothing against this run
@@ -270,6 +275,13 @@ class MeshRun:
         except (HasLeft, *FAULTS) as error:
             return self._blame.event_of(error, self._group.others)
         return None
+
+    def _replay_log(self, instruction: failover.ReplayLog) -> failover.Event:
+        try:
+            self._replay.run(self.in_flight.perform, self._group.batch_of, len(self._failover.nodes))
+        except (BudgetError, TierReadError) as error:  # of this device, which may lack room
+            return self._blame.event_of(error, self._group.others)
+        return failover.Replayed(instruction.epoch)
 
     def _lead(self) -> failover.Event:
         try:
@@ -287,7 +299,12 @@ class MeshRun:
         anew = {node for node, one in now.items() if node in before and before[node].incarnation != one.incarnation}
         for node in anew | self._events.take_returns():  # they may have closed the model
             self._coordinator.specs.pop(node, None)
+        for node in now.keys() & before.keys():
+            if now[node].places != before[node].places:  # which the plan that is made now takes into account
+                self._coordinator.links.forget(node)
+                self._failover.handle(failover.Moved(node))
         self._asked = before | now
+        self._coordinator.may_group = self.in_flight.may_group
         self._coordinator.prepare(candidates)
         plan = self._coordinator.make_plan(PAYS_BACK_TOKENS if self.log.tokens else FETCH_TOKENS)
         return failover.Planned(plan.nodes)

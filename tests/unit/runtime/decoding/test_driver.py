@@ -236,6 +236,20 @@ def test_cancelling_ends_the_pass_at_its_next_node(feature: Feature) -> None:
     assert feature.events == ["meet w1", "a", "w1", "part", "abandon"]
 
 
+def test_a_guess_is_made_again_where_its_pass_was_cancelled(feature: Feature) -> None:
+    """A device that computes some layers goes on node by node nowhere: all would be computed again for that."""
+    graph = Graph(SMALL)
+    driver = driver_for(feature, graph)
+    run(driver, feature, graph)
+    feature.on_event = lambda event: driver.interrupt.cancel() if event == "take w2" else None
+    with pytest.raises(Cancelled):
+        run(driver, feature, graph, MANY)
+    feature.on_event = lambda event: None
+    driver.interrupt.reset()
+    driver.is_partial = True
+    assert run(driver, feature, graph, MANY) == BY_PROGRAM
+
+
 def test_mapping_computes_nothing_and_sees_everything(feature: Feature) -> None:
     graph = Graph(SMALL)
     driver = driver_for(feature, graph)

@@ -174,6 +174,7 @@ class Torn:
         self.capabilities = Capabilities(CELLS, CELLS, 3, 4, can_rewind=False)
         self.lengths = [0, 0, 0]
         self.failure: Exception | None = None
+        self.cuts_left = CELLS  # until one is broken off, as by a second Ctrl-C while devices are told of it
 
     def decode(self, batch: Sequence[BatchToken]) -> Logits:
         if self.failure:
@@ -186,6 +187,9 @@ class Torn:
 
     def rewind(self, sequence: int, position: int) -> int:
         self.lengths[sequence] *= position >= self.lengths[sequence]  # else it cannot be cut, and is emptied
+        self.cuts_left -= 1
+        if not self.cuts_left:
+            raise KeyboardInterrupt
         return self.lengths[sequence]
 
     def branch(self, sequence: int, branches: Sequence[int]) -> None:
@@ -195,8 +199,15 @@ class Torn:
         raise AssertionError("no guess is verified")
 
 
-@pytest.mark.parametrize("failure", [Cancelled("the pass was cancelled"), ContextFull("no room on another device")])
-def test_what_sequences_beside_a_failed_pass_have_lost_is_computed_again(failure: Exception) -> None:
+@pytest.mark.parametrize(
+    ("failure", "most_cuts"),
+    [
+        (Cancelled("the pass was cancelled"), CELLS),
+        (ContextFull("no room on another device"), CELLS),
+        *[(Cancelled("the pass was cancelled"), most_cuts) for most_cuts in (1, 2, 3)],
+    ],
+)
+def test_what_sequences_beside_a_failed_pass_have_lost_is_computed_again(failure: Exception, most_cuts: int) -> None:
     """The state of one that lies between those of the pass may be another text's by then."""
     pool, decoder = SequencePool(3, CELLS, can_rewind=False, can_share=False), Torn()
     rules = PassRules(CELLS, has_equal_parts=True)
@@ -217,8 +228,8 @@ def test_what_sequences_beside_a_failed_pass_have_lost_is_computed_again(failure
     for number in (numbers[0], numbers[2]):
         scheduler.append(number, 0)
     assert [pool.n_held(one) for one in range(3)] == [3, 3, 3]
-    decoder.failure = failure
-    with contextlib.suppress(Cancelled):
+    decoder.failure, decoder.cuts_left = failure, most_cuts
+    with contextlib.suppress(Cancelled, KeyboardInterrupt):
         planned = passes.plan()
         assert planned is not None
         assert not passes.begin(BegunPass(planned, {})), "others gave way"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
+from edge_run.base.errors import BudgetError, EdgeRunError, TierReadError
 from edge_run.runtime.mesh.blame import Blame
-from edge_run.runtime.mesh.failover import FORGET_S, Apart, Gone, OfLate, Refused
+from edge_run.runtime.mesh.failover import FORGET_S, Apart, Gone, LessRoom, OfLate, Refused
 from edge_run.runtime.mesh.orders import RunOrders
 from edge_run.runtime.mesh.transport import Unreached
 from fake_mesh import Hub
@@ -72,3 +75,12 @@ def test_what_happened_long_ago_takes_no_memory() -> None:
         now[0] += FORGET_S / 2
     assert late.of("node 99") == ["left"]
     assert len(late._noted) == 2
+
+
+@pytest.mark.parametrize("error", [BudgetError("no room"), TierReadError("the drive is full", errno=errno.ENOSPC)])
+def test_where_this_device_lacks_room_others_may_take_its_layers(error: EdgeRunError, blame: Blame) -> None:
+    assert blame.event_of(error, OTHERS) == LessRoom("a", error)
+    with pytest.raises(type(error)):
+        blame.event_of(error, [])
+    with pytest.raises(TierReadError):
+        blame.event_of(TierReadError("the drive fails", errno=errno.EIO), OTHERS)

@@ -48,6 +48,22 @@ def test_what_was_taken_back_in_part_stays_and_is_cut_again() -> None:
     assert len(log) == 0
 
 
+def test_a_batch_that_does_not_follow_what_is_held_is_known() -> None:
+    """Devices would compute it after nothing, where whoever says it was not told how far the text was cut."""
+    log = MeshLog()
+    assert log.holds(batch(0, 1, 2).batch)
+    assert not log.holds(batch(3).batch)
+    log.add(batch(0, 1, 2))
+    log.add(Operate("branch", (0, 1)))
+    tree = (BatchToken(7, 3, 0, True, (1,)), BatchToken(7, 4, 0), BatchToken(7, 4, 1))
+    assert log.holds(tree)
+    log.rewind(1, 0)
+    assert not log.holds(tree), "its branch has no beginning"
+    log.rewind(0, 2)
+    assert not log.holds(batch(3).batch)
+    assert log.holds(batch(2).batch)
+
+
 def test_other_sequences_are_left_alone() -> None:
     log = MeshLog()
     log.add(batch(0, 1, sequence=1))

@@ -38,3 +38,28 @@ def test_only_a_link_that_was_of_no_use_makes_another_address_worth_a_plan() -> 
     assert why_more("b") == "a device has another address", "it may hand on to c now"
     run._failover.why_more = ""
     assert why_more("c") == "", "that was tried no more since"
+
+
+def test_what_was_found_at_the_old_address_does_not_bear_on_a_plan_that_is_made_in_that_moment() -> None:
+    hub = Hub()
+    mesh = hub.join("a")
+    for node in "bc":
+        hub.join(node)
+    links = MeasuredLinks(mesh, lambda orders, timeout_s: ({}, {}), 1)
+    plan = SimpleNamespace(nodes=("a", "b", "c"))
+    coordinator: Any = SimpleNamespace(
+        links=links, specs={}, may_group=False, prepare=lambda nodes: None, make_plan=lambda tokens: plan
+    )
+    run: Any = MeshRun.__new__(MeshRun)
+    run._mesh, run._coordinator, run._failover = mesh, coordinator, Failover("a", "bc")
+    run._events, run.log = SimpleNamespace(take_returns=set), SimpleNamespace(tokens=0)
+    run.in_flight = SimpleNamespace(may_group=True)
+    run._asked = {member.node: member for member in mesh.members()}
+    links.note_apart("b", "c")
+    run._make_plan(["b", "c"])
+    assert links.apart(("b", "c")), "nobody moved"
+    hub.members["c"].move("tcp://10.0.0.1:5000")
+    run._make_plan(["b", "c"])
+    assert not links.apart(("b", "c"))
+    assert not run._failover.why_more, "there is a plan already that takes it into account"
+    assert coordinator.may_group

@@ -6,6 +6,9 @@ import itertools
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,9 +16,12 @@ from edge_run.base.errors import Cancelled, MeshError
 from edge_run.base.fields import Document
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import HasLeft
+from edge_run.base.units import format_size
+from edge_run.runtime.mesh import coordinator
 from edge_run.runtime.mesh import orders as run_orders
 from edge_run.runtime.mesh.failover import Deposed, Gone, Refused
 from edge_run.runtime.mesh.orders import Failed, RunOrders
+from edge_run.tiers.pieces import PIECE_BYTES
 from fake_mesh import Hub
 
 
@@ -69,6 +75,24 @@ def test_devices_that_fail_together_are_asked_once_and_one_that_reads_is_asked_a
     assert orders.prepare({"order": "prepare"}, nodes, 20.0) == {"d": {"room_bytes": 1}}
     assert sorted(asked) == ["b", "c", "d", "d", "d"]
     assert said == ["name of d reads m.gguf for the first time, to know it: 2 MiB of 3 MiB"]
+
+
+def test_who_runs_a_model_for_the_first_time_is_told_how_far_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(bytes(3 * PIECE_BYTES))
+    shards = [SimpleNamespace(path=path, size_bytes=3 * PIECE_BYTES)]
+    engine: Any = SimpleNamespace(
+        gguf=SimpleNamespace(shards=shards), config=SimpleNamespace(cache=tmp_path), interrupt=Interrupt()
+    )
+    monkeypatch.setattr(coordinator, "TELL_S", 0.0)
+    said = list[str]()
+    found = coordinator._fingerprint(engine, said.append)
+    done, size = [format_size(n * PIECE_BYTES) for n in (1, 2, 3)], format_size(3 * PIECE_BYTES)
+    assert said == [f"this device reads m.gguf for the first time, to know it: {one} of {size}" for one in done]
+    assert coordinator._fingerprint(engine, said.append) == found
+    assert len(said) == 3, "it is known"
 
 
 def test_who_has_left_blames_nobody() -> None:
