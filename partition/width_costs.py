@@ -15,6 +15,7 @@ from collections.abc import Callable
 from edge_run.partition.cost import overlapped_s
 
 LATEST = 7  # passes of a width that count
+FEW, REMEMBERED = 3, 1000  # fewer values of a width, the disturbed ones among them, count for so many of other widths
 LATEST_PACED = 31  # of what does not change with the drive's pace: more, or it would wander off
 LEAST_READ_S = 1e-6  # else it says nothing of the drive
 LEAST_PASS_S = 1e-9  # so that others can be compared with any
@@ -26,15 +27,18 @@ SLOPE = 0.25  # of computing one token, for each further one, where only one wid
 class WidthCurve:
     """A quantity by width: the median of the `latest` values at a width, and straight lines between widths.
 
-    The first value at a width counts until there is another: a first pass makes its graph, and takes memory.
+    The first value at a width counts until there is another: a first pass makes its graph, and takes memory. A few
+    values, of which no median is sure, are forgotten after a while: where something disturbed them, the width looks so
+    slow that it is not taken again, and nothing else would set them right.
     """
 
     def __init__(self, latest: int = LATEST) -> None:
-        self._latest = latest
+        self._latest, self._n_values = latest, 0
         self._seen: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
         self._widths: list[int] = []
         self._seen_once: set[int] = set()
+        self._few: dict[int, int] = {}  # widths of few values, and when the last one came, the oldest first
 
     def observe(self, width: int, value: float) -> None:
         """Note `value` at `width`."""
@@ -47,6 +51,18 @@ class WidthCurve:
         seen = self._seen.setdefault(width, deque(maxlen=self._latest))
         seen.append(value)
         self._medians[width] = statistics.median(seen)
+        self._n_values += 1
+        self._few.pop(width, None)
+        if len(seen) < FEW:
+            self._few[width] = self._n_values
+        self._forget()
+
+    def _forget(self) -> None:
+        for width, came in list(self._few.items())[:1]:
+            if self._n_values - came > REMEMBERED:
+                self._widths.remove(width)
+                self._seen_once.discard(width)
+                del self._few[width], self._seen[width], self._medians[width]
 
     def __bool__(self) -> bool:
         return bool(self._widths)

@@ -19,8 +19,8 @@ from edge_run.devices.host.profile import (
     RepackedFigure,
 )
 from edge_run.runtime.probing.kernels import has_repacked_kernel
-from edge_run.runtime.probing.probe import _kernels, this_setup
-from edge_run.runtime.probing.workload import measured_now
+from edge_run.runtime.probing.probe import _kernels
+from edge_run.runtime.probing.workload import measured_now, this_setup
 from edge_run.tiers.gguf import read_gguf
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from edge_run.base.errors import NotSupported
+from edge_run.base.protocols import Text
 from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape, TextVectors, Vectors
-from edge_run.runtime.embedding.texts import Text, most_tokens, text_tokens
+from edge_run.runtime.embedding.texts import most_tokens, text_tokens
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.llama.context_shape import UNIFIED
 

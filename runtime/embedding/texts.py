@@ -8,12 +8,11 @@ from typing import cast
 
 from edge_run.base.errors import ConfigError, ContextFull, option
 from edge_run.base.options import is_list, is_whole_number, whole_numbers
+from edge_run.base.protocols import Text
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.inspection.embedding_shape import can_be_cut
 from edge_run.runtime.llama.model import LlamaModel
 from edge_run.runtime.llama.prompt_text import CLEARLY, PIECE_CHARACTERS, USUAL_CHARACTERS, refuse_what_is_too_long
-
-Text = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from edge_run.base.errors import Cancelled, ConfigError
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
+from edge_run.base.protocols import Text
 from edge_run.base.results import Forecast, Generation, Numerics, Piece, Plan, Progress, Speculation, Stats
 from edge_run.base.sampling_config import AnswerOptions, ChatOptions
 from edge_run.runtime.embedding.results import Embeddings, TextVectors
-from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.generation.async_stream import AsyncStream
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.report import Course, report
@@ -139,7 +139,7 @@ class AsyncModel(AsyncOwner[Model]):
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Text,
         *,
         priority: int = 0,
         key: str = "",
@@ -173,7 +173,7 @@ class AsyncModel(AsyncOwner[Model]):
         turn = Turn(priority, key, deadline_s, salt)
         return AsyncStream(self._stream(chat_request(messages, turn=turn, **options)))
 
-    async def complete(self, prompt: str | Sequence[int], **options: Unpack[CompletionOptions]) -> Generation:
+    async def complete(self, prompt: Text, **options: Unpack[CompletionOptions]) -> Generation:
         """Continue `prompt`; return the finished answer. Arguments and errors as for `generate`."""
         return await self.generate(prompt, **options).result()
 

@@ -15,11 +15,11 @@ from edge_run.base.mesh import Mesh
 from edge_run.base.mesh_status import MeshUse
 from edge_run.base.options import config_of
 from edge_run.base.profile import DeviceProfile
+from edge_run.base.protocols import Text
 from edge_run.base.results import Forecast, Generation, Numerics, Plan, Progress, Speculation, Stats
 from edge_run.base.sampling_config import SamplingConfig, TimedAnswerOptions, TimedChatOptions
 from edge_run.runtime.embedding.embedding import embed, embedding_shape
 from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape, TextVectors
-from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.batch import Batch
 from edge_run.runtime.generation.batched_answers import BatchedAnswers
@@ -215,7 +215,7 @@ class Model(ModelTexts):
         self._workplace.check()
         return self._engine
 
-    def generate(self, prompt: str | Sequence[int], **options: Unpack[TimedAnswerOptions]) -> Stream:
+    def generate(self, prompt: Text, **options: Unpack[TimedAnswerOptions]) -> Stream:
         """Continue `prompt` (text, or tokens); iterate over the result for pieces, or call its `result()`.
 
         options: `max_tokens`, None is until the model ends or the context is full; `sampling`, a `SamplingConfig`, or
@@ -229,7 +229,7 @@ class Model(ModelTexts):
         """
         return self._start(text_request(prompt, **options))
 
-    def complete(self, prompt: str | Sequence[int], **options: Unpack[TimedAnswerOptions]) -> Generation:
+    def complete(self, prompt: Text, **options: Unpack[TimedAnswerOptions]) -> Generation:
         """Continue `prompt` and return the finished answer; arguments as for `generate`."""
         return self.generate(prompt, **options).result()
 

@@ -11,8 +11,9 @@ from typing import Any, cast
 
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, NotSupported, option, wording
+from edge_run.base.protocols import Text
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens
+from edge_run.runtime.embedding.texts import TextTokens, text_tokens
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.formats.output import OutputParser
 from edge_run.runtime.formats.tool_use import ToolUse, with_arguments

@@ -9,11 +9,12 @@ from typing import Any, TypeAlias, cast
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.options import check_types, is_list, make_config, texts_of, whole_numbers
+from edge_run.base.protocols import Text
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.formats.tools import AUTO, NONE, Toolbox
 
 Message: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+Prompt: TypeAlias = Text | Sequence[Message]
 _FORM = '[{"role": "user", "content": "..."}]'
 _TOOLS = ("tools", "tool_choice")  # None is as nothing
 _BESIDE = ("max_tokens", "sampling", "deadline_s", "drops_oldest", "marks", "on_read", *_TOOLS)
@@ -123,7 +124,7 @@ def _checked(prompt: object) -> Sequence[int] | Sequence[Message]:
     return found
 
 
-def text_request(prompt: str | Sequence[int], **options: Any) -> Request:
+def text_request(prompt: Text, **options: Any) -> Request:
     """Return a request to continue a text, or tokens; `options` as of `make_request`. Raises ConfigError."""
     request = make_request(prompt, **options)
     if request.messages:

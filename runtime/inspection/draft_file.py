@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_run.base.config import ModelConfig
+from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig
 from edge_run.base.errors import BudgetError, NotSupported, not_opened, option, reason_of
 from edge_run.base.units import MIB, format_size, round_down, round_up
 from edge_run.devices.host.machine import compute_threads
@@ -142,9 +142,9 @@ class DraftFile:
 
 
 def trained_context_tokens(gguf: GgufModel) -> int:
-    """Return the longest context that a model was trained on; 0 where its file does not say."""
+    """Return the longest context that a model was trained on; 0 where its file does not say, or what none can be."""
     tokens = gguf.value("context_length")
-    return tokens if isinstance(tokens, int) else 0
+    return tokens if isinstance(tokens, int) and 0 < tokens <= MOST_CONTEXT_TOKENS else 0
 
 
 def _context_tokens(config: ModelConfig, target: GgufModel) -> int:

@@ -78,7 +78,8 @@ def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoeP
 
     The larger the budget, the larger are its chunks, and what is needed at least is counted in whole ones. So a budget
     that is too small in chunks of its own size has those of the smallest budget that works. A plan for a larger one
-    names a minimum of its own chunks, which works too: to cut a large model into small chunks takes seconds.
+    names a minimum of its own chunks, which works too: to cut a large model into small chunks takes seconds, which only
+    a plan that is told takes (`planner.told`).
 
     Raises BudgetError below the minimum.
     """

@@ -26,13 +26,13 @@ from edge_run.runtime.planning.micro_batch import decision_key
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.weighing import ANSWER_TOKENS, Weighed, best, smaller, text_s
+from edge_run.runtime.probing.attention import PLAIN
 from edge_run.runtime.probing.kept_findings import KeptFindings
 from edge_run.tiers.gguf import GgufModel
 
 if TYPE_CHECKING:
     from edge_run.runtime.probing.attention import AttentionSpeeds
 
-PLAIN = "f16"
 LEAST_GAINS = {PLAIN: 1.0, "q8_0": 1.1, "q8_0/q4_0": 1.3}  # over 16 bits, to be worth what they cost in quality
 
 
@@ -103,10 +103,10 @@ def _weighed(
 ) -> Weighed[str]:
     """Return a type with the time of a text of `n_tokens` tokens that goes on."""
     kv_type = planner.config.kv_type
-    speeds, (narrow, wide) = attention.by_type[kv_type], attention.by_type[PLAIN]
-    prepared = replace(planner.prepared, attention=(speeds[0] / narrow, speeds[1] / wide))
+    prepared = replace(planner.prepared, attention=attention.ratio(kv_type))
     there = replace(plan, streamed_bytes_per_pass=read_bytes_at(plan, n_tokens))
     n_texts = max(1, prepared.config.sequences)  # where nobody said how many, it may be another number for each type
+    speeds = attention.by_type[kv_type]
     cost_s = text_s(prepared, there, n_tokens, planner.known.micro_batch_tokens, profile, speeds) / n_texts
     return Weighed(kv_type, prepared, there, cost_s, LEAST_GAINS[kv_type])
 

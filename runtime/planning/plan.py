@@ -10,7 +10,7 @@ from edge_run.base.errors import system_errors
 from edge_run.base.options import config_of
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
-from edge_run.runtime.planning.planner import Planner
+from edge_run.runtime.planning.planner import Planner, told
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.tiers.gguf import read_gguf
 
@@ -43,4 +43,4 @@ def plan(
     """
     config = config_of(ModelConfig, config, options, ("prompt_tokens", "profile", "config"))
     planned = planner(Path(path), config)
-    return planned.timed(planned.plan(), profile, prompt_tokens)
+    return planned.timed(told(planned), profile, prompt_tokens)

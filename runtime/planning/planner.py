@@ -179,7 +179,7 @@ class Planner:
         weights_bytes = len(self._chunks) * self._address_space.chunk_bytes
         return with_page_tables(self._resident_terms.holdings.total_bytes + weights_bytes)
 
-    @property
+    @functools.cached_property
     def minimum_bytes(self) -> int:
         """The smallest budget that works."""
         try:
@@ -191,7 +191,7 @@ class Planner:
         """Return plans under budgets from the smallest that works to one that holds the whole model."""
         least, whole = self.minimum_bytes, self._whole_bytes
         budgets = [round_up(int(least + share * (whole - least)), MIB) for share in SWEPT_SHARES]
-        return [self.plan(budget) for budget in dict.fromkeys(budgets)]
+        return [told(self, budget) for budget in dict.fromkeys(budgets)]
 
     def widened(self, factor: int) -> Planner:
         """Return the planner of a micro-batch `factor` times as large; buffers are taken to grow in proportion."""
@@ -258,6 +258,15 @@ class Planner:
             speed = abreast(self, plan, profile).tokens_per_s(number)
             expected = replace(expected, parallel=number, parallel_tokens_per_s=speed)
         return replace(plan, forecast=expected)
+
+
+def told(planner: Planner, budget_bytes: int | None = None) -> Plan:
+    """Return the plan as it is told to a user: with the smallest budget that works.
+
+    That of a mixture takes seconds to find where the model is large, so that a run goes without (`plan_moe`).
+    """
+    plan = planner.plan(budget_bytes)
+    return replace(plan, minimum_bytes=min(plan.minimum_bytes, planner.minimum_bytes)) if plan.expert_bytes else plan
 
 
 def abreast(planner: Planner, plan: Plan, profile: DeviceProfile | None) -> Abreast:

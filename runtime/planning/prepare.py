@@ -40,6 +40,7 @@ from edge_run.runtime.planning.repack_choice import choose_kinds
 from edge_run.runtime.planning.speculation_shape import speculation_config
 from edge_run.runtime.planning.spill_terms import LEAST_CONTEXT_TOKENS, check_spill
 from edge_run.runtime.planning.usual_context import STEP_TOKENS, longest_that_fits, rope_factors, usual_lengths
+from edge_run.runtime.probing.attention import known_ratio
 from edge_run.tiers._libc import why_unavailable
 from edge_run.tiers.gguf import GgufModel
 
@@ -218,7 +219,7 @@ class _Opening:
             draft.check_budget(budget_bytes)
         why_plain = why_not_ours(config, is_loaded=self.is_opened)
         packed = None if why_plain else choose_packed(gguf, config)
-        prepared = Prepared(gguf, config, budget_bytes, why_plain, draft, packed)
+        prepared = Prepared(gguf, config, budget_bytes, why_plain, draft, packed, attention=known_ratio(config))
         if self.is_opened and not is_library_known():  # what it does cannot be said
             return prepared
         prepared = replace(prepared, known=_tried(gguf, config) if self.is_opened else _outlined(gguf, config))

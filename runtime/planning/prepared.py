@@ -42,7 +42,8 @@ class Prepared:
     draft_offload: the part of the draft model that goes to a GPU.
     profile: the profile of this device, where it decided what goes to a GPU.
     kv_type_reason: the type of keys and values, and what was weighed, where that was left open; else empty.
-    attention: the speed of attention on them in narrow and in wide passes, over that on 16 bits, where it was measured.
+    attention: the speed of attention on them in narrow and in wide passes, over that on 16 bits, where it was measured
+        (`known_ratio`).
     repacked: the kinds of weights that are to be repacked where all weights fit.
     repacked_streamed: the same where weights stream, and are repacked as often as they are read.
     repacked_file: holds weights repacked, to be read so where they stream.

@@ -21,7 +21,6 @@ from edge_run.runtime.planning.prepared import Prepared
 from edge_run.tiers.gguf import GgufModel
 
 USUAL_TOKENS = 4096
-LONGEST_TOKENS = (1 << 31) - 1  # that llama.cpp can count
 STEP_TOKENS = 256  # to which llama.cpp rounds up
 KV_SHARE = 1 / 2  # of what a model that fits leaves of the budget, at most, for what a longer context takes
 BUFFER_SHARE = 1 / 16  # of the budget, at most, for what a longer context adds to buffers: these are not always lent
@@ -36,7 +35,7 @@ def rope_factors(gguf: GgufModel, context_tokens: int) -> str:
 def usual_lengths(gguf: GgufModel) -> list[int]:
     """Return the lengths that a context may have by itself: the longest first, at last the one that is always taken."""
     trained = trained_context_tokens(gguf)
-    longest = trained if 0 < trained <= LONGEST_TOKENS else USUAL_TOKENS
+    longest = trained or USUAL_TOKENS
     if original := _original_tokens(gguf):
         longest = min(longest, round_down(original, STEP_TOKENS) or original)
     least, found = min(longest, USUAL_TOKENS), list[int]()

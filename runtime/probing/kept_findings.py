@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from edge_run.base.files.identity import file_facts
 from edge_run.base.files.whole import keep_file
 from edge_run.base.strict_json import parse
+from edge_run.runtime.probing.workload import this_setup
 from edge_run.tiers.gguf import GgufModel
 
 MOST_FINDINGS = 200  # in a file: there is one for each budget that a model was opened with
@@ -39,8 +40,6 @@ class KeptFindings:
     @classmethod
     def of_setup(cls, folder: Path) -> KeptFindings:
         """Return what is kept about this device and its llama.cpp in a folder of the cache."""
-        from edge_run.runtime.probing.probe import this_setup
-
         return cls(folder / this_setup().file_name)
 
     def read(self, understood: Callable[[Any], _Found]) -> _Found | None:

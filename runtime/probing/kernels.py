@@ -50,6 +50,7 @@ MATRICES = 4
 EXPERTS = 8
 I32 = 26
 ROWS_MULTIPLE = 128  # as models have them; odd numbers are slower, few rows are shared out otherwise
+LEAST_REPACK_S = 1e-6  # some systems count the time of a thread in steps that are longer
 ATTENTION_LAYERS = 256
 STOPS, STOP_NODES, STOP_CHUNKS = 200, 10, 4
 NODES, NODE_ELEMENTS = 512, 320
@@ -185,7 +186,7 @@ def _repack_s(repacking: Repacking, weights: Sequence[int], type_name: str, *, b
         started = time.thread_time()
         repacked.repack(repacked.address, repacked.size_bytes, copy.ctypes.data)
         repack_s += time.thread_time() - started
-    return repack_s
+    return max(repack_s, LEAST_REPACK_S)
 
 
 @apart
@@ -209,10 +210,11 @@ def measure_attention(
     layers = 1
     if tokens <= NARROW_TOKENS:
         layers = min(ATTENTION_LAYERS, max(1, _pass_bytes(tokens, gpu, budget_bytes) // (4 * kv_elements)))
-    arena_bytes = 4 * kv_elements * layers + 8 * head_elements * heads * tokens + 2 * kv_tokens * tokens
+    kinds = [_ggml.TYPE_IDS[name] for name in types]
+    kv_bytes = sum(TENSOR_TYPES[kind].size_bytes(kv_elements) for kind in kinds)
+    arena_bytes = kv_bytes * layers + 8 * head_elements * heads * tokens + 2 * kv_tokens * tokens
     with workbench(threads, arena_bytes, layers, gpu) as bench:
         ggml, context = bench.ggml, bench.context
-        kinds = [_ggml.TYPE_IDS[name] for name in types]
         keys_values = [bench.tensor(kind, head_elements, kv_heads, kv_tokens) for _ in range(layers) for kind in kinds]
         queries = bench.tensor(F32, head_elements, heads, tokens)
         mask = bench.tensor(F16, kv_tokens, tokens)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,21 +18,28 @@ from edge_run.base.errors import ConfigError, KernelError, NotSupported, option,
 from edge_run.base.profile import DeviceProfile, GpuProfile, KernelSpeed, RepackedSpeed
 from edge_run.base.units import format_count
 from edge_run.devices.host.disk import NORMAL, Effort, measure_disk
-from edge_run.devices.host.machine import OtherLoad, compute_threads, cpu_name, describe_machine, usable_cores
+from edge_run.devices.host.machine import OtherLoad, compute_threads, describe_machine
 from edge_run.devices.host.mount import Mount, find_mount
 from edge_run.devices.host.profile import (
     CostsFigure,
     DiskFigure,
     Figure,
     KernelFigure,
-    MeasuredSetup,
     Measurements,
     PassOverheads,
     ProfileStore,
     RepackedFigure,
 )
-from edge_run.runtime.llama.library import library_build, library_version
-from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHARE, Multiplication, measured_now
+from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.probing.attention import PLAIN, attention_speeds, is_ratio_missing
+from edge_run.runtime.probing.workload import (
+    ATTENTION,
+    MANY_TOKENS,
+    OTHERS_SHARE,
+    Multiplication,
+    measured_now,
+    this_setup,
+)
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 
@@ -77,7 +83,8 @@ def probe(
     """Return what this device can do, from the cache what is there, and measured what is missing.
 
     folders: on the disks to measure, each file system once; the disk of `model` is measured too, by reading the model.
-    model: whose kinds of weights are measured; None measures common ones. config: threads, readers, cache folder.
+    model: whose kinds of weights are measured; None measures common ones. config: threads, readers, cache folder, and
+    the type of keys and values, on which attention is measured where that is not 16 bits.
     is_fresh: measure again what is in the cache. on_step: is told what is measured next. store: its `problem` says
     afterwards why what was measured is not kept, or not for long, and why a GPU was not measured. measures_gpus: else
     they are left out.
@@ -96,6 +103,9 @@ def probe(
     disks = [session.disk(target, config.readers, effort) for target in targets]
     session.kernels(_kernels(gguf), threads)
     costs = session.costs(threads)
+    if is_ratio_missing(config):
+        on_step(f"Attention on keys and values of {config.kv_type}")
+        attention_speeds(config, (PLAIN, config.kv_type), int(config.memory or 0))
     kernel_figures = session.known_kernels(threads)
     gpus = session.gpus(_kernels(gguf), config) if measures_gpus else []
     profile = session.profile(costs, kernel_figures, disks, gpus)
@@ -146,12 +156,6 @@ def recall_drive(gguf: GgufModel, config: ModelConfig) -> float:
     return 1 / sum(known) if known and len(known) == len(found) else 0.0
 
 
-def this_setup() -> MeasuredSetup:
-    """Return what the figures of this device depend on, and what is decided by them."""
-    cores = usable_cores()
-    return MeasuredSetup(cpu_name(), platform.machine(), cores.logical, cores.quota, library_build())
-
-
 class _Session:
     """One probe: what is known of the device so far, and the measuring of what is not.
 
@@ -180,8 +184,8 @@ class _Session:
         gpus: Sequence[GpuProfile],
     ) -> DeviceProfile:
         """Return figures as one profile, as old as the oldest of them."""
-        figures: list[CostsFigure | KernelFigure | DiskFigure] = [costs, *kernel_figures, *disks]
         repacked = self.known_repacked(costs.costs.threads)
+        figures: list[Figure] = [costs, *kernel_figures, *repacked, *disks, *self._figures_of(gpus)]
         return DeviceProfile(
             measured_at=min(figure.measured_at for figure in figures),
             library=library_version(),
@@ -197,7 +201,7 @@ class _Session:
             disks=tuple(figure.disk for figure in disks),
             gpus=tuple(gpus),
             repacked_kernels=tuple(figure.speed for figure in repacked),
-            is_disturbed=any(one.is_disturbed for one in (*figures, *repacked, *self._figures_of(gpus))),
+            is_disturbed=any(figure.is_disturbed for figure in figures),
         )
 
     def _figures_of(self, gpus: Sequence[GpuProfile]) -> list[Figure]:

@@ -1,10 +1,13 @@
-"""What is measured of a processor and of a GPU alike, when, and when a figure counts as disturbed."""
+"""What is measured of a processor and of a GPU alike, on what, when, and when a figure counts as disturbed."""
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 
-from edge_run.devices.host.profile import utc_now
+from edge_run.devices.host.machine import cpu_name, usable_cores
+from edge_run.devices.host.profile import MeasuredSetup, utc_now
+from edge_run.runtime.llama.library import library_build
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +30,9 @@ Multiplication = tuple[str, int, int, bool]  # type, row length, tokens, by expe
 def measured_now() -> str:
     """Return the time for a figure that has just been measured."""
     return utc_now().isoformat(timespec="seconds")
+
+
+def this_setup() -> MeasuredSetup:
+    """Return what the figures of this device depend on, and what is decided by them."""
+    cores = usable_cores()
+    return MeasuredSetup(cpu_name(), platform.machine(), cores.logical, cores.quota, library_build())

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_run.base.errors import ConfigError, NotSupported, system_errors
+from edge_run.base.errors import ConfigError, NotSupported, option, system_errors
 from edge_run.base.files.identity import check_path
 from edge_run.base.files.whole import check_room
 from edge_run.base.units import format_size, parse_size, round_up
@@ -99,7 +99,7 @@ def plan_growth(source: InflateSource, size_bytes: int, layers: int | None = Non
         for key, value in source.header.metadata.items()
     ):
         raise NotSupported(
-            f"{source.header.shard.path}: has settings for each layer, none can be added; leave out layers"
+            f"{source.header.shard.path}: has settings for each layer, none can be added; leave out {option('layers')}"
         )
     narrowest = _plan_width(source, n_layers, source.width)
     if size_bytes < narrowest.size_bytes:

@@ -78,7 +78,7 @@ class InflateSource:
             for part, tensor in layer.items()
             if ROLES[part] is Role.COLUMNS
         )
-        return max(LEAST_WIDTH_STEP, *blocks)
+        return max((LEAST_WIDTH_STEP, *blocks))
 
 
 def read_source(path: Path) -> InflateSource:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from edge_run.base.errors import NotSupported, system_errors
+from edge_run.base.errors import NotSupported, option, system_errors
 from edge_run.base.extras import PACK, need
 from edge_run.base.files.whole import check_room
 from edge_run.base.units import format_size
@@ -103,7 +103,7 @@ def pack(
             f"most {MOST_SHARE:.0%} does); run it as it is",
         )
     needed_bytes = int(sum(shares[tensor] * tensor.size_bytes for tensor in chosen) * _SPARE_SHARE)
-    check_room(target, needed_bytes, "another folder with -o")
+    check_room(target, needed_bytes, f"another folder ({option('target')})")
     size = f"some {format_size(needed_bytes)}"
     with written(target, needed_bytes, size, gguf.shards[0].path, is_replacing=is_overwritten) as file:
         raw_bytes, packed_bytes = _write(file, gguf, chosen, block_bytes, compress, progress)
@@ -120,7 +120,7 @@ def _pack_repacked(
 ) -> Packed:
     tensors = worth_repacking(gguf, cache_folder)
     needed_bytes = sum(tensor.size_bytes + 2 * LARGEST_BLOCK_BYTES for tensor in tensors)
-    check_room(target, needed_bytes, "another folder with -o")
+    check_room(target, needed_bytes, f"another folder ({option('target')})")
     size = f"some {format_size(needed_bytes)}"
     with written(target, needed_bytes, size, gguf.shards[0].path, is_replacing=is_overwritten) as file:
         raw_bytes = write_repacked(file, gguf, tensors, blocks_of(tensors, LARGEST_BLOCK_BYTES), progress)

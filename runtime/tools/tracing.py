@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from edge_run.base.config import ModelConfig, ModelOptions
-from edge_run.base.errors import ConfigError, NotSupported, system_errors
+from edge_run.base.errors import ConfigError, NotSupported, option, system_errors
 from edge_run.base.files.whole import whole_file, writing
 from edge_run.base.options import config_of
 from edge_run.base.replay import Recording
@@ -49,7 +49,9 @@ def trace(
     """
     config = config_of(ModelConfig, config, options)
     if config.exact:
-        raise ConfigError("exact: its passes have padding tokens, which would be in the trace; leave out exact")
+        raise ConfigError(
+            f"exact: its passes have padding tokens, which would be in the trace; leave out {option('exact')}"
+        )
     gguf = read_gguf(Path(path))
     output = check_target(Path(output), [shard.path for shard in gguf.shards], "the model itself", is_overwritten)
     header = route_header(gguf)

@@ -54,10 +54,13 @@ if TYPE_CHECKING:
     from edge_run.runtime.generation.async_model import AsyncModel
     from edge_run.runtime.generation.async_stream import AsyncStream
     from edge_run.runtime.generation.batch import Batch
+    from edge_run.runtime.generation.batched_answers import Event
+    from edge_run.runtime.generation.continuation import Continuation
     from edge_run.runtime.generation.many import ManyStream
     from edge_run.runtime.generation.model import Model
     from edge_run.runtime.generation.request import Message, Prompt, Request, Turn
     from edge_run.runtime.generation.stream import Stream
+    from edge_run.runtime.grammars.room import RoomedGrammar
     from edge_run.runtime.mesh.engine import MeshOptions
     from edge_run.runtime.planning.plan import plan
     from edge_run.runtime.probing.probe import probe
@@ -132,6 +135,8 @@ _NAMES = {
     "edge_run.runtime.generation.async_model": ("AsyncModel",),
     "edge_run.runtime.generation.async_stream": ("AsyncStream",),
     "edge_run.runtime.generation.batch": ("Batch",),
+    "edge_run.runtime.generation.batched_answers": ("Event",),
+    "edge_run.runtime.generation.continuation": ("Continuation",),
     "edge_run.runtime.generation.many": ("ManyStream",),
     "edge_run.runtime.generation.model": ("Model",),
     "edge_run.runtime.generation.request": (
@@ -141,6 +146,7 @@ _NAMES = {
         "Turn",
     ),
     "edge_run.runtime.generation.stream": ("Stream",),
+    "edge_run.runtime.grammars.room": ("RoomedGrammar",),
     "edge_run.runtime.mesh.engine": ("MeshOptions",),
     "edge_run.runtime.planning.plan": ("plan",),
     "edge_run.runtime.probing.probe": ("probe",),
@@ -169,11 +175,13 @@ __all__ = [
     "ChatOptions",
     "ConfigError",
     "ContextFull",
+    "Continuation",
     "DeviceLost",
     "DeviceProfile",
     "EdgeRunError",
     "EmbeddingShape",
     "Embeddings",
+    "Event",
     "Forecast",
     "Frame",
     "Generation",
@@ -206,6 +214,7 @@ __all__ = [
     "Recording",
     "Replay",
     "Request",
+    "RoomedGrammar",
     "SamplingConfig",
     "Speculation",
     "SplitModel",

@@ -19,7 +19,7 @@ import pytest
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported
 from edge_run.runtime.tools import inflate_blocks
 from edge_run.runtime.tools.inflate import inflate, plan_growth
-from edge_run.runtime.tools.inflate_source import SUPPORTED_TYPES, read_source
+from edge_run.runtime.tools.inflate_source import LEAST_WIDTH_STEP, ROLES, SUPPORTED_TYPES, Role, read_source
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from kit_models import KIT
@@ -241,6 +241,13 @@ def test_noise_looks_like_weights_and_zero_bytes_are_zeros(kind: str) -> None:
     assert np.abs(values).max() < 0.11
     assert values.std() == pytest.approx(inflate_blocks.NOISE_SPREAD, rel=0.1)
     assert not gguf.dequantize(np.zeros(size_bytes, np.uint8), gguf.GGMLQuantizationType(type_id)).any()
+
+
+def test_layers_without_matrices_whose_columns_grow_have_the_least_step() -> None:
+    source = read_source(KIT)
+    rows_only = tuple({part: layer[part] for part in layer if ROLES[part] is Role.ROWS} for layer in source.layers)
+    assert rows_only[0]
+    assert replace(source, layers=rows_only).width_step == LEAST_WIDTH_STEP
 
 
 def test_a_size_may_be_text(tmp_path: Path) -> None:

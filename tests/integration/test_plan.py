@@ -77,6 +77,12 @@ def test_json_is_the_plan(run: Run, grown: Path) -> None:
     assert sum(item["size_bytes"] for item in found["items"]) <= 160 * MIB
 
 
+def test_several_answers_at_once_are_planned_as_they_are_served(run: Run, grown: Path, tmp_path: Path) -> None:
+    done = run(grown, *FLAGS, "--memory", "160MiB", "--no-probe", "--json", "--parallel", 4, "--cache-dir", tmp_path)
+    wanted = edge_run.plan(grown, memory="160MiB", sequences=4, cache_folder=tmp_path, **OPTIONS)
+    assert json.loads(done.stdout) == json.loads(edge_run.to_json(wanted))
+
+
 @pytest.mark.timeout(400)  # on a busy machine all is measured longer
 def test_with_a_probe_it_says_how_long_it_takes_and_remembers_the_device(run: Run, kit: Path) -> None:
     words = (kit, *FLAGS, "--memory", "4GiB", "--prompt-tokens", "32")

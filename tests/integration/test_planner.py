@@ -28,6 +28,7 @@ from edge_run.runtime.planning.expert_plan import plan_moe
 from edge_run.runtime.planning.experts import LEAST_EXPERT_CHUNK_BYTES, MOST_FRAMES
 from edge_run.runtime.planning.memory_plan import PAGE_TABLE_SHARE
 from edge_run.runtime.planning.plan import planner
+from edge_run.runtime.planning.planner import Planner, told
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.kv.cells import Cells
@@ -157,6 +158,11 @@ def test_the_smallest_budgets_that_are_named_of_a_mixture_work(tmp_path: Path, m
 
     for budget_bytes in (256 * MIB, 8 * GIB, 32 * GIB):
         planned(planned(budget_bytes).minimum_bytes)
+    with monkeypatch.context() as patch:
+        patch.setattr(Planner, "_whole_bytes", 1 << 60)  # so that it streams
+        told_bytes = told(plans, 32 * GIB).minimum_bytes
+        assert told_bytes < plans.plan(32 * GIB).minimum_bytes, "of larger chunks"
+        plans.plan(told_bytes)
     monkeypatch.setattr(expert_plan, "named_minimum", int)  # without a margin, which covers up that chunks are larger
     small_chunks_end = MOST_FRAMES * LEAST_EXPERT_CHUNK_BYTES
     for lacking_bytes in (-MIB, 0, MIB, 8 * MIB, 16 * MIB):

@@ -27,7 +27,7 @@ from edge_run.runtime.probing import kernels as kernels_module
 from edge_run.runtime.probing import probe as probing
 from edge_run.runtime.probing.kernels import measure_stop_s
 from edge_run.runtime.probing.probe import probe, weight_kinds
-from edge_run.runtime.probing.workload import measured_now
+from edge_run.runtime.probing.workload import measured_now, this_setup
 from edge_run.tiers.gguf import read_gguf
 from gguf_files import container, tensor
 from program import ending
@@ -187,7 +187,7 @@ def test_plain_weights_are_measured_again_beside_repacked_ones(kernels: Kernels,
     """Speeds of another minute cannot be compared."""
     store = ProfileStore(tmp_path)
     speed = KernelSpeed("Q4_0", 4096, 1, 1, False, 5.0)
-    store.save(probing.this_setup(), Measurements(kernels=(KernelFigure(measured_now(), False, speed),)))
+    store.save(this_setup(), Measurements(kernels=(KernelFigure(measured_now(), False, speed),)))
     kernels.repackable = "Q4_0"
     profile = probe([], None, ModelConfig(threads=1), store=store)
     assert [one.bytes_per_s for one in profile.kernels if one.type_name == "Q4_0" and one.tokens == 1] == [1e9]
@@ -228,7 +228,7 @@ def test_what_was_disturbed_counts_where_it_is_used(kernels: Kernels, tmp_path: 
     store, speed = ProfileStore(tmp_path), RepackedSpeed("Q4_0", 4096, 1, 1, False, 2e9, 4e9)
     plain = KernelFigure(measured_now(), False, KernelSpeed("Q4_0", 4096, 1, 1, False, 1e9))
     repacked = RepackedFigure(measured_now(), True, speed, True)
-    store.save(probing.this_setup(), Measurements(kernels=(plain,), repacked=(repacked,)))
+    store.save(this_setup(), Measurements(kernels=(plain,), repacked=(repacked,)))
     profile = probe([], None, ModelConfig(threads=threads), store=store)
     assert (profile.is_disturbed, bool(store.problem)) == (threads == 1, threads == 1)
 
@@ -283,7 +283,7 @@ def test_what_is_measured_where_memory_is_short_is_not_kept_for_long(
     store, config = ProfileStore(tmp_path), ModelConfig(threads=1, cache_folder=tmp_path)
     probe(config=config, store=store)
     assert store.problem.startswith("other programs were at work or took the memory")
-    known = store.load(probing.this_setup())
+    known = store.load(this_setup())
     for figure in (*known.kernels, *(one for one in known.repacked if one.is_there)):
         assert figure.is_disturbed == (figure.speed.tokens == 1)
     assert {figure.speed.tokens == 1 for figure in known.kernels} == {True, False}

@@ -32,8 +32,7 @@ from edge_run.runtime.llama.repacking import MOST_ROWS_TOGETHER, groups_of, type
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.repack_choice import choose_kinds
 from edge_run.runtime.probing.kernels import measure_repacked
-from edge_run.runtime.probing.probe import this_setup
-from edge_run.runtime.probing.workload import measured_now
+from edge_run.runtime.probing.workload import measured_now, this_setup
 from edge_run.runtime.speculation.drafting import Acceptance, WantedGuesses
 from edge_run.runtime.tools.pack import pack
 from edge_run.tiers.gguf import read_gguf

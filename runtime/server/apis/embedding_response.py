@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edge_run.base.errors import Cancelled, ContextFull
+from edge_run.base.protocols import Text
 from edge_run.runtime.embedding.results import EmbeddingShape, Vector, Vectors
-from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.server.access import whose
 from edge_run.runtime.server.admission import Place
 from edge_run.runtime.server.answers import JSON

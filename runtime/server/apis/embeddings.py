@@ -11,8 +11,8 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from edge_run.base.protocols import Text
 from edge_run.runtime.embedding.results import EmbeddingShape, Vector
-from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.server.answers import json_response
 from edge_run.runtime.server.apis.embedding_response import Computed, EmbeddingResponse, WantedVectors
 from edge_run.runtime.server.apis.keep_alive import KeepAlive, rest_s

@@ -13,11 +13,12 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union
 
 from edge_run.base.errors import ConfigError
+from edge_run.base.protocols import TokenArray
 
 _Config = TypeVar("_Config")
 _ACCEPTED: dict[type, tuple[type, ...]] = {int: (Integral,), float: (Real,), Path: (Path, str), Sequence: (Iterable,)}
 _WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", bool: "True or False", Path: "a path"}
-_WORDS |= {type(None): "None", Sequence: "a list", Mapping: "a mapping", Callable: "a function"}
+_WORDS |= {type(None): "None", Sequence: "a list", TokenArray: "a list", Mapping: "a mapping", Callable: "a function"}
 _ELSEWHERE = {  # what llama-cpp-python, transformers, vLLM, Ollama and others call it
     "n_ctx": "context_tokens",
     "num_ctx": "context_tokens",
@@ -79,7 +80,7 @@ def check_types(config: Any) -> None:
         value = getattr(config, name)
         accepted = tuple(one for kind in kinds for one in _ACCEPTED.get(kind, (kind,)))
         if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
-            words = " or ".join(_WORDS.get(kind, kind.__name__) for kind in kinds)
+            words = " or ".join(dict.fromkeys(_WORDS.get(kind, kind.__name__) for kind in kinds))
             raise ConfigError(f"{name.replace('_', ' ')} {value!r:.60}: must be {words}")
         if int in kinds and isinstance(value, Integral) and not isinstance(value, int):
             object.__setattr__(config, name, operator.index(value))  # also where the dataclass is frozen

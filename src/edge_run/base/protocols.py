@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, SupportsIndex, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:  # what only plans and inspects does without NumPy
     import numpy as np
@@ -12,6 +12,22 @@ if TYPE_CHECKING:  # what only plans and inspects does without NumPy
 
 Logits: TypeAlias = "npt.NDArray[np.float32]"
 Clock: TypeAlias = Callable[[], float]  # seconds since some moment: `time.monotonic`, `time.time`, or a test's own
+
+
+@runtime_checkable
+class TokenArray(Protocol):
+    """Tokens as an array of NumPy's has them, which is no `Sequence`."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        ...
+
+    def __getitem__(self, place: int, /) -> SupportsIndex:
+        """Return one of them."""
+        ...
+
+
+Text: TypeAlias = str | Sequence[int] | TokenArray  # as itself, or as its tokens
 
 
 @dataclass(frozen=True, slots=True)

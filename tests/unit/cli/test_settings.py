@@ -52,6 +52,13 @@ def test_words_and_other_places_stay_as_they_are() -> None:
     assert config.prompt_folder == Path("off")
 
 
+def test_one_type_of_keys_and_values_has_one_name() -> None:
+    """Under which findings and decisions are kept, for Python too."""
+    assert config_of().kv_type == ModelConfig().kv_type
+    assert [config_of(*words.split()).kv_type for words in ("--kv-type q8_0", "-ctk q8_0 -ctv q8_0")] == ["q8_0"] * 2
+    assert config_of("-ctk", "q8_0").kv_type == "q8_0/f16"
+
+
 @pytest.mark.parametrize("command", [["run"], ["trace", "-o", "t.csv"]], ids=["run", "trace"])
 @pytest.mark.parametrize(
     ("words", "code", "told"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_run.partition.width_costs import WidthCosts
+from edge_run.partition.width_costs import REMEMBERED, WidthCosts
 from pass_times import resident, streamed
 
 
@@ -42,6 +42,20 @@ def test_one_slow_pass_does_not_count() -> None:
     for wall_s in (1.0, 1.0, 9.0, 1.0):
         costs.observe(1, wall_s, 0.0, 0.0, 0)
     assert costs.pass_s(1) == 1.0
+
+
+def test_a_slow_pass_of_a_width_that_is_not_taken_for_it_is_forgotten() -> None:
+    """Nothing else could set it right: the width is not taken any more."""
+    costs = WidthCosts()
+    for width in (1, 4, 4, 4, 4, 8, 8):
+        costs.observe(width, *resident(width))
+    costs.observe(8, 100.0, 0.0, 0.0, 0)
+    for _ in range(REMEMBERED):
+        costs.observe(1, *resident(1))
+    assert costs.pass_s(8) > 10
+    costs.observe(1, *resident(1))
+    assert costs.pass_s(8) == pytest.approx(resident(8)[0], rel=0.1)
+    assert costs.widest == 4, "which was seen often enough"
 
 
 def test_a_drive_that_got_slower_is_known_for_all_widths() -> None:

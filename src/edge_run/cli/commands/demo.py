@@ -91,6 +91,7 @@ def demo(
         context_tokens=CONTEXT_TOKENS,
         micro_batch_tokens=MICRO_BATCH_TOKENS,
         check_file=own_model is not None,
+        embeddings=False,
     )
     report(context, terminal, config)
     with _model_file(own_model, size or GROWN_BYTES, config, keep, terminal) as model_file:

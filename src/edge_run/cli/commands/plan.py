@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _SETTINGS = (
     "memory", "gpu_memory", "op_offload", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k",
-    "cache_type_v", "flash_attn", "readers", "also", "packed", "repack", "cache_dir", "kv_spill", "draft", "speculate",
-    "draft_max", "exact", "json", "verbose",
+    "cache_type_v", "flash_attn", "readers", "also", "expert_prefetch", "packed", "repack", "cache_dir", "kv_spill",
+    "kv_keep", "kv_keep_by", "context_shift", "draft", "speculate", "draft_max", "exact", "json", "verbose",
 )  # fmt: skip
 
 
@@ -43,6 +43,7 @@ _SETTINGS = (
 )  # fmt: skip
 @click.option("--sweep", is_flag=True, help="Compare budgets, from the smallest that works to the whole model.")
 @click.option("--batch", "is_batch", is_flag=True, help="Plan for `edge-run batch`: many answers at once.")
+@click.option("--parallel", type=click.IntRange(1, 256), metavar="N", help="Plan for N answers at once, as of serve.")
 @click.option("--probe/--no-probe", "is_probed", default=True, help="Measure what is not known of this device yet.")
 @click.pass_context
 def plan(
@@ -52,6 +53,7 @@ def plan(
     prompt_tokens: int | None,
     sweep: bool,
     is_batch: bool,
+    parallel: int | None,
     is_probed: bool,
     **given: Any,
 ) -> None:
@@ -61,10 +63,11 @@ def plan(
     measured once, which takes a few seconds.
     """
     from edge_run.runtime.planning.plan import planner
+    from edge_run.runtime.planning.planner import told
     from edge_run.tiers._libc import why_unavailable
 
     terminal: Terminal = context.obj
-    config = model_config(context, given, sequences=0 if is_batch else 1)
+    config = model_config(context, given, sequences=parallel or (0 if is_batch else 1))
     report(context, terminal, config)
     if (reason := why_unavailable()) and not given["json"]:
         _show_plain(model_file, reason, terminal)
@@ -77,7 +80,7 @@ def plan(
         budgets = Sweep(tuple(planned.timed(one, profile, prompt_tokens) for one in planned.sweep()))
         terminal.write_result(budgets, given["json"], lambda found: f"{forecasts.table(found.plans)}\n")
         return
-    one = planned.timed(planned.plan(), profile, prompt_tokens)
+    one = planned.timed(told(planned), profile, prompt_tokens)
     columns = terminal.console.width if terminal.shows_answer else None
     terminal.write_result(one, given["json"], lambda found: "\n".join(_paragraphs(found, planned, columns, profile)))
 
@@ -86,9 +89,10 @@ def _profile(planned: Planner, model: Path, terminal: Terminal) -> DeviceProfile
     """Return what this device can do; None where its disk cannot be measured, which is said."""
     from edge_run.devices.host.profile import ProfileStore
     from edge_run.devices.host.scratch import NoScratchError
+    from edge_run.runtime.probing.attention import is_ratio_missing
     from edge_run.runtime.probing.probe import probe, recall
 
-    if known := recall(planned.gguf, planned.config):
+    if not is_ratio_missing(planned.config) and (known := recall(planned.gguf, planned.config)):
         return known
     terminal.say("Measuring this device for this model; it takes some seconds.", NOTICE)
     store = ProfileStore(planned.config.cache)

@@ -259,5 +259,5 @@ def some_settings(*names: str) -> list[Setting]:
 
 
 FLAGS = {setting.field: setting.opts[0] for setting in SETTINGS if setting.field}
-FLAGS |= {"sequences": "--parallel", "is_overwritten": "--force", "budgets": "--budget"}
+FLAGS |= {"sequences": "--parallel", "is_overwritten": "--force", "budgets": "--budget", "target": "--output"}
 """The flags of what Python calls otherwise, for messages."""

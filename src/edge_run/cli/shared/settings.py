@@ -203,7 +203,10 @@ def _most_tokens(n_predict: int | None) -> int | None:
 
 
 def _kv_type(context: click.Context, values: Mapping[str, Any]) -> str:
-    """Return both types as K/V; a type for one of the two counts unless both were set nearer to the user."""
+    """Return the type, or both as K/V; a type for one of the two counts unless both were set nearer to the user.
+
+    One type has one name: what is found out and decided under it holds in Python too.
+    """
     both = values.get("kv_type")
     k, v = ModelConfig(kv_type=both).kv_types if both else ModelConfig().kv_types
     is_chosen = both == KV_AUTO
@@ -212,7 +215,7 @@ def _kv_type(context: click.Context, values: Mapping[str, Any]) -> str:
         if one is not None and (not both or _rank(context, name) <= _rank(context, "kv_type")):
             k, v = (one, v) if name == "cache_type_k" else (k, one)
             is_chosen = False
-    return KV_AUTO if is_chosen else f"{k}/{v}"
+    return KV_AUTO if is_chosen else k if k == v else f"{k}/{v}"
 
 
 def _sampling(context: click.Context, values: Mapping[str, Any]) -> SamplingConfig:

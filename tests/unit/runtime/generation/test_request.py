@@ -37,6 +37,12 @@ def test_what_cannot_be_is_refused_by_name(kind: type, fields: dict[str, Any], m
     assert message in str(caught.value)
 
 
+def test_what_a_prompt_must_be_is_said_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Request(5)  # type: ignore[arg-type]
+    assert str(caught.value) == "prompt 5: must be text or a list"
+
+
 def test_a_deadline_may_be_said_without_a_turn() -> None:
     assert text_request("Once", deadline_s=5).turn == Turn(deadline_s=5)
     assert text_request("Once", turn=Turn(key="a", deadline_s=2)).turn == Turn(key="a", deadline_s=2)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_run.runtime.llama import library
-from edge_run.runtime.probing.probe import this_setup
+from edge_run.runtime.probing.workload import this_setup
 
 
 @pytest.fixture(autouse=True)

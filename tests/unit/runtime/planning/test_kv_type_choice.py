@@ -19,7 +19,7 @@ from edge_run.base.units import MIB
 from edge_run.partition.cost import TILE_TOKENS
 from edge_run.runtime.planning import kv_type_choice
 from edge_run.runtime.planning.kv_type_choice import LEAST_GAINS
-from edge_run.runtime.planning.plan import plan
+from edge_run.runtime.planning.plan import plan, planner
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.prepared import Prepared
@@ -65,6 +65,13 @@ def test_a_plan_says_what_was_weighed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert roomy.kv_type_reason.startswith("f16, for 8,192 tokens of text and 256 more: f16 ")
     small = plan(path, memory="1GiB", kv_type="q8_0", **given)
     assert not small.kv_type_reason
+    config = ModelConfig(memory="1GiB", kv_type="q8_0", **given)
+    assert attention.is_ratio_missing(config)
+    assert planner(path, config).prepared.attention is None, "nothing was measured"
+    kept = {"1 threads, 8 bytes": {"f16": (8.0, 8.0)}, "1 threads, 9 bytes": {"f16": (8.0, 8.0), "q8_0": (4.0, 2.0)}}
+    attention._findings(config).write({**kept, "2 threads, 9 bytes": kept["1 threads, 9 bytes"]})
+    assert planner(path, config).prepared.attention == (0.5, 0.25)
+    assert not attention.is_ratio_missing(config)
     needed = sum(item.size_bytes for item in small.items)
     assert small.kv_bytes < roomy.kv_bytes
     short = plan(path, memory=needed + 8 * MIB, kv_type="auto", **given)
@@ -106,6 +113,10 @@ def test_a_speed_is_kept_where_nothing_disturbed_it(tmp_path: Path, monkeypatch:
     assert measured == ["f16"] * 2
     assert not attention.attention_speeds(config, ["f16"], 1 << 30).is_disturbed
     assert measured == ["f16"] * 2, "known"
+    attention.attention_speeds(config, ["f16", "q5_1"], 1 << 30)
+    attention.attention_speeds(config, ["f16", "q8_0"], 1 << 30)
+    assert measured[2:] == ["f16", "q5_1", "f16", "q8_0", "q5_1"], "what is compared is measured at one time"
+    assert attention.known_ratio(replace(config, kv_type="q5_1")) == (1.0, 1.0)
 
 
 def test_what_a_type_is_weighed_among_is_what_the_model_and_the_settings_allow(tmp_path: Path) -> None:

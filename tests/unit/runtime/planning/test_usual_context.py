@@ -48,6 +48,7 @@ FACTORS = ("blk.0.attn_norm.weight", "rope_factors_long.weight", "rope_factors_s
         (None, [4096]),
         (0, [4096]),
         (1 << 31, [4096]),
+        (-5, [4096]),
     ],
 )
 def test_the_trained_length_is_halved_down_to_what_is_usual(trained: object, lengths: list[int]) -> None:

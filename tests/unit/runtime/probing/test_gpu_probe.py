@@ -111,11 +111,13 @@ def test_a_probe_tells_that_the_figures_of_a_gpu_are_wrong(
     monkeypatch.setattr(devices, "find_gpus", lambda: [replace(REAL, kind=kind)])
     monkeypatch.setattr(devices, "measure_upload", lambda gpu: pytest.fail("its costs say it"))
     monkeypatch.setattr(gpu_probe.kernels, "lacks_room", lambda tokens: True)
+    monkeypatch.setattr(gpu_probe, "measured_now", lambda: "2026-01-02T03:04:05+00:00")
     store = ProfileStore(tmp_path)
     found = probe(model=KIT, config=ModelConfig(cache_folder=tmp_path), store=store)
     (gpu,) = found.gpus
     assert gpu.kernels
     assert (store.problem, found.is_disturbed) == (problem, bool(problem))
+    assert found.measured_at == "2026-01-02T03:04:05+00:00", "as old as the oldest figure"
     without = recall(read_gguf(KIT), ModelConfig(gpu_memory=0, cache_folder=tmp_path))
     assert without
     assert not without.is_disturbed, "nothing of the GPU is in it"

@@ -65,9 +65,14 @@ def test_rows_that_fill_more_than_the_weights_are_meant_to_take() -> None:
     assert 1e6 < kernels.measure_matmul("F16", 65_536, 1, 1).bytes_per_s < 1e12
 
 
-@pytest.mark.parametrize("tokens", [1, 33])
-def test_attention(tokens: int) -> None:
-    assert 1e6 < kernels.measure_attention(tokens, AttentionShape(512, 64, 8, 2), 1) < 1e13
+@pytest.mark.parametrize(("tokens", "types"), [(1, ("f16", "f16")), (33, ("f16", "f16")), (1, ("f32", "f32"))])
+def test_attention(tokens: int, types: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workbench, "MIN_ARENA_BYTES", 0)
+    assert 1e6 < kernels.measure_attention(tokens, AttentionShape(512, 64, 8, 2), 1, types=types) < 1e13
+
+
+def test_a_clock_that_stands_still_gives_a_speed_that_can_be_kept() -> None:
+    assert kernels._repack_s(cast(Any, None), [], "Q4_0", by_expert=False) > 0
 
 
 def test_a_node_costs_less_than_a_millisecond() -> None:
