@@ -141,11 +141,11 @@ class Session:
         ]
         try:
             rows = self._decoder.decode(batch)
+            self.history.extend(tokens)  # here: where Ctrl-C comes after this, the decoder is cut as well
         except BaseException as error:
             may_stay = self.keeps_whole_passes and isinstance(error, Cancelled)
             end = self._decoder.rewind(self._sequence, start + len(tokens) if may_stay else start)
             self.history[start:] = tokens[: max(0, end - start)]
             del self.history[end:]
             raise
-        self.history.extend(tokens)
         return np.asarray(rows[-1])

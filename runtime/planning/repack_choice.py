@@ -17,6 +17,7 @@ from edge_run.partition.kernel_choice import Streaming, is_repacking_worth_it
 from edge_run.runtime.graph.repackable import is_by_expert, kind_of
 from edge_run.runtime.probing.kept_findings import KeptFindings
 from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.gguf_header import TensorInfo
 
 Speed = TypeVar("Speed", bound=KernelSpeed)
 
@@ -26,16 +27,41 @@ def choose_kinds(
 ) -> frozenset[str]:
     """Return the kinds of weights of `gguf` that are to be repacked, where they have a kernel for it here.
 
+    With `exact`, those are left out whose kernels give other bits in passes of other widths.
+
     streamed_in: the budget that they stream in; None where all have room. Each pass then waits for the drive, and may
         wait until what it brought is repacked.
     packed: the kinds that are read repacked then, which are chosen where nothing was measured too: somebody packed
         them.
     """
+    kinds = _wanted_kinds(gguf, config, streamed_in, packed)
+    if not (config.exact and kinds):
+        return kinds
+    from edge_run.runtime.llama.exact_kernels import has_even_kernel  # and with it llama.cpp, which takes long to load
+
+    uneven = {
+        kind
+        for kind, tensor in _by_kind(gguf)
+        if kind in kinds and not has_even_kernel(tensor.type_id, tensor.shape, by_expert=is_by_expert(kind))
+    }
+    return kinds - uneven
+
+
+def _by_kind(gguf: GgufModel) -> list[tuple[str, TensorInfo]]:
+    """Return the matrices of `gguf`, each with its kind."""
+    matrices = (tensor for tensor in gguf.tensors if len(tensor.shape) in (2, 3))
+    return [(kind_of(tensor, by_expert=len(tensor.shape) == 3), tensor) for tensor in matrices]
+
+
+def _wanted_kinds(
+    gguf: GgufModel, config: ModelConfig, streamed_in: int | None, packed: Collection[str]
+) -> frozenset[str]:
+    """Return the kinds to be repacked whatever their kernels are like; see `choose_kinds`."""
     from edge_run.runtime.probing.probe import recall_drive, recall_kernels
 
-    matrices = [tensor for tensor in gguf.tensors if len(tensor.shape) in (2, 3)]
-    kinds = {kind_of(tensor, by_expert=len(tensor.shape) == 3) for tensor in matrices}
-    n_experts = max((tensor.shape[2] for tensor in matrices if len(tensor.shape) == 3), default=1)
+    matrices = _by_kind(gguf)
+    kinds = {kind for kind, _ in matrices}
+    n_experts = max((tensor.shape[2] for _, tensor in matrices if len(tensor.shape) == 3), default=1)
     used_share = min(1.0, gguf.used_experts / n_experts)
     if config.repack != "auto":
         return frozenset(kinds) if config.repack == "on" else frozenset()

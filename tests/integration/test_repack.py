@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from exactness import open_at
 from in_child import in_child, run_script
 from kit_models import KIT
 from program import run_program
-from talks import OPTIONS, SEQUENCES, Talk, check_rows, say, say_in_branches
+from talks import OPTIONS, SEQUENCES, VERIFIED, Talk, check_rows, say, say_in_branches
 from tiny_models import make_model
 
 SCRIPT = Path(__file__).resolve().parents[1] / "repacked.py"
@@ -181,6 +181,29 @@ def test_guesses_that_are_verified(options: dict[str, Any], folder: Path) -> Non
     assert engine.memory_use.peak_bytes <= engine.budget_bytes
     engine.close()
     check_rows(path, script, settings, found)
+
+
+@pytest.mark.parametrize("quantisation", ["Q4_0", "Q4_K_M"])
+@in_child
+def test_with_exact_no_bit_depends_on_the_width_of_passes(quantisation: str, folder: Path) -> None:
+    """What has a kernel of which that is not so, as Q4_K on x86, is not repacked then; llama.cpp's loader refuses."""
+    path = make_model("llama", folder, quantisation=quantisation)
+    settings: dict[str, Any] = {**OPTIONS, "exact": True, "repack": "on"}
+    engine = Engine.open(path, ModelConfig(**settings))
+    talk = Talk(engine.decoder)
+    talk.prompt(20)
+    talk.verify(VERIFIED, 0)
+    together = talk.rows[1]
+    talk.step(VERIFIED)
+    repacked = engine.numerics.repacked
+    engine.close()
+    assert np.array_equal(together, np.concatenate(talk.rows[-VERIFIED:]))
+    gguf = read_gguf(path)
+    wanted, even = (choose_kinds(gguf, replace(ModelConfig(repack="on"), exact=one)) for one in (False, True))
+    uneven = {kind for kind in wanted - even if kind.split("/")[0] in types_with_kernels()}
+    assert repacked or uneven
+    with pytest.raises(NotSupported, match=r"exact: .* leave out repack=") if uneven else nullcontext():
+        Engine.open(path, ModelConfig(**settings, backend="llama.cpp")).close()
 
 
 @pytest.mark.parametrize("quantisation", ["Q4_K_M", "IQ4_NL", "Q8_0"])

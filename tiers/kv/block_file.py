@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_run.base.files.whole import whole_file
+from edge_run.base.units import round_down
 from edge_run.tiers import _libc
 from edge_run.tiers.kv.layout import MemoryPart
 
@@ -107,15 +108,33 @@ def copy_part(part: MemoryPart) -> bytes:
 
 
 def place_part(part: MemoryPart, content: bytes) -> None:
-    """Put the bytes of a memory part where they belong, strip by strip."""
+    """Put the bytes of a memory part where they belong, strip by strip.
+
+    Pages that are zeros already, and are to be, are not written: they may have no memory, as those of a sliding
+    window's cells that no token has, which is lent.
+    """
     import numpy as np
 
-    _strips(part)[:] = np.frombuffer(content, np.uint8).reshape(part.n_strips, part.strip_bytes)
+    memory = _strips(part)
+    source = np.frombuffer(content, np.uint8).reshape(memory.shape)
+    first = min(part.strip_bytes, -part.address % _libc.PAGE)
+    stop = first + round_down(part.strip_bytes - first, _libc.PAGE)
+    if part.n_strips > 1 or first == stop:
+        memory[:] = source
+        return
+    memory[0, :first], memory[0, stop:] = source[0, :first], source[0, stop:]
+    there, wanted = (pages[0, first:stop].reshape(-1, _libc.PAGE) for pages in (memory, source))
+    is_written = wanted.max(axis=1) > 0
+    if is_written.all():
+        there[:] = wanted
+    else:
+        is_written |= there.max(axis=1) > 0
+        there[is_written] = wanted[is_written]
 
 
 def clear_part(part: MemoryPart) -> None:
     """Fill a memory part with zeros, as llama.cpp leaves what is not written."""
-    _strips(part)[:] = 0
+    place_part(part, bytes(part.size_bytes))
 
 
 def _strips(part: MemoryPart) -> npt.NDArray[np.uint8]:

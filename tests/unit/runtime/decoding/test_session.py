@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -81,6 +81,21 @@ def test_ctrl_c_while_the_context_is_shifted_leaves_nothing_of_it() -> None:
     logits, n_cached = session.feed(list(range(10)))
     assert n_cached == 0
     assert tokens_of(logits) == list(range(10))
+
+
+def test_ctrl_c_right_after_a_pass_leaves_nothing_of_it() -> None:
+    """Where it comes before the session knows the tokens of the pass, the decoder does not keep them either."""
+
+    class Interrupted(list[int]):
+        def extend(self, tokens: Iterable[int]) -> None:
+            raise KeyboardInterrupt
+
+    decoder = Decoder()
+    session = Session(decoder)
+    session.history = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        session.feed([1, 2, 3])
+    assert session.history == decoder.kept == []
 
 
 def test_a_prompt_that_turns_off_keeps_what_is_common() -> None:
