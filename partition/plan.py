@@ -214,26 +214,31 @@ def _reads(segments: Sequence[Sequence[int]], streamed: frozenset[int], n_frames
     the chunks that a segment releases, the last one's frame is taken first (`Residency`).
     """
     needs = [streamed.intersection(segment) for segment in segments]
-    afters = [*needs[1:], frozenset[int]()]
+    befores, afters = [frozenset[int](), *needs[:-1]], [*needs[1:], frozenset[int]()]
     used: list[int] = []
     ends: list[int] = []  # of the uses of each segment
-    holders: dict[int, list[int]] = {}  # the last segment that holds a chunk, of each time that it is acquired
-    places: dict[int, list[int]] = {}  # of the uses of each chunk
-    for number, (now, before) in enumerate(zip(needs, [frozenset[int](), *needs], strict=False)):
-        for chunk in sorted(now):
+    for now, before in zip(needs, befores, strict=True):
+        used += sorted(now - before)
+        ends.append(len(used))
+    n_uses = Counter(used)
+    if len(n_uses) <= n_frames:
+        return []
+    again = frozenset(chunk for chunk, n in n_uses.items() if n > 1)
+    holders: dict[int, list[int]] = {chunk: [] for chunk in again}  # the last segment of each time it is acquired for
+    places: dict[int, list[int]] = {chunk: [] for chunk in again}  # of its uses
+    for place, chunk in enumerate(used):
+        if chunk in again:
+            places[chunk].append(place)
+    for number, (now, before) in enumerate(zip(needs, befores, strict=True)):
+        for chunk in again.intersection(now):
             if chunk in before:
                 holders[chunk][-1] = number
-                continue
-            holders.setdefault(chunk, []).append(number)
-            places.setdefault(chunk, []).append(len(used))
-            used.append(chunk)
-        ends.append(len(used))
-    if len(places) <= n_frames:
-        return []
+            else:
+                holders[chunk].append(number)
     cycle, kept = [*used, *used], set[int]()
     for chunk, uses in places.items():
         for holder, place in zip(holders[chunk], [*uses[1:], uses[0] + len(used)], strict=True):
-            if len(uses) == 1 or place - ends[holder] > 2 * n_frames:
+            if place - ends[holder] > 2 * n_frames:
                 continue
             between, held = frozenset(cycle[ends[holder] : place]), needs[holder] & afters[holder]
             staying = {other for other in needs[holder] if other <= chunk}  # whose frames are not taken before its own
