@@ -5,11 +5,13 @@ Ctrl-C works also where the suite itself was started in the background, and igno
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import os
 import signal
-from collections.abc import Generator
+import zlib
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -33,6 +35,14 @@ settings.register_profile(
     "on a busy machine too", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("on a busy machine too")
+
+
+@contextlib.contextmanager
+def one_at_a_time(what: str) -> Iterator[None]:
+    """Let no other worker do the same meanwhile: it finds what this one has made, and need not make it too."""
+    with open(f"{DOOR}-once", "w") as file:  # closing it ends the lock
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, zlib.crc32(what.encode()))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -85,6 +95,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items += short
 
 
+@pytest.hookimpl(wrapper=True, specname="pytest_collection_modifyitems")
+def find_constants() -> Generator[None, object, object]:
+    """Have Hypothesis look for constants in our sources in one worker, which keeps what it finds for the others."""
+    with one_at_a_time("constants"):
+        return (yield)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Collect no garbage while modules are imported: hardly any of what they make is."""
@@ -95,10 +112,28 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, object, object]:
+    """Have each file's assertions rewritten by one worker, where they have not been before: they all import the same.
+
+    To rewrite them takes more than half of a collection.
+    """
+    with one_at_a_time(str(collector.path)) if isinstance(collector, pytest.Module) else contextlib.nullcontext():
+        return (yield)
+
+
 def pytest_collection_finish() -> None:
     """Leave what was collected out of all garbage collections to come: it stays until the end."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def still_frozen() -> Iterator[None]:
+    """A server of several models that a test has in this process has all of it looked through again when it ends."""
+    yield
+    if not gc.get_freeze_count():
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -79,28 +78,37 @@ _WILD = st.recursive(
 )
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Conversations, Path, str]:
+    """Conversations with one that was saved, its file, and what was in that."""
+    folder = tmp_path_factory.mktemp("saved")
+    kept = Conversations(folder)
+    kept.save(Conversation("fox", "m", PARTS, tuple(range(197)), PASSES))
+    (file,) = folder.rglob("fox.json")
+    return kept, file, file.read_text()
+
+
 @given(st.sampled_from(["format", "model", "parts", "tokens", "passes"]), _WILD, st.data())
-def test_whatever_a_file_says_is_checked(field: str, wild: Any, data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        kept = Conversations(Path(folder))
-        kept.save(Conversation("fox", "m", PARTS, tuple(range(197)), PASSES))
-        (file,) = Path(folder).rglob("fox.json")
-        fields = json.loads(file.read_text())
-        if field in ("tokens", "passes") and data.draw(st.booleans()):
-            fields[field][data.draw(st.integers(0, len(fields[field]) - 1))] = wild
-        else:
-            fields[field] = wild
-        file.write_text(json.dumps(fields))
-        found = None
-        with contextlib.suppress(ConfigError):
-            found = kept.load("fox")
-        if found is None:
-            return  # it was refused, in one line
-        assert all(type(token) is int and 0 <= token < 2**31 for token in found.tokens)
-        assert all(isinstance(word, str) for part in found.parts for word in part)
-        ends = [one.start + one.width for one in found.passes or ()]
-        assert all(0 <= one.start <= end for one, end in zip(found.passes or (), [0, *ends], strict=False))
-        assert not ends or ends[-1] >= len(found.tokens)
+def test_whatever_a_file_says_is_checked(
+    saved: tuple[Conversations, Path, str], field: str, wild: Any, data: st.DataObject
+) -> None:
+    kept, file, text = saved
+    fields = json.loads(text)
+    if field in ("tokens", "passes") and data.draw(st.booleans()):
+        fields[field][data.draw(st.integers(0, len(fields[field]) - 1))] = wild
+    else:
+        fields[field] = wild
+    file.write_text(json.dumps(fields))
+    found = None
+    with contextlib.suppress(ConfigError):
+        found = kept.load("fox")
+    if found is None:
+        return  # it was refused, in one line
+    assert all(type(token) is int and 0 <= token < 2**31 for token in found.tokens)
+    assert all(isinstance(word, str) for part in found.parts for word in part)
+    ends = [one.start + one.width for one in found.passes or ()]
+    assert all(0 <= one.start <= end for one, end in zip(found.passes or (), [0, *ends], strict=False))
+    assert not ends or ends[-1] >= len(found.tokens)
 
 
 def test_a_file_that_is_cut_is_said_to_be_damaged(tmp_path: Path) -> None:

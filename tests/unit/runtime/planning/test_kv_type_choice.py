@@ -25,9 +25,31 @@ from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.weighing import Weighed, best
 from edge_run.runtime.probing import attention
+from edge_run.tiers.gguf import GgufModel, read_gguf
 from tiny_models import make_model
 
 SLOW = replace(PROFILE, attention_flops_per_s=(1e3, 1e3))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model."""
+    return make_model("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def gguf(path: Path) -> GgufModel:
+    return read_gguf(path)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, path: Path) -> Path:
+    """A cache folder of a test's own, but for what others found out about the model: in a process, for each shape."""
+    known, own = path.with_name("inspected"), tmp_path / "cache"
+    known.mkdir(exist_ok=True)
+    own.mkdir()
+    (own / "inspected").symlink_to(known)
+    return own
 
 
 def options(*costs_s: float) -> list[Weighed[str]]:
@@ -56,10 +78,9 @@ def speeds(slowness: float, *, is_disturbed: bool = False) -> Any:
     return lambda config, types, budget_bytes: attention.AttentionSpeeds(found, is_disturbed)
 
 
-def test_a_plan_says_what_was_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make_model("llama", tmp_path)
+def test_a_plan_says_what_was_weighed(path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {"context_tokens": 16384, "micro_batch_tokens": 64, "threads": 1, "check_file": False}
-    given["cache_folder"] = tmp_path / "cache"
+    given["cache_folder"] = cache
     monkeypatch.setattr(attention, "attention_speeds", speeds(3.0))
     roomy = plan(path, memory="1GiB", kv_type="auto", **given)
     assert roomy.kv_type_reason.startswith("f16, for 8,192 tokens of text and 256 more: f16 ")
@@ -81,8 +102,7 @@ def test_a_plan_says_what_was_weighed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (short.kv_bytes, short.context_tokens) == (small.kv_bytes, 16384)
 
 
-def test_a_disturbed_measurement_changes_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, cache = make_model("llama", tmp_path), tmp_path / "cache"
+def test_a_disturbed_measurement_changes_no_choice(path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {"context_tokens": 16384, "micro_batch_tokens": 64, "threads": 1, "check_file": False}
 
     def choose(slowness: float, *, is_disturbed: bool) -> str:
@@ -119,30 +139,21 @@ def test_a_speed_is_kept_where_nothing_disturbed_it(tmp_path: Path, monkeypatch:
     assert attention.known_ratio(replace(config, kv_type="q5_1")) == (1.0, 1.0)
 
 
-def test_what_a_type_is_weighed_among_is_what_the_model_and_the_settings_allow(tmp_path: Path) -> None:
+def test_what_a_type_is_weighed_among_is_what_the_model_and_the_settings_allow(gguf: GgufModel) -> None:
     given: dict[str, Any]
     for given in ({"exact": True}, {"flash_attention": "off"}, {"context_shift": True}):
         config = ModelConfig(kv_type="auto", **given)
-        able = [kind for kind in LEAST_GAINS if kv_type_choice._can_be(_gguf(tmp_path), config, kind)]
+        able = [kind for kind in LEAST_GAINS if kv_type_choice._can_be(gguf, config, kind)]
         assert able == ["f16"]
     with pytest.raises(ConfigError, match="gpu_memory=0"):
         ModelConfig(kv_type="auto", gpu_memory="1GiB")
 
 
-def _gguf(folder: Path) -> Any:
-    from edge_run.tiers.gguf import read_gguf
-
-    return read_gguf(make_model("llama", folder))
-
-
-def test_a_type_that_has_no_room_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_type_that_has_no_room_is_left_out(gguf: GgufModel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a plan, which does not ask before whether opening the model has room."""
     monkeypatch.setattr(attention, "attention_speeds", speeds(1.0))
-    gguf, config = (
-        _gguf(tmp_path),
-        ModelConfig(
-            memory="1GiB", kv_type="auto", context_tokens=512, micro_batch_tokens=64, threads=1, cache_folder=tmp_path
-        ),
+    config = ModelConfig(
+        memory="1GiB", kv_type="auto", context_tokens=512, micro_batch_tokens=64, threads=1, cache_folder=cache
     )
 
     def prepared(typed: ModelConfig) -> Prepared:
@@ -153,7 +164,7 @@ def test_a_type_that_has_no_room_is_left_out(tmp_path: Path, monkeypatch: pytest
     assert found.config.kv_type == "q8_0"
 
 
-def test_each_type_is_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_type_is_planned_once(gguf: GgufModel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "attention_speeds", speeds(1.0))
     planned, plan_it = list[str](), Planner.plan
 
@@ -161,11 +172,8 @@ def test_each_type_is_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         planned.append(planner.config.kv_type)
         return plan_it(planner, budget_bytes)
 
-    gguf, config = (
-        _gguf(tmp_path),
-        ModelConfig(
-            memory="1GiB", kv_type="auto", context_tokens=512, micro_batch_tokens=64, threads=1, cache_folder=tmp_path
-        ),
+    config = ModelConfig(
+        memory="1GiB", kv_type="auto", context_tokens=512, micro_batch_tokens=64, threads=1, cache_folder=cache
     )
     able = [kind for kind in LEAST_GAINS if kv_type_choice._can_be(gguf, config, kind)]
     prepared = {kind: prepare(gguf, replace(config, kv_type=kind), is_opened=False) for kind in able}
@@ -175,10 +183,12 @@ def test_each_type_is_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(able) > 1
 
 
-def prepared_as(folder: Path, kv_type: str, profile: DeviceProfile | None = None, memory: str = "1GiB") -> Prepared:
+def prepared_as(
+    gguf: GgufModel, cache: Path, kv_type: str, profile: DeviceProfile | None = None, memory: str = "1GiB"
+) -> Prepared:
     """Return a model prepared with that type, which may be left open, on a device of that profile."""
-    gguf, sizes = _gguf(folder), dict[str, Any]({"context_tokens": 512, "micro_batch_tokens": 64, "threads": 1})
-    config = ModelConfig(memory=memory, kv_type=kv_type, cache_folder=folder, **sizes)
+    sizes: dict[str, Any] = {"context_tokens": 512, "micro_batch_tokens": 64, "threads": 1}
+    config = ModelConfig(memory=memory, kv_type=kv_type, cache_folder=cache, **sizes)
     if kv_type != "auto":
         return prepare(gguf, config, is_opened=False)
     return kv_type_choice.choose_kv_type(
@@ -186,43 +196,47 @@ def prepared_as(folder: Path, kv_type: str, profile: DeviceProfile | None = None
     )
 
 
-def test_a_choice_that_changes_is_the_last_to_be_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_that_changes_is_the_last_to_be_forgotten(
+    gguf: GgufModel, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for slowness, memory in ((1e3, "1GiB"), (1e3, "2GiB"), (1e-3, "1GiB")):  # with fewer bits
         monkeypatch.setattr(attention, "attention_speeds", speeds(slowness))
-        prepared_as(tmp_path, "auto", SLOW, memory)
-    (place,) = tmp_path.glob("kv-types/*")
+        prepared_as(gguf, cache, "auto", SLOW, memory)
+    (place,) = cache.glob("kv-types/*")
     first, last = json.loads(place.read_bytes()).values()
     assert first == "f16"
     assert last != "f16"
 
 
 def test_a_forecast_rests_on_the_speeds_that_the_type_was_chosen_by(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gguf: GgufModel, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "attention_speeds", speeds(1e-3))
-    found = prepared_as(tmp_path, "auto", SLOW)
+    found = prepared_as(gguf, cache, "auto", SLOW)
     assert found.config.kv_type != "f16"
     planners = [Planner(prepared) for prepared in (found, replace(found, attention=None))]
     measured, guessed = (one.times(one.plan(), SLOW).compute_s(TILE_TOKENS, 0) for one in planners)
     assert measured < guessed / 100
 
 
-def test_passes_of_many_tokens_are_as_slow_on_few_bits_whoever_asks_where_that_was_not_measured(tmp_path: Path) -> None:
+def test_passes_of_many_tokens_are_as_slow_on_few_bits_whoever_asks_where_that_was_not_measured(
+    gguf: GgufModel, cache: Path
+) -> None:
     """One who asks is the choice of their width."""
-    planners = [Planner(prepared_as(tmp_path, kv_type)) for kv_type in ("f16", "q8_0")]
+    planners = [Planner(prepared_as(gguf, cache, kv_type)) for kv_type in ("f16", "q8_0")]
     profile = replace(PROFILE, attention_flops_per_s=(1e3, 1e6))
     f16, q8_0 = (one.times(one.plan(), profile) for one in planners)
     assert q8_0.compute_s(1, 0) == pytest.approx(f16.compute_s(1, 0))
     assert q8_0.compute_s(TILE_TOKENS, 0) > 100 * f16.compute_s(TILE_TOKENS, 0)
 
 
-def test_a_disturbed_device_changes_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disturbed_device_changes_no_choice(gguf: GgufModel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(slowness: float, *, is_disturbed: bool) -> str:
         monkeypatch.setattr(attention, "attention_speeds", speeds(slowness))
-        return str(prepared_as(tmp_path, "auto", replace(SLOW, is_disturbed=is_disturbed)).config.kv_type)
+        return str(prepared_as(gguf, cache, "auto", replace(SLOW, is_disturbed=is_disturbed)).config.kv_type)
 
     faster, slower = 1e-6, 1e6  # with fewer bits
     assert choose(faster, is_disturbed=True) != "f16"
-    assert not list(tmp_path.glob("kv-types/*")), "not kept"
+    assert not list(cache.glob("kv-types/*")), "not kept"
     assert choose(slower, is_disturbed=False) == "f16"
     assert choose(faster, is_disturbed=True) == "f16"
