@@ -8,6 +8,7 @@ edge_run` instead (`run_anew`).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -40,7 +41,7 @@ _MESH_COMMANDS = (
     *(f"edge_run.devices.mesh.{name}" for name in ("changes", "checkup", "entry", "watch")),
     *("edge_run.cli.mesh.status", "edge_run.cli.shared.settings", "edge_run.runtime.worker.worker"),
 )
-_READY = b"+"
+MOST_FILES = 16  # that a request comes with
 _THE_USERS = ("EDGE_RUN_", "XDG_", "NO_COLOR", "FORCE_COLOR", "TTY_", "PYTHONUNBUFFERED")
 
 Result = subprocess.CompletedProcess[str]
@@ -168,21 +169,27 @@ class _Begun(subprocess.Popen[Any]):
         super().__init__(program.words, **how)
 
     def _execute_child(self, *arguments: Any, **_: Any) -> None:
-        folder, environment = arguments[5], arguments[6]
+        passed, folder, environment = sorted(arguments[4]), arguments[5], arguments[6]
         ends = arguments[10:16]
         request = {
             **asdict(self._program),
+            "passed": passed,
             "environment": dict(os.environ if environment is None else environment),
             "folder": os.fspath(folder or os.getcwd()),
         }
         files = [end if end != -1 else number for number, end in enumerate((ends[0], ends[3], ends[5]))]
         try:
-            self._mother.ask(json.dumps(request).encode(), [*files, self._theirs.fileno()])
+            self._mother.ask(json.dumps(request).encode(), [*files, self._theirs.fileno(), *passed])
             self.pid = self._heard()
         finally:
             self._theirs.close()
             self._close_pipe_fds(*ends)
         self._child_created = True
+
+    def __del__(self, *_: object) -> None:
+        super().__del__()
+        if self.returncode is not None:  # else it is looked after still
+            self._line.close()
 
     def _heard(self) -> int:
         found = self._line.recv(4, socket.MSG_WAITALL)
@@ -236,8 +243,17 @@ class Mother:
             )  # fmt: skip
         return cls(line, process)
 
+    def close(self) -> None:
+        """End it, and what it has forked."""
+        self._line.close()
+        if self._process:
+            self._process.wait()
+
     def ask(self, request: bytes, files: list[int]) -> None:
-        """Have a child begin with these files: its standard ones, and a socket that gets its id, and how it ended."""
+        """Have a child begin with these files: its standard ones, a socket that gets its id, and how it ended; others.
+
+        The others have the numbers in the child that the request says.
+        """
         with self._lock:
             socket.send_fds(self._line, [len(request).to_bytes(4, "big")], files)
             self._line.sendall(request)
@@ -258,7 +274,7 @@ def _usual_mother(program: Program) -> Mother:
     return _usual_mothers[modules]
 
 
-def _serve(line: socket.socket) -> dict[str, object] | None:
+def _serve(line: socket.socket) -> dict[str, Any] | None:
     """Fork for each request until there are no more; return what a child is to do, to the child, and then None."""
     children: dict[int, socket.socket] = {}
     ended, wake = socket.socketpair()
@@ -270,24 +286,27 @@ def _serve(line: socket.socket) -> dict[str, object] | None:
             ended.recv(1 << 12)
             _tell_ends(children)
             continue
-        size, files, _, _ = socket.recv_fds(line, 4, 4)
+        size, files, _, _ = socket.recv_fds(line, 4, MOST_FILES)
         if not size:
             for child in children:  # which would compute beside whatever comes next
                 os.kill(child, signal.SIGKILL)
             return None
-        request: dict[str, object] = json.loads(line.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
+        request: dict[str, Any] = json.loads(line.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
         child = os.fork()
         if child == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for one in (line, ended, wake, *children.values()):
                 one.close()
-            for number, file in enumerate(files[:3]):
-                os.dup2(file, number)
+            numbers = (0, 1, 2, *request.pop("passed"))
+            spare = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in (*files[:3], *files[4:])]
             for file in files:
                 os.close(file)
+            for number, file in zip(numbers, spare, strict=True):
+                os.dup2(file, number)
+                os.close(file)
             return request
-        for file in files[:3]:
+        for file in (*files[:3], *files[4:]):
             os.close(file)
         children[child] = socket.socket(fileno=files[3])
         children[child].sendall(child.to_bytes(4, "big"))

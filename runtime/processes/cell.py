@@ -35,6 +35,7 @@ from edge_run.runtime.processes.child_process import (
 )
 
 LONGEST_S = 10.0
+_START = "from edge_run.runtime.processes.cell_child import main; main({!r}, {})"
 STARTING_S = 120.0  # Python and a module, read from a drive that may be slow, and busy with weights
 
 
@@ -109,7 +110,7 @@ class Cell:
         return self._lock.locked()
 
     def _exchanged(self, job: str, limit_s: float, fields: dict[str, Any], *, is_first: bool) -> bytes:
-        if _why_here():
+        if self._child is None and _why_here():
             return run_job(importlib.import_module(self._module), job, fields)
         request = json.dumps([job, fields]).encode()
         if not is_first and not self._is_alive():
@@ -134,7 +135,7 @@ class Cell:
     @property
     def is_alive(self) -> bool:
         """Whether a process runs, or none is needed."""
-        return bool(_why_here()) or self._is_alive()
+        return self._is_alive() or bool(_why_here())
 
     def close(self) -> None:
         """End the process. A later job starts another one. In a fork, whose lock may be held for ever, leave it be."""
@@ -206,7 +207,7 @@ def _start(module: str) -> _Child:
         undo.callback(os.close, ours)
         try:
             process = subprocess.Popen(
-                start_command(f"from edge_run.runtime.processes.cell_child import main; main({module!r}, {theirs})"),
+                start_command(_START.format(module, theirs)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=notices,

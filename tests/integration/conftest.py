@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import functools
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -34,27 +34,38 @@ if TYPE_CHECKING:
 
     from mesh_table import Table
 
+CELL_MODULES = (
+    *("edge_run.runtime.processes.cell_child", "edge_run.runtime.generation.template_jobs"),
+    *(f"edge_run.runtime.grammars.{name}" for name in ("jobs", "schema_grammar", "schema_converter")),
+)
+
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_inspectors(shared_folders: None) -> None:
-    """Let the processes that open a model file first for this one be forks of one that has their modules already.
+def forked_children(shared_folders: None) -> Iterator[None]:
+    """Let the processes that open a model file first for this one, and its cells, be forks that have their modules.
 
     To start one anew takes longer than what it does then. Those of programs that tests start, and of tests in children,
     are started anew, and so is what a test has started in place of one.
     """
-    usual, mother = launcher._START, inspectors()
+    launched, quiet = launcher._START, {**os.environ, **QUIET}
+    inspectors, cells = Mother.start(("forked_inspector",), quiet), Mother.start(("forked_cell", *CELL_MODULES), quiet)
 
-    def start(command: list[str], **how: Any) -> subprocess.Popen[bytes]:
-        is_usual = command == start_command(usual)
-        return begin(Program(["-c"], source=usual), mother, **how) if is_usual else subprocess.Popen(command, **how)
+    def inspector(command: list[str], **how: Any) -> subprocess.Popen[bytes]:
+        if command != start_command(launched):
+            return subprocess.Popen(command, **how)
+        return begin(Program(["-c"], source=launched), inspectors, **how)
 
-    launcher.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": start})  # type: ignore[assignment]
+    def a_cell(command: list[str], **how: Any) -> subprocess.Popen[bytes]:
+        codes = [cell._START.format(module, *how["pass_fds"]) for module in CELL_MODULES]
+        code = next((one for one in codes if command == start_command(one)), None)
+        if code is None:
+            return subprocess.Popen(command, **how)
+        return begin(Program(["-c"], source=code), cells, **how)
 
-
-@functools.cache
-def inspectors() -> Mother:
-    """Return what these processes are forks of."""
-    return Mother.start(("forked_inspector",), {**os.environ, **QUIET})
+    with pytest.MonkeyPatch.context() as patch, contextlib.closing(inspectors), contextlib.closing(cells):
+        patch.setattr(launcher, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": inspector}))
+        patch.setattr(cell, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": a_cell}))
+        yield
 
 
 @pytest.fixture(scope="session")

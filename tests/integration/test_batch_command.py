@@ -99,7 +99,7 @@ def test_more_at_once_than_a_server_would_prepare(tmp_path: Path) -> None:
 
 
 def test_killed_at_any_moment_nothing_is_lost_or_done_twice(tmp_path: Path) -> None:
-    lengths = [*[24] * 59, 800]  # so that it is not over while its last answers are counted
+    lengths = [*[12] * 59, 400]  # so that it is not over while its last answers are counted
     lines = [line(f"n{i}", prompt=f"Number {i} is", max_tokens=n) for i, n in enumerate(lengths)]
     source = write(tmp_path / "in", lines)
     assert (

@@ -117,7 +117,7 @@ def test_two_threads(folder: Path) -> None:
 
 @pytest.mark.parametrize("quantisation", ["Q8_0", "Q4_K_M"])
 def test_quantised(quantisation: str, folder: Path) -> None:
-    check(compare(make_model("llama", folder, scale=4, quantisation=quantisation), *SHORT))
+    check(compare(make_model("llama", folder, scale=2, quantisation=quantisation), *SHORT))
 
 
 def test_a_split_model(folder: Path) -> None:

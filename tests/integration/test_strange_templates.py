@@ -109,7 +109,8 @@ def test_words_of_a_stranger_are_no_ctrl_c() -> None:
     assert isinstance(one._ending(child), cell.Overrun)
 
 
-def test_a_cell_that_was_ended_from_outside_is_started_anew() -> None:
+def test_a_cell_that_was_ended_from_outside_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell, "subprocess", subprocess)  # whose children this process can wait for
     template = ChatTemplate("{{ messages[0].content }}", "", "")
     assert template.render([USER]) == "Hello"
     child = template._cell._child.process.pid

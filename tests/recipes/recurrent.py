@@ -40,24 +40,8 @@ _RWKV_6_LERPS = r"|time_mix_lerp_[wkvrg]\."  # the fused one replaces them
 
 RECURRENT = (
     Recipe("arwkv7", {**_RWKV_7, "token_shift_count": 1}, without=SELDOM),
-    Recipe(
-        "mamba",
-        {**_MAMBA_1, "ssm.inner_size": 1024, "ssm.time_step_rank": 32},
-        n_embd=512,
-        n_head=0,
-        n_head_kv=0,
-        n_ff=0,
-        is_deepened=True,
-    ),
-    Recipe(
-        "mamba2",
-        {**_MAMBA_2, "ssm.inner_size": 1024, "ssm.time_step_rank": 16},
-        n_embd=512,
-        n_head=0,
-        n_head_kv=0,
-        n_ff=0,
-        is_deepened=True,
-    ),
+    Recipe("mamba", _MAMBA_1, n_head=0, n_head_kv=0, n_ff=0, is_deepened=True),
+    Recipe("mamba2", _MAMBA_2, n_layer=5, n_head=0, n_head_kv=0, n_ff=0, is_deepened=True),
     Recipe("rwkv6", _RWKV_6, n_head=0, n_head_kv=0, without=SELDOM + _RWKV_6_LERPS),
     Recipe(
         "rwkv6qwen2",

@@ -12,7 +12,7 @@ back yet.
 from __future__ import annotations
 
 import contextlib
-import inspect
+import importlib
 import signal
 import threading
 import time
@@ -22,7 +22,8 @@ from edge_run.base.errors import Cancelled
 
 CHECK_S = 0.1  # between checks of who waits
 _INSISTENCE = 3  # so often Ctrl-C comes from who does not want to wait
-_handler, _set_handler = inspect.unwrap(signal.getsignal), inspect.unwrap(signal.signal)  # less the enums
+_signals = importlib.import_module("_signal")  # those of `signal` make enums of handlers, ten times as slow
+_handler, _set_handler = _signals.getsignal, _signals.signal
 
 
 @contextlib.contextmanager
