@@ -20,6 +20,7 @@ from tiny_models import make_model
 from witness import Witness
 
 MORE_THAN_THERE_IS = 1 << 40
+FILLING = 4  # times that a talk goes on until as many experts are held as have room
 
 
 def talk_on(talk: Talk) -> None:
@@ -45,7 +46,8 @@ def test_weights_give_up_what_is_taken_and_have_it_again(name: str, scale: int, 
     engine.tell(notices.append)
     talk = Talk(engine.decoder, witness.look)
     talk.prompt(100)
-    talk_on(talk)
+    for _ in range(FILLING):
+        talk_on(talk)
     n_usual, held_bytes = lender.loans.n_loans, witness.weight_bytes()
     for share in (0.3, 0.6):
         taken[0] = int(share * -lender.loans.least_loans * lender.loans.loan_bytes)
@@ -69,7 +71,7 @@ def test_weights_give_up_what_is_taken_and_have_it_again(name: str, scale: int, 
 
     def all_of_it(wanted: Talk) -> None:
         wanted.prompt(100)
-        for _ in range(5):
+        for _ in range(FILLING + 4):
             talk_on(wanted)
         wanted.rewind(200)
         wanted.step(2)
