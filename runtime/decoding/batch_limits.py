@@ -16,6 +16,7 @@ from typing import NoReturn
 from edge_run.base.errors import ConfigError, ContextFull, option
 from edge_run.base.protocols import BatchToken
 from edge_run.runtime.decoding.driver import PassShape
+from edge_run.runtime.decoding.padding import LEAST_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Limits:
     sequences: the number of sequences.
     outputs_per_pass: the most tokens of a pass whose logits can be asked for.
     can_branch: whether a token may belong to several sequences.
-    has_padding: whether a pass of a single token gets a padding token (`LocalDecoder`).
+    has_padding: whether a pass of a single token, or row of logits, gets another one (`LocalDecoder`).
     is_short: whether the memory budget has no room for a context as long as was asked for.
     has_window: whether later tokens may have the cells of those that a cut brings back.
     """
@@ -60,8 +61,9 @@ class Limits:
     def shape_of(self, tokens: Sequence[BatchToken]) -> PassShape:
         """Return the shape of the pass that runs `tokens`."""
         outputs = sum(bool(token.wants_logits) for token in tokens)
-        is_padded = self.has_padding and len(tokens) == 1
-        return PassShape(2, 2 * outputs) if is_padded else PassShape(len(tokens), outputs)
+        if self.has_padding:
+            return PassShape(max(LEAST_TOKENS, len(tokens)), max(LEAST_TOKENS, outputs) if outputs else 0)
+        return PassShape(len(tokens), outputs)
 
     def check_shape(self, shape: PassShape) -> None:
         """Check the numbers of tokens and of rows of logits of a pass."""

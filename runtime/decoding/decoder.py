@@ -10,7 +10,7 @@ from edge_run.base.errors import Cancelled, EdgeRunError, KernelError, NotSuppor
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime.decoding.batch_limits import Limits
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
-from edge_run.runtime.decoding.padding import LEAST_TOKENS, padded, padded_passes
+from edge_run.runtime.decoding.padding import LEAST_TOKENS, padded, padded_passes, with_another_output
 from edge_run.runtime.decoding.progress import Timeline
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.llama import _ggml as ggml
@@ -28,8 +28,9 @@ class LocalDecoder:
 
     A batch of any length is run in passes of at most `micro_batch_tokens`. Sequences with cells of their own have as
     many tokens in a pass as each other, padding tokens among them, whose logits are not used. Where the shape is exact,
-    one that has one token in a pass gets one too: ggml's kernels for one column sum in another order than those for
-    several, and attention multiplies by the columns of each sequence for itself.
+    one that has one token in a pass gets one too, and where one token has logits, another one has: ggml's kernels for
+    one column sum in another order than those for several, attention multiplies by the columns of each sequence for
+    itself, and the last layer by those of tokens that have logits.
 
     It is over 200 lines because a batch is rolled back when one of its passes fails: what changes the cache has to know
     what was left in it.
@@ -63,7 +64,7 @@ class LocalDecoder:
         self._batch = PassBatch(self._width, shape.sequences)
         self._rows = context.rows
         self.keeps_whole_passes = False
-        self.watcher, self._rollback = RowWatcher(), Rollback(context.rollback_tokens, has_state=model.is_recurrent)
+        self.watcher = RowWatcher()
         has_padding = shape.is_exact and not (model.is_recurrent or shape.pooling)
         self._has_streams, self._has_logits = shape.has_streams, not shape.pooling
         self._least_tokens = LEAST_TOKENS if shape.is_exact else 1  # of a sequence in a pass that several share
@@ -94,7 +95,9 @@ class LocalDecoder:
             can_branch=self.limits.can_branch,
             outputs_per_pass=shape.outputs_per_pass,
             rollback_tokens=context.rollback_tokens,
+            ring_tokens=context.ring_cells if has_padding and self.limits.has_window else 0,
         )
+        self._rollback = Rollback(context.rollback_tokens, self.capabilities.loses_order, has_state=model.is_recurrent)
 
     @system_errors("computing a pass")
     def decode(self, batch: Sequence[BatchToken]) -> Logits:
@@ -138,8 +141,8 @@ class LocalDecoder:
         # Where there is state too, whether that can be cut decides: it can by tokens of the last pass, if at all.
         window = self._model.sliding_window_tokens if n_cut and not self._model.is_recurrent else 0
         is_lost = window and position and L.llama_memory_seq_pos_min(memory, sequence) > max(0, position - window)
-        has_state = self._rollback.cut(sequence, n_cut)
-        if is_lost or not has_state or not L.llama_memory_seq_rm(memory, sequence, position, -1):
+        can_go_on = self._rollback.cut(sequence, position, n_cut)
+        if is_lost or not can_go_on or not L.llama_memory_seq_rm(memory, sequence, position, -1):
             self._empty(sequence)
             position = 0
         self._is_cut = True
@@ -333,7 +336,12 @@ class LocalDecoder:
     def _pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
         is_padded = self._has_streams and tokens[0].sequence != tokens[-1].sequence
         is_padded |= self.limits.has_padding and len(tokens) == 1
-        return (self._padded_pass if is_padded else self._plain_pass)(tokens, logits, filled)
+        if is_padded:
+            return self._padded_pass(tokens, logits, filled)
+        kept = [i for i, token in enumerate(tokens) if token.wants_logits]
+        if self.limits.has_padding and len(kept) == 1:
+            tokens = with_another_output(tokens)
+        return self._plain_pass(tokens, logits, filled, kept)
 
     def _plain_pass(
         self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int, kept: Sequence[int] | None = None

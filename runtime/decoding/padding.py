@@ -1,16 +1,18 @@
 """Padding tokens: passes over sequences with cells of their own have as many tokens of one as of another. Pure.
 
 llama.cpp computes sequences with cells of their own together only where they have as many tokens, and where their
-numbers follow each other. So those between them get padding tokens too. Exact passes have at least two of each.
+numbers follow each other. So those between them get padding tokens too. Exact passes have at least two of each, and two
+rows of logits if any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from edge_run.base.protocols import BatchToken
 
-LEAST_TOKENS = 2  # of a sequence, in an exact pass
+LEAST_TOKENS = 2  # of a sequence, in an exact pass, and of those that have logits
 
 
 def padded_width(lengths: Sequence[int], n_sequences: int, least: int = LEAST_TOKENS) -> int:
@@ -56,6 +58,12 @@ def padded_passes(
         taken = [*taken, *mine]
         lengths.append(len(mine))
     yield taken
+
+
+def with_another_output(tokens: Sequence[BatchToken]) -> list[BatchToken]:
+    """Return the tokens of a pass, of several tokens, so that the logits of one more are computed."""
+    other = next(i for i, token in enumerate(tokens) if not token.wants_logits)
+    return [*tokens[:other], replace(tokens[other], wants_logits=True), *tokens[other + 1 :]]
 
 
 def _by_sequence(tokens: Sequence[BatchToken]) -> dict[int, list[BatchToken]]:

@@ -116,8 +116,7 @@ class BatchedAnswers(Closing):
         counting = partial(recount, pool, most_parallel, engine.decoder)
         self._passes = ScheduledPasses(self._scheduler, pool, self._decoder, keeper, counting)
         self._open: dict[int, _Open] = {}
-        self._cancelling = threading.Lock()
-        self._cancelled: set[int] = set()
+        self._cancelling, self._cancelled = threading.Lock(), set[int]()
         self._events: list[Event] = []  # that nobody has been told yet
         self.is_closed = self._gave_way = False
 
@@ -313,12 +312,13 @@ class BatchedAnswers(Closing):
         """Return guesses of what follows the tokens of a pass; none while prompts are read, or passes in flight."""
         if not self._guesses or not planned.is_of_answers or self._passes.most_in_flight > 1:
             return {}
-        texts, room = {}, self._scheduler.room_tokens
+        texts, most_guesses = {}, self._decoder.capabilities.most_guesses
+        room = {number: most_guesses(self._scheduler.n_held(number)) for number in self._scheduler.running()}
         if self._is_padded:  # all that run have as many tokens in a pass, padding included
-            room -= max(map(self._scheduler.n_held, self._scheduler.running()))
+            room = dict.fromkeys(room, min(room.values()))
         for part in planned.parts:
             tokens, request = self._scheduler.tokens(part.request), self._open[part.request]
-            most_depth = min(room - 1 if self._is_padded else room - len(tokens), request.answer.n_left - 1)
+            most_depth = min(room[part.request], request.answer.n_left - 1)
             texts[part.request] = OpenText(tokens, part.sequence, most_depth, request.salt)
         return self._guesses.plan(texts, planned.free_cells)
 

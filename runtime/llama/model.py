@@ -332,6 +332,11 @@ class LlamaContext:
                 self._pool = ggml.ThreadPool(sorted(cores))
                 self._pool.attach(self.handle)
 
+    @property
+    def ring_cells(self) -> int:
+        """The fewest cells that a cache has for a sequence; 0 where llama.cpp does not say."""
+        return min((n_cells for n_cells, _ in self.cell_layers), default=0)
+
     def decode(self, batch: PassBatch) -> int:
         """Run llama_decode, and return its code."""
         with _same_cores() if self._pool else contextlib.nullcontext():

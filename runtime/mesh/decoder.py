@@ -159,7 +159,8 @@ class MeshDecoder:
         """The batch was taken back here: have the others take it back too."""
         able, is_long = self.capabilities, len(command.batch) > self.capabilities.micro_batch_tokens
         # Others may be a pass ahead, and state that cannot be cut, or cells that a window has left, may be gone there.
-        can_cut = able.can_rewind and not (is_long and self._local.limits.has_window)
+        # Or they had begun one, across the end of a ring, that this device had not.
+        can_cut = able.can_rewind and not ((is_long or able.ring_tokens) and self._local.limits.has_window)
         beginnings = _beginnings(command.batch)
         for sequence, first in beginnings.items():
             end = self._local.rewind(sequence, first if can_cut else 0)

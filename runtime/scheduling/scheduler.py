@@ -343,8 +343,7 @@ class Scheduler:
             return sorted(answers, key=lambda part: part.sequence)
         first, width = prompts[0], self._widths.most_tokens
         if self._rules.is_exact:  # what was said since is computed again as it was, token by token
-            n_left = first.n_prompt - first.n_held
-            return [_part(first, min(n_left, width) - (n_left == width + 1))]
+            return [_part(first, min(first.n_prompt - first.n_held, width))]
         return [_part(first, min(width, self._widths.with_prompts(len(answers), are_few=self._are_answers_few())))]
 
     def _is_prompt(self, request: _Request) -> bool:

@@ -203,7 +203,7 @@ class SpeculativeSession(Session):
         There are as many guesses as there is room for, and none where they are not worth their time.
         """
         capabilities = self._decoder.capabilities
-        room = capabilities.context_tokens - len(self.history) - 1
+        room = capabilities.most_guesses(len(self.history))
         most = min(room, capabilities.outputs_per_pass - 1, capabilities.micro_batch_tokens - 1)
         deepest = min(most, most_depth)
         if deepest < 1 or self._tally.has_given_up or not self._control.wants_guesses():

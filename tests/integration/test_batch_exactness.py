@@ -15,6 +15,7 @@ from edge_run import EdgeRunError, Generation, Model, Request, SamplingConfig
 from edge_run.base.protocols import BatchToken, Decoder, Logits
 from edge_run.base.results import Piece
 from edge_run.runtime.decoding.one_at_a_time import OneAtATime
+from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.generation import scheduled_passes
 from edge_run.runtime.generation.batched_answers import BatchedAnswers
 from edge_run.runtime.generation.continuation import Continuation
@@ -161,6 +162,9 @@ def test_with_exact_no_bit_depends_on_who_shares_the_passes(
         submit(prompt)
         while not batch.is_idle:
             batch.advance()
+    batch.close()
+    logits, _ = Session(engine.front).feed(prompts[-1])  # whose last pass has one token
+    assert np.array_equal(logits, seen[tuple(prompts[-1])][0])
     engine.close()
     assert sum(map(len, shared.values())) > 4 * len(prompts)
     for key, found in shared.items():

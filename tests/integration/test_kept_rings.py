@@ -51,9 +51,10 @@ def test_a_conversation_goes_on_after_a_pass_that_was_taken_back(what: str, is_e
         assert keeper
         keeper.keeps_answers = True
         talk(session, TOKENS[: {"first pass": 480, "second pass": 440, "token": 511}[what]], 0)
+        before = list(session.history)
         with cancelled_in_pass(session, 1 + (what == "second pass")):
             session.step(1) if what == "token" else session.feed([*session.history, *TOKENS[600:700]])
-        talk(session, [*session.history, *TOKENS[700:720]], 0)
+        talk(session, [*(session.history or before), *TOKENS[700:720]], 0)
         keeper.flush()
         rows, text = keeper.rows, list(session.history)
         wanted = go_on(session, text)
@@ -62,10 +63,12 @@ def test_a_conversation_goes_on_after_a_pass_that_was_taken_back(what: str, is_e
         keeper.expect(rows)
         found = go_on(session, text)
         assert not said
-    if what == "token" and not is_exact:  # which leaves its cell to the next one
+    if what == "token" or is_exact:  # which leaves its cell to the next one; or all was read anew
         assert found[1] == len(text)
+        assert all(map(np.array_equal, found[0], wanted[0]))
     else:  # what was kept of the prompt is gone on with
         assert found[1] < len(text)
+    if what != "token" or is_exact:
         with opened(path, None, exact=is_exact) as (session, _, _):
             wanted = go_on(session, text)
     assert all(map(np.array_equal, found[0], wanted[0]))

@@ -24,6 +24,9 @@ def test_a_padded_pass_has_no_array_of_its_own(options: dict[str, Any], folder: 
         alone = [decoder.decode([BatchToken(t.token, t.position, t.sequence, t.wants_logits)]).copy() for t in batch]
         for sequence in (0, 2):
             decoder.rewind(sequence, 0)
+        whole = decoder.decode(batch[:4])
+        assert np.array_equal(whole[0], alone[3][0]) or "exact" not in options, "of a prompt that is read anew"
+        decoder.rewind(0, 0)
 
         def refuse(self: LogitRows, n_rows: int) -> None:
             raise AssertionError(f"memory for {n_rows} rows more")

@@ -137,6 +137,25 @@ def test_exact_logits_are_the_same_bit_for_bit(folder: Path, drafter: Path, spec
 
 
 @pytest.mark.usefixtures("eager")
+def test_exact_logits_of_a_window_are_the_same_beyond_the_end_of_its_ring(folder: Path) -> None:
+    """llama.cpp goes on from the first free cell: of guesses on both sides of the end it was one of the beginning."""
+    path, begin, end = make_model("gemma3", folder), [3 + 7 * i % 300 for i in range(244)], [5, 6, 7] * 20
+    options: dict[str, Any] = {"exact": True, "context_tokens": 512, "draft_tokens": 7}
+    found: dict[str, list[np.ndarray]] = {}
+    for speculate in ("off", "ngram"):
+        with contextlib.closing(opened(path, **options, speculate=speculate)) as engine:
+            assert engine.decoder.capabilities.ring_tokens == 256
+            session = open_session(engine)
+            rows = [session.feed(begin)[0].copy(), *(session.step(token).copy() for token in end)]
+            assert session.speculation().drafted or speculate == "off"
+            text = [*begin[:200], *end]
+            found[speculate] = [*rows, session.feed(text)[0].copy()]
+            session.forget()
+            assert np.array_equal(session.feed(text)[0], found[speculate][-1]), "it was cut back across the end"
+    assert all(map(np.array_equal, found["off"], found["ngram"]))
+
+
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("kind", ["llama", "llama-moe"])
 @pytest.mark.parametrize("flash_attention", ["on", "off"])
 def test_logits_of_wider_passes_differ_by_noise_only(folder: Path, flash_attention: str, kind: str) -> None:

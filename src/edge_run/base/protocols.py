@@ -51,7 +51,9 @@ class Capabilities:
     can_rewind: sequences can be cut at any position (false for recurrent state). can_branch: sequences can share what
     they begin with, and go on differently (also false where attention looks at a window only). outputs_per_pass: tokens
     of a pass whose logits may be asked for. rollback_tokens: where sequences cannot be cut at any position, as many of
-    the last pass can be cut, once.
+    the last pass can be cut, once. ring_tokens: where a token must lie in the cell that it has in a text read in one
+    go, and the cells of a sliding window are a ring, its length: what is cut must lie between two multiples of it, as
+    llama.cpp goes on from the first of all cells that are free. 0: that does not matter.
     """
 
     context_tokens: int
@@ -62,6 +64,16 @@ class Capabilities:
     can_branch: bool = False
     outputs_per_pass: int = 1
     rollback_tokens: int = 0
+    ring_tokens: int = 0
+
+    def most_guesses(self, position: int) -> int:
+        """Return how many tokens have room after the one at `position`, if some of them may be cut again."""
+        room = self.context_tokens - position - 1
+        return min(room, self.ring_tokens - 1 - position % self.ring_tokens) if self.ring_tokens else room
+
+    def loses_order(self, start: int, stop: int) -> bool:
+        """Return whether what follows lies elsewhere than in a text read in one go once `start` to `stop` are cut."""
+        return bool(self.ring_tokens) and start // self.ring_tokens < (stop - 1) // self.ring_tokens
 
 
 class Decoder(Protocol):

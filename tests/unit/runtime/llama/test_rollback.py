@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_run.base.protocols import BatchToken
+from edge_run.base.protocols import BatchToken, Capabilities
 from edge_run.runtime.llama.rollback import Rollback
 
 
@@ -35,5 +35,19 @@ def test_nothing_is_cut_off_a_context_that_was_cleared() -> None:
     rollback.begin(tokens(*[0] * 8))
     rollback.ran(tokens(*[0] * 8))
     rollback.clear()
-    assert not rollback.cut(0, 3)
-    assert rollback.cut(0, 0)
+    assert not rollback.cut(0, 5, 3)
+    assert rollback.cut(0, 8, 0)
+
+
+def test_what_a_pass_across_the_end_of_a_ring_leaves_is_not_gone_on_with() -> None:
+    """llama.cpp has taken back the pass itself, and goes on from the first cell of all that it had."""
+    rollback = Rollback(0, Capabilities(64, 8, 2, 9, can_rewind=True, ring_tokens=8).loses_order, has_state=False)
+    batch = [BatchToken(1, position, 0) for position in (6, 7, 8)] + [BatchToken(1, 8, 1)]
+    for end in (lambda: rollback.ran(batch), rollback.refused, rollback.clear, lambda: rollback.empty(0)):
+        rollback.begin(batch)
+        assert not rollback.cut(0, 6, 0)
+        assert rollback.cut(1, 8, 0)
+        end()
+        assert rollback.cut(0, 6, 0)
+    assert not rollback.cut(0, 6, 3)
+    assert rollback.cut(0, 6, 2)

@@ -18,15 +18,15 @@ from edge_run.runtime.mesh.messages import Decode, Operate
 from edge_run.runtime.mesh.run import MeshRun
 
 
-def told_after(sequences: tuple[int, ...], *, can_rewind: bool) -> list[Operate]:
-    """Return what the other devices are told once a batch of `sequences`, each with 5 tokens, was taken back."""
+def stopped(sequences: tuple[int, ...], able: Capabilities) -> mock.MagicMock:
+    """Return the run in which a batch of `sequences`, each with 5 tokens, was taken back."""
     local, run = mock.MagicMock(), mock.MagicMock(is_broken_off=False)
-    local.capabilities = Capabilities(64, 16, 3, 4, can_rewind=can_rewind)
+    local.capabilities = able
     local.rewind.side_effect = lambda sequence, position: position
     unused: Any = None
     decoder = MeshDecoder(unused, local, run, 0)
     decoder._stop(Decode(tuple(BatchToken(1, 5, sequence) for sequence in sequences)))
-    return [call.args[0] for call in run.tell.call_args_list]
+    return run
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,16 @@ def test_a_batch_of_several_that_had_begun_to_move_state_empties_all(
     sequences: tuple[int, ...], can_rewind: bool, emptied: list[int]
 ) -> None:
     """A device that was in the middle of it has; one that was done with it, or had not begun, has not."""
-    assert told_after(sequences, can_rewind=can_rewind) == [Operate("rewind", (one, 0)) for one in emptied]
+    run = stopped(sequences, Capabilities(64, 16, 3, 4, can_rewind=can_rewind))
+    told = [call.args[0] for call in run.tell.call_args_list]
+    assert told == [Operate("rewind", (one, 0)) for one in emptied]
+
+
+@pytest.mark.parametrize(("ring_tokens", "end"), [(0, 5), (16, 0)])
+def test_a_text_is_read_anew_where_a_device_may_have_cells_in_another_order(ring_tokens: int, end: int) -> None:
+    """One that had begun the batch empties its sequence, if that lay across the end of the ring."""
+    run = stopped((0,), Capabilities(64, 16, 3, 4, can_rewind=True, ring_tokens=ring_tokens))
+    run.log.rewind.assert_called_once_with(0, end)
 
 
 def test_after_a_cut_that_was_broken_off_nothing_is_computed_after_what_is_not_there() -> None:
