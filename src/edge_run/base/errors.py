@@ -29,8 +29,11 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 _MISSING = errno.ENOENT
+_OF_A_SIGNAL = "_edge_run_of_a_signal"
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 @dataclass(eq=False, repr=False)
@@ -283,16 +286,20 @@ def from_system(error: OSError | MemoryError, what: str) -> EdgeRunError:
     return TierReadError(f"{what}: {where}{reason_of(error)}; {advice}", errno=error.errno)
 
 
+def of_a_signal(error: _Error) -> _Error:
+    """Return `error`, which a program's own handler of a signal raised, marked as that: the system refused nothing."""
+    with contextlib.suppress(AttributeError):
+        setattr(error, _OF_A_SIGNAL, True)
+    return error
+
+
 @contextlib.contextmanager
 def system_errors(what: str) -> Iterator[None]:
-    """Raise what the system refuses in this block, where `what` is done, as an error of ours. Also a decorator.
-
-    A TimeoutError without a number is none of the system's: an alarm of the program's raises it.
-    """
+    """Raise what the system refuses in this block, where `what` is done, as an error of ours. Also a decorator."""
     try:
         yield
     except (OSError, MemoryError) as error:
-        if isinstance(error, EdgeRunError) or (isinstance(error, TimeoutError) and error.errno is None):
+        if isinstance(error, EdgeRunError) or getattr(error, _OF_A_SIGNAL, False):
             raise
         raise from_system(error, what) from error
     except RuntimeError as error:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from edge_run.base.errors import Cancelled
+from edge_run.base.errors import Cancelled, of_a_signal
 
 CHECK_S = 0.1  # between checks of who waits
 _INSISTENCE = 3  # so often Ctrl-C comes from who does not want to wait
@@ -42,42 +42,50 @@ def on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
 
 
 class _Keeper:
-    """Handles a signal as `before` does, but for what that raises: `keep` gets it."""
+    """Handles a signal as `before` does; what that raises `keep` gets, until the block that this is for has ended."""
 
     def __init__(self, before: Callable[..., object], keep: Callable[[BaseException], None]) -> None:
-        self._before, self._keep = before, keep
+        self.before, self._keep = before, keep
+        self.has_ended = False
 
     def __call__(self, number: int, frame: object) -> None:
         try:
-            self._before(number, frame)
+            self.before(number, frame)
         except BaseException as error:
+            if self.has_ended:  # somebody took it for the program's own, and put it back
+                raise
             self._keep(error)
 
 
 @contextlib.contextmanager
 def _keeping_signals(keep: Callable[[BaseException], None]) -> Iterator[None]:
     """Let `keep` get what handlers of signals raise in this block, unless an outer block's does already."""
-    replaced = list[tuple[int, Callable[..., object]]]()
+    keepers = list[tuple[int, _Keeper]]()
     try:
         if threading.current_thread() is threading.main_thread():
             for number in range(1, signal.NSIG):
                 before = _handler(number)
-                if callable(before) and not isinstance(before, _Keeper):  # else ignored, or no handler of Python's
-                    replaced.append((number, before))
-                    _set_handler(number, _Keeper(before, keep))
+                if not callable(before) or (isinstance(before, _Keeper) and not before.has_ended):
+                    continue  # ignored, or no handler of Python's, or an outer block's
+                keepers.append((number, _Keeper(before, keep)))
+                _set_handler(*keepers[-1])
         yield
     finally:
-        _put_back(replaced)
+        _put_back(keepers)
 
 
-def _put_back(replaced: list[tuple[int, Callable[..., object]]]) -> None:
+def _put_back(keepers: list[tuple[int, _Keeper]]) -> None:
+    """Put the handlers back that were there before, but where the program has set another one meanwhile."""
     try:
-        while replaced:
-            _set_handler(*replaced[-1])
-            replaced.pop()
+        while keepers:
+            number, keeper = keepers[-1]
+            if _handler(number) is keeper:
+                _set_handler(number, keeper.before)
+            keeper.has_ended = True
+            keepers.pop()
     finally:
-        if replaced:  # one that is back was called, and raised
-            _put_back(replaced)
+        if keepers:  # one that is back was called, and raised
+            _put_back(keepers)
 
 
 class JoinedThread(threading.Thread):
@@ -217,7 +225,8 @@ class Interrupt:
         """Note what handlers of signals raise in this block, as that of Ctrl-C does; at its end, raise it."""
 
         def note(error: BaseException) -> None:
-            self._raised = error
+            if self._raised is None or (isinstance(self._raised, Exception) and not isinstance(error, Exception)):
+                self._raised = of_a_signal(error)  # the first, unless another one is to end the program
             self._say()
 
         ended_by: BaseException | None = None

@@ -5,10 +5,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 
-from edge_run.base.errors import Cancelled
+from edge_run.base.errors import Cancelled, system_errors
 from edge_run.base.interrupt import Interrupt, JoinedThread, join_all, on_ctrl_c
 
 
@@ -125,6 +127,49 @@ def test_a_handler_that_raises_nothing_ends_nothing() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert heard == [signal.SIGUSR1]
+
+
+def test_of_two_that_raise_the_one_that_ends_the_program_is_raised(terminated: list[str]) -> None:
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    numbers = [signal.SIGTERM, signal.SIGALRM]
+    try:
+        for order in (numbers, numbers[::-1]):
+            with pytest.raises(SystemExit):
+                hearing(Interrupt(), *[partial(signal.raise_signal, number) for number in order])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_handler_that_is_set_within_the_block_stays(terminated: list[str]) -> None:
+    """As by a program that a second signal is to kill."""
+    hearing(Interrupt(), lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_what_was_found_within_the_block_and_put_back_later_raises_itself(terminated: list[str]) -> None:
+    found, interrupt = list[Any](), Interrupt()
+    hearing(interrupt, lambda: found.append(signal.signal(signal.SIGTERM, signal.SIG_DFL)))
+    signal.signal(signal.SIGTERM, *found)
+    with pytest.raises(SystemExit):
+        signal.raise_signal(signal.SIGTERM)
+    assert not interrupt.is_set
+    with pytest.raises(SystemExit):
+        hearing(interrupt, lambda: signal.raise_signal(signal.SIGTERM), lambda: interrupt.is_set or 1 // 0)
+
+
+def test_what_a_handler_raises_is_not_taken_for_what_the_system_refused() -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("given up")
+
+    before = signal.signal(signal.SIGALRM, refuse)
+    try:
+        with pytest.raises(OSError, match=r"^given up$"), system_errors("reading"):
+            hearing(Interrupt(), lambda: signal.raise_signal(signal.SIGALRM))
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_all_handlers_are_put_back_whatever_they_raise_meanwhile(
