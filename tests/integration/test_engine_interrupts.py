@@ -34,7 +34,7 @@ def test_a_signal_during_a_pass(name: str, folder: Path) -> None:
 
 @in_child
 def _a_signal_during_a_pass(path: Path) -> None:
-    """Or a signal whose handler is the program's own; at twelve moments. What follows is right, the handlers are back."""
+    """Or a signal whose handler is the program's own; at twelve moments. What follows is right, handlers are back."""
     (wanted,) = plain_tokens(path, PROMPT)
 
     def give_up(*_: object) -> None:
