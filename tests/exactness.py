@@ -91,7 +91,8 @@ def open_at(
         size = abs(step) * (2 if n_same > 1 else 1) if n_same else max(CHUNK_BYTES, abs(step) // 2)
         step = direction * (size if step else MIB // 2)
         engine.close()
-        budget, extra = max(MIB, budget + step), 0
+        least = plan.minimum_bytes if plan.mode == "resident" else budget  # with less, some of it streams
+        budget, extra = max(MIB, min(budget, least) + step), 0
     raise NothingStreams(f"no streamed run at {share} of the model above the smallest budget")
 
 

@@ -1,12 +1,13 @@
 """Programs in processes of their own that have our modules already: forks of one that only imported them.
 
-To import them takes half of what a short command takes. That one is a process of its own, or this one at its start
-(`fork_from_here`). What concerns the start of the program, or how it ends by a signal, is tested with `python -m
-edge_run` instead (`run_anew`).
+To import them takes half of what a short command takes, and to free them at its end a quarter, so both are left out.
+That one is a process of its own, or this one at its start (`fork_from_here`). What concerns the start of the program,
+how it ends by a signal, or what Python frees at its end, is tested with `python -m edge_run` instead (`run_anew`).
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import gc
@@ -24,12 +25,16 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, AnyStr
+from types import NoneType
+from typing import Any, AnyStr, NoReturn
 
 from namespaces import enter
 
 WAIT_S = 110.0  # less than a test may take, and long on a busy machine
-PRELOADED = ("edge_run.cli.app", "edge_run.cli.commands.run", "edge_run.runtime.generation.model", "numpy.random")
+PRELOADED = (
+    *("edge_run.cli.app", "edge_run.cli.commands.run", "edge_run.runtime.generation.model", "numpy.random"),
+    *("difflib", "psutil"),  # imported when a model is opened
+)
 MESH = (  # what a device of a mesh imports besides, when it needs it
     *("aiomqtt", "zmq", "zstandard", "cryptography.hazmat.primitives.ciphers.aead", "edge_run.devices.mesh.serving"),
     *(f"cryptography.hazmat.primitives.asymmetric.{name}" for name in ("ed25519", "x25519")),
@@ -322,12 +327,37 @@ def _tell_ends(children: dict[int, socket.socket]) -> None:
 
 
 def _begin(line: socket.socket) -> None:
-    """Serve until the line ends; in a child, be what is asked for."""
+    """Serve until the line ends; in a child, be what is asked for, and end."""
     gc.collect()
     gc.freeze()
     request = _serve(line)
     if request is None:
         return
+    try:
+        _be(request)
+        code = 0
+    except SystemExit as end:
+        if not isinstance(end.code, (int, NoneType)):
+            raise
+        code = end.code or 0
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """End this process as Python does, but without freeing the modules that it had from its beginning."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream and not stream.closed:
+                stream.flush()
+    except OSError:
+        sys.exit(code)  # says so
+    os._exit(code)
+
+
+def _be(request: Mapping[str, object]) -> None:
+    """Do what is asked for, as a program of its own does it; what Python raises at its end is raised."""
     if request["netns"]:
         enter(str(request["netns"]))
     sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115

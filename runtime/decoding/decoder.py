@@ -228,16 +228,16 @@ class LocalDecoder:
         return logits
 
     @system_errors("reading the graph")
-    def map_graph(self, shape: PassShape = ONE_TOKEN) -> GraphMap:
-        """Return the graph of a pass of `shape`, without computing it. The context must be empty, and is left empty."""
+    def map_graph(self, shape: PassShape = ONE_TOKEN, *, notes_nodes: bool = True) -> GraphMap:
+        """Map a pass of `shape` in the empty context; return its graph, with `notes_nodes`: else only its flow is known."""
         self.limits.check_shape(shape)
         first = shape.tokens - shape.outputs
         self._fill([BatchToken(token=0, position=i, wants_logits=i >= first) for i in range(shape.tokens)])
-        with self._driver.interrupt.hearing_signals(), self._driver.mapping():
+        with self._driver.interrupt.hearing_signals(), self._driver.mapping(notes_nodes=notes_nodes):
             code = self._context.decode(self._batch)
         L.llama_memory_clear(self._context.memory, False)  # nothing was computed, so nothing was written
         graph = self._driver.take_map()
-        if code != 0 or not any(node.reads for node in graph):
+        if code != 0 or (notes_nodes and not any(node.reads for node in graph)):
             other = option("backend", "llama.cpp")
             raise KernelError(f"llama.cpp showed no weights in its graph (code {code}); {other} may work")
         return graph

@@ -160,9 +160,8 @@ class Driver:
         self.interrupt.tell(self._hear)
         self.features, self._pending = list[Feature](), list[Feature]()
         self.programs: dict[PassShape, Program] = {}
-        self.is_partial = is_partial
+        self.is_partial, self.stop = is_partial, ggml.StopFlag()
         self.before_pass: Callable[[PassShape], None] = lambda shape: None
-        self.stop = ggml.StopFlag()
         self._flow: FlowObserver | None = None
         self._look: Step = _only_stop
         self.observer = Observer()
@@ -211,10 +210,14 @@ class Driver:
             return not is_asking
 
     @contextlib.contextmanager
-    def mapping(self) -> Iterator[None]:
-        """Let passes in this block compute nothing; `take_map` then returns the graph. Raises the callback's errors."""
+    def mapping(self, *, notes_nodes: bool = True) -> Iterator[None]:
+        """Let passes in this block compute nothing; `take_map` then returns the graph, empty unless nodes are noted.
+
+        `take_flow` returns its flow. Raises the callback's errors.
+        """
         self._flow = FlowObserver()
-        with self._computing_nothing([]):
+        self._look = self._flow.observe
+        with self._computing_nothing([] if notes_nodes else None):
             yield
 
     @contextlib.contextmanager
@@ -381,12 +384,9 @@ class Driver:
 
     def _skip(self, address: int) -> bool:
         if self._is_mapping and self._failure is None:
-            if self._seen is None:
-                self._look(address)
-            else:
+            if self._seen is not None:
                 self._note(address, self._seen)
-                if self._flow:
-                    self._flow.observe(address)
+            self._look(address)
         ggml.set_compute_flag(address, False)
         return False
 

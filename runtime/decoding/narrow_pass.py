@@ -35,7 +35,7 @@ def map_narrow_pass(decoder: LocalDecoder, driver: Driver, widest: PassShape) ->
     """Map the passes up to the `widest`; the context of `decoder` must be empty, and is again."""
     buffer, touched = driver.compute_buffer, 0
     if widest != ONE_TOKEN:
-        decoder.map_graph(widest)
+        decoder.map_graph(widest, notes_nodes=False)
         touched = touched_bytes(buffer, driver.take_flow())
     graph = decoder.map_graph(ONE_TOKEN)
     flow = driver.take_flow()

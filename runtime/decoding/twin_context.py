@@ -29,7 +29,7 @@ def sparse_cells(model: LlamaModel, shape: ContextShape, context: LlamaContext) 
         closing(LlamaContext(model, shape, driver.callback, is_sparse=True)) as twin,
         closing(LocalDecoder(model, twin, driver, shape)) as decoder,
     ):
-        decoder.map_graph()
+        decoder.map_graph(notes_nodes=False)
         tensors, caches = driver.take_flow().cells, list(zip(twin.sparse_caches, context.sparse_caches, strict=False))
     if any(theirs[1] != ours[1] for theirs, ours in caches):
         return None

@@ -206,7 +206,7 @@ class Engine:
 
     def flow(self) -> Flow:
         """Return the data flow of a pass of one token, which is not computed. Nothing may have been decoded yet."""
-        self.decoder.map_graph()
+        self.decoder.map_graph(notes_nodes=False)
         return self._loaded.driver.take_flow()
 
     @property

@@ -35,7 +35,7 @@ class FlowObserver:
         written = self._number(root or address)
         if op == WRITES_ROWS and root and ggml.is_on_host(root):
             self._cells[root] = _cells(ggml.tensor_at(root), is_column=tensor.ne[0] == 1)
-        others = (source for source in tensor.src if source and source != address)  # a cast names itself
+        others = (source for source in tensor.src[:] if source and source != address)  # a cast names itself
         reads = {self._number(ggml.tensor_at(source).view_src or source) for source in others}
         self._writes.append(written)
         self._reads.append(tuple(sorted(number for number in reads if number is not None)))

@@ -40,7 +40,7 @@ class Observer:
         if op not in COMPUTES_NOTHING:
             if self._cells:
                 cells = self._cells_of(tensor)
-            for index, source in enumerate(tensor.src):
+            for index, source in enumerate(tensor.src[:]):
                 if source and (read := self._read(op, tensor, index, source)):
                     reads.append(read)
         ids = _producer(tensor.src[2], seen) if op == "MUL_MAT_ID" else None
@@ -96,6 +96,8 @@ def _producer(source: int, seen: Sequence[Node]) -> int | None:
 
 def _copied(name: bytes) -> bytes:
     """Return the original's name, if `name` is that of a copy for another device (`CPU#name#0`)."""
+    if b"#" not in name:
+        return name
     parts = name.split(b"#")
     return parts[1] if len(parts) == 3 else name
 

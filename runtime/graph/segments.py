@@ -90,7 +90,7 @@ def cut_into_segments(
     places: list[tuple[int, range | None]] = []  # node and rows of each step: a node, or a slice of one
     needs, may_cut, borders = [], [], set[int]()
     for i, node in enumerate(graph):
-        slices = slices_of(node, sliced, segment_chunks) if sliced else []
+        slices = slices_of(node, sliced, segment_chunks) if sliced and node.reads else []
         if node.is_border or slices:
             borders.add(len(places))
         for rows, read in slices:
@@ -101,7 +101,7 @@ def cut_into_segments(
             borders.add(len(places))
             continue
         places.append((i, None))
-        needs.append(nothing.union(*map(chunks_of, node.reads)))
+        needs.append(nothing.union(*map(chunks_of, node.reads)) if node.reads else nothing)
         may_cut.append(node.op in MATMULS and not node.is_on_gpu)
     segments = schedule_pass(needs, may_cut, segment_chunks, borders - {len(places)})
     return [_placed(segment, places) for segment in segments]

@@ -73,7 +73,7 @@ class SliceMaps:
     def learn(self, shape: PassShape) -> None:
         """Map the graph of passes of `shape`; the context must be empty. Raises NotSupported for other layers."""
         # Of another shape first: llama.cpp uses its last graph again, and a pass that failed has cleared flags in it.
-        self._decoder.map_graph(self._unlike(shape))
+        self._decoder.map_graph(self._unlike(shape), notes_nodes=False)
         self._driver.take_flow()
         graph = self._decoder.map_graph(shape)
         layout = lay_out(graph, self._driver.take_flow())

@@ -35,7 +35,7 @@ from edge_run.runtime.probing import probe as probing
 from edge_run.tiers.source import SourceFile
 from kit_models import streamed
 from known_device import know_device
-from program import WAIT_S, run_program
+from program import WAIT_S, run_program, run_source
 from tiny_models import make_model
 
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
@@ -83,10 +83,27 @@ def test_several_answers_at_once_are_planned_as_they_are_served(run: Run, grown:
     assert json.loads(done.stdout) == json.loads(edge_run.to_json(wanted))
 
 
-@pytest.mark.timeout(400)  # on a busy machine all is measured longer
-def test_with_a_probe_it_says_how_long_it_takes_and_remembers_the_device(run: Run, kit: Path) -> None:
-    words = (kit, *FLAGS, "--memory", "4GiB", "--prompt-tokens", "32")
-    first, again = (run(*words, timeout_s=190) for _ in range(2))
+MEASURED_QUICKLY = """
+import sys
+sys.path.insert(0, {tests!r})
+from edge_run.cli import main
+from edge_run.runtime.probing import probe, workbench
+from quick_probe import QUICK
+
+measure = probe.measure_disk
+probe.measure_disk = lambda folder, model, readers, effort: measure(folder, model, readers, QUICK)
+probe.MODEL_TOKENS, workbench.ENOUGH_S, workbench.TOO_LONG_S = (1, 64), 0.02, 0.02
+main({words!r})
+"""
+
+
+def test_with_a_probe_it_says_how_long_it_takes_and_remembers_the_device(
+    environment: dict[str, str], known_models: None, kit: Path
+) -> None:
+    """What it measures is real, but two widths of passes, and for a moment each."""
+    words = [str(word) for word in ("plan", kit, *FLAGS, "--memory", "4GiB", "--prompt-tokens", 32)]
+    source = MEASURED_QUICKLY.format(tests=str(Path(__file__).parents[1]), words=words)
+    first, again = (run_source(source, environment=environment) for _ in range(2))
     assert "Measuring this device" in first.stderr
     assert again.stderr == ""
     for done in (first, again):

@@ -215,17 +215,18 @@ def test_a_seed_gives_the_tokens_that_it_gives_without_speculation(kit: Path, op
 
 @pytest.mark.usefixtures("eager")
 def test_stop_texts_lengths_and_the_end_of_the_context_end_an_answer_as_ever(kit: Path) -> None:
-    found = []
+    found, long = [], " ".join([PROMPT] * 12)
     for draft in (None, kit):
         with Model(kit, exact=True, draft=draft, **RESIDENT) as model:
             whole = model.generate(PROMPT, max_tokens=30, temperature=0).result()
             stop = whole.text[20:26]
             answers = [whole, model.generate(PROMPT, temperature=0, stop=[stop]).result()]
             answers += [model.generate(PROMPT, temperature=0, max_tokens=n).result() for n in (0, 1, 2)]
-            answers += [model.generate(PROMPT, temperature=0).result()]
+            answers += [model.generate(long, temperature=0).result()]
             found.append([(a.text, a.token_ids, a.finish_reason, a.cached_tokens) for a in answers])
     assert found[0] == found[1]
     assert found[0][-1][2] == "context"
+    assert len(found[0][-1][1]) > 40
 
 
 @pytest.mark.usefixtures("eager")
@@ -280,7 +281,8 @@ def test_cancelling_and_interrupting_leave_a_conversation_that_is_right(grown: P
             assert len(found) < LONG
             assert found[: len(wanted)] == list(wanted[: len(found)])
             assert is_interrupted or stream.result().finish_reason == "cancelled"
-        assert model.generate(PROMPT, max_tokens=60, temperature=0).result().token_ids == wanted
+        again = model.generate(PROMPT, max_tokens=12, temperature=0).result()
+        assert again.token_ids == wanted[:12], "what went wrong shows in the first"
 
 
 def _hear(stream: Stream, n_before: int, is_time: threading.Event, found: list[int]) -> None:
@@ -358,13 +360,13 @@ def test_beyond_the_draft_models_context_it_does_not_guess(folder: Path, monkeyp
     target = make_model("llama", folder)
     short = make_model("llama", folder, seed=0, quantisation="Q8_0")
     monkeypatch.setattr("edge_run.runtime.inspection.draft_file.trained_context_tokens", lambda gguf: 256)
-    options = {**RESIDENT, "context_tokens": 512, "exact": True}
+    options, prompt = {**RESIDENT, "context_tokens": 512, "exact": True}, [3 + 7 * i % 300 for i in range(200)]
     with Model(target, draft=short, speculate="draft", **options) as model:
         assert "256 tokens" in model.speculation.reason
-        answer = model.generate([3, 4, 5], max_tokens=320, temperature=0).result()
-        assert 0 < answer.speculation.accepted < 256
+        answer = model.generate(prompt, max_tokens=120, temperature=0).result()
+        assert 0 < answer.speculation.accepted < 56
     with Model(target, **options) as model:
-        assert answer.token_ids == model.generate([3, 4, 5], max_tokens=320, temperature=0).result().token_ids
+        assert answer.token_ids == model.generate(prompt, max_tokens=120, temperature=0).result().token_ids
 
 
 REFUSALS: list[tuple[str, Callable[[Path], dict[str, Any]], type[Exception], str]] = [
