@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -148,11 +149,13 @@ class Toolbox:
 def _joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages, those of the user that follow each other as one."""
     joined = list[dict[str, Any]]()
-    for message in messages:
-        if joined and message["role"] == joined[-1]["role"] == "user":
-            joined[-1] = {**joined[-1], "content": f"{joined[-1]['content']}\n{message['content']}"}
+    for is_user, group in itertools.groupby(messages, lambda message: message["role"] == "user"):
+        if is_user:
+            first, *others = group
+            content = "\n".join(message["content"] for message in (first, *others))
+            joined.append({**first, "content": content})
         else:
-            joined.append(message)
+            joined += group
     return joined
 
 

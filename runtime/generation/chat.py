@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from edge_run.base.errors import ConfigError, ContextFull, ModelFileError
@@ -31,7 +32,13 @@ TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 LEAST_ANSWER_SHARE = 8  # of the context: an eighth is kept free for an answer of which nobody said how long it may be
 KEPT_SHARE = 2  # half of the context is kept, so that what is kept need not be read anew with each message
 
-_SYSTEM, _PROBE = "system", "What the system says."
+_SYSTEM = "system"
+_PROBE = {"role": _SYSTEM, "content": "What the system says."}
+_SECOND_PROBE = {"role": _SYSTEM, "content": "What the system says later."}
+_USER, _ASSISTANT = {"role": "user", "content": "What the user says."}, {"role": "assistant", "content": "An answer."}
+_FIRST = (_PROBE, _USER)
+_TWO_FIRST = (_PROBE, _SECOND_PROBE, _USER)
+_LATER = (_PROBE, _USER, _ASSISTANT, _SECOND_PROBE, _USER)
 
 Metadata = Callable[[str], "str | None"]
 _Message = TypeVar("_Message", bound=Message)
@@ -67,7 +74,7 @@ class ChatTemplate:
         self._is_override = is_override
         self._now = now
         self._cell = cell or template_cell()
-        self._knows_system: bool | None = None  # once it was found out
+        self._writes: dict[int, bool | None] = {}  # what was found out, by the probes of each conversation
         if is_override:
             self._ask("compile_template")
 
@@ -100,32 +107,55 @@ class ChatTemplate:
         more time or memory than rendering may take. Ctrl-C ends it at once.
 
         What the system says first to a template that knows no system is the beginning of the next message, as with
-        llama.cpp. Where a template refuses a conversation, it is told it `in_turns`, if that is another one.
+        llama.cpp. Nothing that it says is lost: where a template would leave out, or refuse, a second message of the
+        system at the beginning, the two are one; where it would leave out a later one, or refuses a conversation, it is
+        told it `in_turns`, if that is another one.
         """
         if not messages:
             raise ConfigError("chat: no messages; give at least one, such as the user's")
         told = {**(variables or {}), "add_generation_prompt": add_generation_prompt}
-        if messages[0]["role"] == _SYSTEM and len(messages) > 1 and not self._is_system_known():
-            content = f"{messages[0]['content']}\n{messages[1]['content']}"
-            messages = [{**messages[1], "content": content}, *messages[2:]]
+        messages = self._with_system(messages)
         try:
             return self._rendered(messages, told)
         except ConfigError:
-            if (others := in_turns(messages)) == [*messages]:
-                raise
-            with contextlib.suppress(ConfigError, ModelFileError):
-                return self._rendered(others, told)
+            tried = [[*messages]]
+            for joins_users in (False, True):
+                if (others := in_turns(messages, joins_users)) not in tried:
+                    tried.append(others)
+                    with contextlib.suppress(ConfigError, ModelFileError):
+                        return self._rendered(others, told)
             raise
 
-    def _is_system_known(self) -> bool:
-        """Return whether the template writes what the system says, as llama.cpp finds it out."""
-        if self._knows_system is None:
-            messages = [{"role": _SYSTEM, "content": _PROBE}, {"role": "user", "content": "What the user says."}]
+    def _with_system(self, messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """Return a conversation of which the template leaves out nothing that the system says."""
+        first = [*takewhile(lambda one: one["role"] == _SYSTEM, messages)]
+        others = messages[len(first) :]
+        if len(first) > 1 and not self._is_written(_TWO_FIRST):
+            first = [{**first[0], "content": "\n\n".join(one["content"] for one in first)}]
+        if len(first) == 1 and others and not self._is_written(_FIRST):
+            content = f"{first[0]['content']}\n{others[0]['content']}"
+            first, others = [], [{**others[0], "content": content}, *others[1:]]
+        messages = [*first, *others]
+        if any(one["role"] == _SYSTEM for one in others) and self._is_written(_LATER) is False:
+            return in_turns(messages, joins_users=False)
+        return messages
+
+    def _is_written(self, probes: Sequence[dict[str, Any]]) -> bool | None:
+        """Return whether the template writes all that the system says in a conversation; None where it refuses that.
+
+        As llama.cpp finds out whether templates know a system. What exceeds the cell's limits is raised, as `render`
+        does, since it may pass the next time.
+        """
+        if len(probes) not in self._writes:
             try:
-                self._knows_system = _PROBE in self._rendered(messages, {"add_generation_prompt": True})
-            except (ConfigError, ModelFileError):
-                self._knows_system = False
-        return self._knows_system
+                text = self._rendered(probes, {"add_generation_prompt": True})
+                found = all(one["content"] in text for one in probes if one["role"] == _SYSTEM)
+            except (ConfigError, ModelFileError) as error:
+                if isinstance(error.__cause__, Overrun):
+                    raise
+                found = None
+            self._writes[len(probes)] = found
+        return self._writes[len(probes)]
 
     def _rendered(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         told = {**self._variables, **variables, "messages": messages}
@@ -143,7 +173,7 @@ class ChatTemplate:
         try:
             return self._cell.ask(job, source=self.source, is_override=self._is_override, **fields)
         except Overrun as overrun:
-            raise self._refusal(str(overrun)) from None
+            raise self._refusal(str(overrun)) from overrun
 
     def _refusal(self, reason: str) -> ConfigError | ModelFileError:
         if self._is_override:
@@ -153,23 +183,49 @@ class ChatTemplate:
         )
 
 
-def in_turns(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a conversation in which the system speaks first or not at all, and the user not twice in a row.
+def in_turns(messages: Sequence[dict[str, Any]], joins_users: bool = True) -> list[dict[str, Any]]:
+    """Return a conversation in which the system speaks first or not at all.
 
-    What the system says next to its first message becomes a part of that. What it says later becomes a part of what the
-    user says, or a tool gave, before it: the text up to there stays as it was, and need not be read anew.
+    What it says later becomes a part of what the user says, or a tool gave, before it: the text up to there stays as it
+    was, and need not be read anew. After what the assistant says it becomes the user's, with what the user says next;
+    after calls of tools it waits for the first result.
+    joins_users: what the user, or at the beginning the system, says in a row is one message.
     """
-    told = list[dict[str, Any]]()
+    told, texts, held = list[dict[str, Any]](), list[list[str]](), list[str]()
+    is_systems_alone = False  # whether the last message has only what the system says
+    joined = (_SYSTEM, "user") if joins_users else ()
+
+    def add(message: dict[str, Any], *contents: str) -> None:
+        told.append(message)
+        texts.append([*contents])
+
     for message in messages:
-        before, role, content = told[-1] if told else {"role": ""}, message["role"], message["content"]
-        is_later = role == _SYSTEM and before["role"] not in ("", _SYSTEM)
-        if is_later:
-            role, content = "user", f"<system>\n{content}\n</system>"
-        if role == before["role"] in (_SYSTEM, "user") or (is_later and before["role"] == "tool"):
-            told[-1] = {**before, "content": f"{before['content']}\n\n{content}"}
+        role, content = message["role"], message["content"]
+        if role == _SYSTEM and told and told[-1]["role"] != _SYSTEM:
+            content = f"<system>\n{content}\n</system>"
+            if told[-1]["role"] in ("user", "tool"):
+                texts[-1].append(content)
+            elif told[-1].get("tool_calls"):
+                held.append(content)
+            else:
+                add({**message, "role": "user"}, content)
+                is_systems_alone = True
+            continue
+        if held and role != "tool":
+            add({"role": "user"}, *held)
+            held, is_systems_alone = [], True
+        if is_systems_alone and role == "user":
+            told[-1] = message
+            texts[-1].append(content)
+        elif told and role == told[-1]["role"] in joined:
+            texts[-1].append(content)
         else:
-            told.append({**message, "role": role, "content": content})
-    return told
+            add(message, content, *held)
+            held = []
+        is_systems_alone = False
+    if held:
+        add({"role": "user"}, *held)
+    return [{**message, "content": "\n\n".join(parts)} for message, parts in zip(told, texts, strict=True)]
 
 
 def plain_messages(messages: Sequence[object]) -> list[dict[str, Any]]:

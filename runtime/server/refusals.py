@@ -90,7 +90,8 @@ def anthropic_error(refusal: Refusal, request_id: str | None = None) -> dict[str
     is_said = not refusal.param or refusal.message.startswith(refusal.param)
     message = refusal.message if is_said else f"{refusal.param}: {refusal.message}"
     if n_tokens := refusal.figures.get("n_prompt_tokens"):  # which has no code there: clients know it by these words
-        message = f"prompt is too long: {n_tokens} tokens > {refusal.figures['n_ctx']} maximum ({refusal.message})"
+        most = refusal.figures["n_ctx"] - 1  # as an answer needs a token
+        message = f"prompt is too long: {n_tokens} tokens > {most} maximum ({refusal.message})"
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 

@@ -340,7 +340,8 @@ def _ending(outcome: FinishedAnswer) -> dict[str, Any]:
 def _template_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     """Return a conversation as templates know it: each result has the identity of the call that it answers."""
     found: list[dict[str, Any]] = []
-    identities = map("call_{}".format, itertools.count())
+    given = {call.id for message in messages for call in message.tool_calls or ()}
+    identities = (made for made in map("call_{}".format, itertools.count()) if made not in given)
     unanswered: dict[str, str] = {}  # the calls of the last message that has some, with the names of their functions
     for message in messages:
         made: dict[str, Any] = {"role": message.role, "content": message.content or ""}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Annotated, Any, Literal
 
@@ -74,11 +74,12 @@ class FlatTool(msgspec.Struct, omit_defaults=True):
     tools: list[FlatTool] | None = None
 
 
-class FlatChoice(msgspec.Struct):
-    """The tool that must be called."""
+class FlatChoice(msgspec.Struct, omit_defaults=True):
+    """The function that must be called. namespace: where it is; empty: wherever one of that name is, if only one is."""
 
     type: Literal["function"]
     name: ToolName
+    namespace: Name = ""
 
 
 class TextFormat(msgspec.Struct, omit_defaults=True):
@@ -166,37 +167,69 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     @property
     def known_tools(self) -> Sequence[FlatTool]:
         """The tools less those of OpenAI's own: Codex brings some beside its functions, and can do without them."""
-        return [tool for tool in self.tools or () if tool.type in (_FUNCTION, _NAMESPACE)]
+        known = [tool for tool in self.tools or () if tool.type in (_FUNCTION, _NAMESPACE)]
+        return [_without_others(tool) if tool.type == _NAMESPACE else tool for tool in known]
 
     def functions(self) -> list[tuple[str, FlatTool]]:
         """Return the functions that may be called, each with its namespace, empty for none.
 
-        Raises Refusal where all tools are OpenAI's own: an answer without what was asked for would look like one with.
+        Raises Refusal where none is there, but tools of OpenAI's own are: an answer without what was asked for would
+        look like one with.
         """
         found = list[tuple[str, FlatTool]]()
         for tool in self.known_tools:
             if tool.type == _FUNCTION:
                 found.append(("", tool))
             else:
-                found += [(tool.name, one) for one in tool.tools or () if one.type == _FUNCTION]
-        if self.tools and not found:
-            raise unsupported("tools[0].type", f"{self.tools[0].type[:40]!r} is a tool of OpenAI's own")
+                found += [(tool.name, one) for one in tool.tools or ()]
+        if not found and (own := next(_own_tools(self.tools or ()), None)):
+            where, kind = own
+            raise unsupported(where, f"{kind[:40]!r} is a tool of OpenAI's own")
         return found
 
     def _toolbox(self) -> Toolbox:
-        tools = list[FunctionTool]()
+        tools, places = list[FunctionTool](), dict[str, tuple[str, str]]()
         for namespace, one in self.functions():
-            name = _full_name(namespace, one.name)
+            name, place = _full_name(namespace, one.name), (namespace, one.name)
+            if places.setdefault(name, place) != place:
+                both = " and ".join(
+                    f"{one!r} of {where!r}" if where else repr(one) for where, one in (places[name], place)
+                )
+                raise Refusal(400, f"tools: {both} would both be called {name}", param="tools")
             if not re.match(TOOL_NAME, name):
                 raise Refusal(400, f"tools: {name[:60]}...: is too long a name, with its namespace", param="tools")
             tools.append(FunctionTool(name, one.description, one.parameters))
-        choice = Chosen(self.tool_choice.name) if isinstance(self.tool_choice, FlatChoice) else self.tool_choice
+        choice = self.tool_choice
+        if isinstance(choice, FlatChoice):
+            choice = Chosen(_chosen_name(choice, places))
         return Toolbox(tools, choice or AUTO, self.parallel_tool_calls is not False)
 
 
 def _full_name(namespace: str, name: str) -> str:
     """Return what the model calls a function of a namespace."""
     return f"{namespace}__{name}" if namespace and not namespace.endswith("_") else f"{namespace}{name}"
+
+
+def _chosen_name(choice: FlatChoice, places: Mapping[str, tuple[str, str]]) -> str:
+    """Return what the model calls the function that must be called. places: namespaces and names, by full names."""
+    if choice.namespace or choice.name in places:
+        return _full_name(choice.namespace, choice.name)
+    alike = [full for full, (_, name) in places.items() if name == choice.name]
+    return alike[0] if len(alike) == 1 else choice.name
+
+
+def _without_others(namespace: FlatTool) -> FlatTool:
+    """Return a namespace with its functions alone."""
+    return msgspec.structs.replace(namespace, tools=[one for one in namespace.tools or () if one.type == _FUNCTION])
+
+
+def _own_tools(tools: Sequence[FlatTool], where: str = "tools") -> Iterator[tuple[str, str]]:
+    """Yield where the tools are that are OpenAI's own, and their kinds."""
+    for index, tool in enumerate(tools):
+        if tool.type == _NAMESPACE:
+            yield from _own_tools(tool.tools or (), f"{where}[{index}].tools")
+        elif tool.type != _FUNCTION:
+            yield f"{where}[{index}].type", tool.type
 
 
 async def responses(service: Service, request: Request) -> AnswerResponse:

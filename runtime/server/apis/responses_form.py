@@ -83,8 +83,12 @@ class ResponseForm:
         return opening + self._event("response.failed", response={**self._response("failed"), "error": error})
 
     def silence(self) -> bytes:
-        """Return once more that it goes on: clients leave a stream that has no event for minutes; comments are none."""
-        return self._event("response.in_progress", response=self._response("in_progress"))
+        """Return once more that it goes on: clients leave a stream that has no event for minutes; comments are none.
+
+        Without what may be long of the request, which `begin` repeats.
+        """
+        short = {key: value for key, value in self._response("in_progress").items() if key not in ("metadata", "text")}
+        return self._event("response.in_progress", response={**short, "instructions": None, "tools": []})
 
     def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """Return nothing: this API has no word for it."""
@@ -103,7 +107,10 @@ class ResponseForm:
         return msgspec.json.encode(self._finished(outcomes, items))
 
     def _begin(self) -> bytes:
-        return self._event("response.created", response=self._response("in_progress")) + self.silence()
+        response = self._response("in_progress")
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
 
     def _response(self, status: str, output: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         empty = {"error": None, "incomplete_details": None, "usage": None}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edge_run.base.errors import ConfigError, ModelFileError
-from edge_run.runtime.generation.chat import ChatTemplate, plain_messages, template_cell
+from edge_run.runtime.generation.chat import ChatTemplate, in_turns, plain_messages, template_cell
+from edge_run.runtime.processes.cell import Cell, Overrun
 
 CHATML = """{% for message in messages %}
 <|im_start|>{{ message.role }}
@@ -122,6 +124,74 @@ def test_where_a_template_takes_the_system_first_only_what_it_says_later_is_told
     assert template(CHATML).render([USER, later]).count("<|im_start|>system\nStop.<|im_end|>") == 1
     with pytest.raises(ConfigError, match="never"):
         template("{{ raise_exception('never') }}").render([USER, later])
+
+
+LATER = {"role": "system", "content": "Stop."}
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (
+            "{% if messages[0].role == 'system' %}# {{ messages[0].content }}\n{% endif %}"
+            "{% for m in messages if m.role != 'system' %}{{ m.content }}|{% endfor %}",
+            "# Be brief.\n\nStop.\n Hello |Hi.|<system>\nStop.\n</system>\n\n Hello |",
+        ),
+        (
+            "{% for m in messages if m.role != 'system' %}{{ m.content }}|{% endfor %}",
+            "Be brief.\n\nStop.\n Hello |Hi.|<system>\nStop.\n</system>\n\n Hello |",
+        ),
+        (
+            "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+            "{{ m.content }}|{% endfor %}",
+            "Be brief.\n\nStop.\n Hello |Hi.|<system>\nStop.\n</system>\n\n Hello |",
+        ),
+        (
+            "{% for m in messages %}{{ m.content }}|{% endfor %}",
+            "Be brief.|Stop.| Hello |Hi.|Stop.| Hello |",
+        ),
+    ],
+)
+def test_nothing_that_the_system_says_is_lost(source: str, text: str) -> None:
+    assert template(source).render([SYSTEM, LATER, USER, ASSISTANT, LATER, USER]) == text
+
+
+def test_what_the_user_says_in_a_row_is_one_message_only_where_that_is_refused_too() -> None:
+    strict = template(
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{{ m.content }}|{% endfor %}"
+    )
+    assert strict.render([USER, USER, LATER]) == " Hello | Hello \n\n<system>\nStop.\n</system>|"
+
+
+def test_what_the_system_says_does_not_come_between_a_call_and_its_result() -> None:
+    calls, result = {**ASSISTANT, "tool_calls": [{"id": "1"}]}, {"role": "tool", "content": "4"}
+    said = "<system>\nStop.\n</system>"
+    told = {**result, "content": f"4\n\n{said}"}
+    assert in_turns([USER, calls, LATER, result, result, ASSISTANT]) == [USER, calls, told, result, ASSISTANT]
+    assert in_turns([USER, calls, LATER]) == [USER, calls, {"role": "user", "content": said}]
+    after = {"role": "user", "content": f"{said}\n\n Hello "}
+    assert in_turns([USER, calls, LATER, USER, USER], joins_users=False) == [USER, calls, after, USER]
+    assert in_turns([USER, calls, LATER, ASSISTANT]) == [USER, calls, {"role": "user", "content": said}, ASSISTANT]
+
+
+class Exhausted(Cell):
+    """Reaches a limit with its first job."""
+
+    n_asked = 0
+
+    def ask(self, job: str, limit_s: float = 9.0, *, is_first: bool = True, **fields: Any) -> bytes:
+        self.n_asked += 1
+        if self.n_asked == 1:
+            raise Overrun("takes more than a second")
+        return CELL.ask(job, limit_s, is_first=is_first, **fields)
+
+
+def test_a_limit_that_was_reached_says_nothing_of_the_template() -> None:
+    chat = ChatTemplate(CHATML, "", "", cell=Exhausted("unused"))
+    with pytest.raises(ModelFileError, match="more than a second"):
+        chat.render([SYSTEM, USER])
+    assert chat.render([SYSTEM, USER]).startswith("<|im_start|>system")
 
 
 def test_what_hugging_face_adds_to_jinja() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -200,14 +199,16 @@ class Torn:
 
 
 @pytest.mark.parametrize(
-    ("failure", "most_cuts"),
+    ("failure", "most_cuts", "raised"),
     [
-        (Cancelled("the pass was cancelled"), CELLS),
-        (ContextFull("no room on another device"), CELLS),
-        *[(Cancelled("the pass was cancelled"), most_cuts) for most_cuts in (1, 2, 3)],
+        (Cancelled("the pass was cancelled"), CELLS, Cancelled),
+        (ContextFull("no room on another device"), CELLS, None),
+        *[(Cancelled("the pass was cancelled"), most_cuts, KeyboardInterrupt) for most_cuts in (1, 2, 3)],
     ],
 )
-def test_what_sequences_beside_a_failed_pass_have_lost_is_computed_again(failure: Exception, most_cuts: int) -> None:
+def test_what_sequences_beside_a_failed_pass_have_lost_is_computed_again(
+    failure: Exception, most_cuts: int, raised: type[BaseException] | None
+) -> None:
     """The state of one that lies between those of the pass may be another text's by then."""
     pool, decoder = SequencePool(3, CELLS, can_rewind=False, can_share=False), Torn()
     rules = PassRules(CELLS, has_equal_parts=True)
@@ -229,9 +230,12 @@ def test_what_sequences_beside_a_failed_pass_have_lost_is_computed_again(failure
         scheduler.append(number, 0)
     assert [pool.n_held(one) for one in range(3)] == [3, 3, 3]
     decoder.failure, decoder.cuts_left = failure, most_cuts
-    with contextlib.suppress(Cancelled, KeyboardInterrupt):
-        planned = passes.plan()
-        assert planned is not None
+    planned = passes.plan()
+    assert planned is not None
+    if raised:
+        with pytest.raises(raised):
+            passes.begin(BegunPass(planned, {}))
+    else:
         assert not passes.begin(BegunPass(planned, {})), "others gave way"
     assert [pool.n_held(one) for one in range(3)] == [0, 0, 0]
     assert [scheduler.n_held(number) for number in (numbers[0], numbers[2])] == [0, 0]

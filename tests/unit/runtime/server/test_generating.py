@@ -125,6 +125,19 @@ async def test_a_response_says_which_item_was_cut(texts: tuple[str, ...], items:
     assert (last["status"], whole["status"]) == ("incomplete", "incomplete")
 
 
+def test_what_fills_silence_in_a_response_is_short() -> None:
+    told = {"instructions": "i" * 9000, "tools": ["t" * 9000], "text": {"format": "f" * 9000}, "metadata": {}}
+    form = ResponseForm("model", told)
+    silence = form.silence()
+    assert len(silence) < 1000
+    said = json.loads(silence.decode().split("data: ")[1])
+    assert (said["type"], said["response"]["instructions"], said["response"]["tools"]) == (
+        "response.in_progress",
+        None,
+        [],
+    )
+
+
 async def test_a_call_says_in_which_namespace_its_function_is() -> None:
     form = ResponseForm("model", {})
     form.namespaced = {"mcp__files__f": ("mcp__files", "f")}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
+import msgspec
 import pytest
 
 from chat_requests import HELLO, chat, refused
@@ -124,6 +127,13 @@ def test_results_answer_ollamas_calls_in_their_order() -> None:
     assert all(isinstance(message["content"], str) for message in messages)
 
 
+def test_identities_that_are_made_for_ollamas_calls_are_none_that_were_given() -> None:
+    call = {"function": {"name": "add", "arguments": {}}}
+    asked = [HELLO, {"role": "assistant", "tool_calls": [call, {**call, "id": "call_0"}]}]
+    messages = decode(json.dumps({"messages": asked}).encode(), OllamaChatRequest).task().messages
+    assert [made["id"] for made in messages[1]["tool_calls"]] == ["call_1", "call_0"]
+
+
 def test_a_conversation_of_thoughts_alone_cannot_be_answered() -> None:
     request = decode(json.dumps({"input": [{"type": "reasoning"}]}).encode(), ResponsesRequest)
     with pytest.raises(Refusal, match="input"):
@@ -178,12 +188,50 @@ def test_what_codex_brings_beside_its_functions_is_left_out_and_namespaces_are_f
     assert [tool.name for tool in task.toolbox.tools] == ["run", "mcp__files__read"]
     assert task.messages[1]["tool_calls"][0]["function"]["name"] == "mcp__files__read"
     assert [tool.name for tool in asked.known_tools] == ["run", "mcp__files"]
-    for alone in ([{"type": "web_search"}], [{**files, "tools": []}]):
-        with pytest.raises(Refusal, match="OpenAI's own"):
+    assert [tool.type for tool in asked.known_tools[1].tools or ()] == ["function"], "custom is not given back"
+    empty = {**files, "tools": []}
+    assert not convert({"input": "a", "tools": [empty]}, ResponsesRequest).task().toolbox.tools
+    own = {**files, "tools": [patch]}
+    for alone, where in (
+        ([patch], "tools[0].type"),
+        ([empty, patch], "tools[1].type"),
+        ([own], "tools[0].tools[0].type"),
+    ):
+        with pytest.raises(Refusal, match="'custom' is a tool of OpenAI's own") as refused:
             convert({"input": "a", "tools": alone}, ResponsesRequest).task()
+        assert refused.value.param == where
     for broken in ([run, run], [{**files, "name": "f" * 128}]):
         with pytest.raises((Refusal, ConfigError), match="tools"):
             convert({"input": "a", "tools": broken}, ResponsesRequest).task().toolbox.check()
+
+
+def test_the_function_that_must_be_called_may_be_one_of_a_namespace() -> None:
+    def chosen(choice: Mapping[str, str], *tools: Any) -> str:
+        given = {"type": "function", **choice}
+        asked = convert({"input": "a", "tools": tools, "tool_choice": given}, ResponsesRequest)
+        assert msgspec.to_builtins(asked.tool_choice) == given
+        toolbox = asked.task().toolbox
+        toolbox.check()
+        (tool,) = toolbox.callable
+        return tool.name
+
+    read = {"type": "function", "name": "read"}
+    files, web = ({"type": "namespace", "name": name, "tools": [read]} for name in ("files", "web"))
+    assert chosen({"name": "read", "namespace": "web"}, read, files, web) == "web__read"
+    assert chosen({"name": "read"}, read, files, web) == "read"
+    assert chosen({"name": "read"}, files) == "files__read"
+    for wrong in ({"name": "read"}, {"name": "read", "namespace": "disks"}):
+        with pytest.raises(ConfigError, match="tool_choice: names none"):
+            chosen(wrong, files, web)
+
+
+def test_functions_that_the_model_would_call_alike_are_both_named() -> None:
+    tools = [
+        {"type": "namespace", "name": where, "tools": [{"type": "function", "name": name}]}
+        for where, name in (("a", "b__c"), ("a__b", "c"))
+    ]
+    with pytest.raises(Refusal, match="'b__c' of 'a' and 'c' of 'a__b' would both be called a__b__c"):
+        convert({"input": "a", "tools": tools}, ResponsesRequest).task()
 
 
 def test_the_stamp_of_claude_code_does_not_make_beginnings_differ() -> None:

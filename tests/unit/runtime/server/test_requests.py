@@ -307,11 +307,11 @@ def test_anthropics_clients_are_told_once_what_is_wrong() -> None:
 
 
 def test_anthropics_clients_know_a_prompt_that_is_too_long_by_its_words() -> None:
-    refusal = refusal_of(ContextFull("no room", prompt_tokens=5000, context_tokens=4096), "messages")
+    refusal = refusal_of(ContextFull("no room", prompt_tokens=4096, context_tokens=4096), "messages")
     said = anthropic_error(refusal)["error"]
     assert said == {
         "type": "invalid_request_error",
-        "message": "prompt is too long: 5000 tokens > 4096 maximum (no room)",
+        "message": "prompt is too long: 4096 tokens > 4095 maximum (no room)",
     }
 
 
