@@ -7,6 +7,7 @@ times are interpolated linearly. The latest passes of a width count most, at the
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_left
 from collections import deque
@@ -15,7 +16,8 @@ from collections.abc import Callable
 from edge_run.partition.cost import overlapped_s
 
 LATEST = 7  # passes of a width that count
-FEW, REMEMBERED = 3, 1000  # fewer values of a width, the disturbed ones among them, count for so many of other widths
+FEW, REMEMBERED = 3, 1000  # fewer values of a width count for so many of other widths, where they stand out
+STANDS_OUT = 1.5  # times what a width can be by its neighbours
 LATEST_PACED = 31  # of what does not change with the drive's pace: more, or it would wander off
 LEAST_READ_S = 1e-6  # else it says nothing of the drive
 LEAST_PASS_S = 1e-9  # so that others can be compared with any
@@ -27,13 +29,17 @@ SLOPE = 0.25  # of computing one token, for each further one, where only one wid
 class WidthCurve:
     """A quantity by width: the median of the `latest` values at a width, and straight lines between widths.
 
-    The first value at a width counts until there is another: a first pass makes its graph, and takes memory. A few
-    values, of which no median is sure, are forgotten after a while: where something disturbed them, the width looks so
-    slow that it is not taken again, and nothing else would set them right.
+    The first value at a width counts until there is another: a first pass makes its graph, and takes memory.
+
+    forgets: a few values of a width, of which no median is sure, are forgotten after a while where they stand out from
+    what was seen at the widths beside it. Something disturbed them then, and as the width looks so slow that it is not
+    taken again, nothing else would set them right. A pass of more tokens takes no less long, and at most in proportion
+    to its tokens, as it could be several passes; so what stands out is far more than the next wider has, or than the
+    next narrower has in proportion. The narrowest is held against the wider only.
     """
 
-    def __init__(self, latest: int = LATEST) -> None:
-        self._latest, self._n_values = latest, 0
+    def __init__(self, latest: int = LATEST, *, forgets: bool = True) -> None:
+        self._latest, self._forgets, self._n_values = latest, forgets, 0
         self._seen: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
         self._widths: list[int] = []
@@ -58,11 +64,23 @@ class WidthCurve:
         self._forget()
 
     def _forget(self) -> None:
-        for width, came in list(self._few.items())[:1]:
-            if self._n_values - came > REMEMBERED:
-                self._widths.remove(width)
-                self._seen_once.discard(width)
-                del self._few[width], self._seen[width], self._medians[width]
+        width = next(iter(self._few), None)
+        if not self._forgets or width is None or self._n_values - self._few[width] <= REMEMBERED:
+            return
+        del self._few[width]
+        if self._medians[width] <= STANDS_OUT * self._most(width):
+            self._few[width] = self._n_values  # what is beside it may be known better then
+            return
+        self._widths.remove(width)
+        self._seen_once.discard(width)
+        del self._seen[width], self._medians[width]
+
+    def _most(self, width: int) -> float:
+        """Return the most that is to be expected at `width` by the widths beside it."""
+        place = bisect_left(self._widths, width)
+        narrower, wider = self._widths[max(0, place - 1) : place], self._widths[place + 1 : place + 2]
+        bounds = [self._medians[one] * max(1.0, width / one) for one in (*narrower, *wider)]
+        return min(bounds, default=math.inf)
 
     def __bool__(self) -> bool:
         return bool(self._widths)
@@ -113,7 +131,8 @@ class WidthCosts:
 
     def __init__(self, union_growth: Callable[[int], float] = lambda width: 1.0) -> None:
         self._union_growth = union_growth
-        self._compute, self._bytes, self._factor = WidthCurve(), WidthCurve(), WidthCurve()
+        self._compute, self._factor = WidthCurve(), WidthCurve()
+        self._bytes = WidthCurve(forgets=False)  # a pass of one token may find all it needs in memory
         self._byte_s = WidthCurve(LATEST_PACED)  # at pace 1
         self._paces: deque[tuple[float, float]] = deque(maxlen=LATEST)  # over what was usual at the width, bytes
 

@@ -229,7 +229,7 @@ class LocalDecoder:
 
     @system_errors("reading the graph")
     def map_graph(self, shape: PassShape = ONE_TOKEN, *, notes_nodes: bool = True) -> GraphMap:
-        """Map a pass of `shape` in the empty context; return its graph, or none: `notes_nodes`. Its flow is known then."""
+        """Map a pass of `shape` in the empty context; return its graph with `notes_nodes`, else note its flow only."""
         self.limits.check_shape(shape)
         first = shape.tokens - shape.outputs
         self._fill([BatchToken(token=0, position=i, wants_logits=i >= first) for i in range(shape.tokens)])

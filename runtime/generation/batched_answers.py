@@ -162,7 +162,10 @@ class BatchedAnswers(Closing):
         return number
 
     def hearing_signals(self) -> AbstractContextManager[None]:
-        """Have Ctrl-C wait until the block is done, or the innermost of such blocks, and end the pass that is in it."""
+        """Have what handlers of signals raise, as that of Ctrl-C does, wait until the block is done; see `Interrupt`.
+
+        It ends the pass that is in the block. Of such blocks in one another, the innermost counts.
+        """
         return self._engine.interrupt.hearing_signals()
 
     def cancel(self, number: int) -> None:

@@ -39,7 +39,7 @@ def leave_out_tiles(model: LlamaModel) -> None:
     """
     for address in ggml.model_tensors(model.handle):
         tensor = ggml.tensor_at(address)
-        if tensor.extra and not has_even_kernel(tensor.type, tuple(tensor.ne[:3]), by_expert=tensor.ne[2] > 1):
+        if tensor.extra and not is_kernel_even(tensor.type, tuple(tensor.ne[:3]), by_expert=tensor.ne[2] > 1):
             name = ggml.tensor_name(address).decode("utf-8", "replace")
             raise NotSupported(
                 f"{model.path}: exact: llama.cpp's own loader repacks {name} for a kernel whose results depend on how "
@@ -49,17 +49,28 @@ def leave_out_tiles(model: LlamaModel) -> None:
 
 
 @functools.cache
-def has_even_kernel(type_id: int, shape: tuple[int, ...], *, by_expert: bool) -> bool:
-    """Return whether weights have a repacked kernel here that gives a token the same bits beside however many others.
+def is_kernel_even(type_id: int, shape: tuple[int, ...], *, by_expert: bool) -> bool | None:
+    """Return whether the repacked kernel of such weights gives a token the same bits beside however many others.
 
-    shape: of the weight, (row elements, rows, experts). by_expert: as of `Repacking.kernel`.
+    None where they have no such kernel here. shape: of the weight, (row elements, rows, experts). by_expert: as of
+    `Repacking.kernel`.
     """
     repacking = Repacking()
     try:
         with ggml.log.listening(lambda line: None):  # a line for each slice that is repacked
             kernel = repacking.kernel(type_id, shape, by_expert=by_expert)
-            few = (shape[0], kernel.rows_together if kernel else 0, 2 if by_expert else 1)
-            weight = repacking.describe(type_id, few, by_expert=by_expert) if kernel else None
+        return _is_even_by(type_id, shape[0], kernel.rows_together, by_expert=by_expert) if kernel else None
+    finally:
+        repacking.close()
+
+
+@functools.cache
+def _is_even_by(type_id: int, row_elements: int, rows_together: int, *, by_expert: bool) -> bool:
+    """Try as many rows as the kernel takes together: weights of however many rows have the same one."""
+    few, repacking = (row_elements, rows_together, 2 if by_expert else 1), Repacking()
+    try:
+        with ggml.log.listening(lambda line: None):
+            weight = repacking.describe(type_id, few, by_expert=by_expert)
             return weight is not None and _is_even(weight, type_id, few, by_expert=by_expert)
     finally:
         repacking.close()

@@ -82,7 +82,6 @@ class LayerCoordinator:
     links: what was measured between them.
     plan: the latest plan.
     most_in_flight: the passes that may be in flight, one of each group of sequences.
-    may_group: whether a plan with several in flight is of use now.
     """
 
     def __init__(
@@ -109,7 +108,6 @@ class LayerCoordinator:
         }
         self.works = unit_works(engine)
         self.most_in_flight = engine.most_in_flight if engine.most_in_flight > 1 and engine.maps.can_split_tail() else 1
-        self.may_group = True
         self.fetch = MeshFetch(mesh, len(self.works), say, engine.interrupt.check)
         self.specs: dict[str, DeviceSpec] = {}
         self._bounds: OfLate[RoomBound] = OfLate()  # by shortages that a device that is asked anew may not know of
@@ -138,11 +136,12 @@ class LayerCoordinator:
                 found = bound.within(found)
             self.specs[node] = found
 
-    def make_plan(self, fetch_tokens: int) -> MeshPlan:
+    def make_plan(self, fetch_tokens: int, *, may_group: bool) -> MeshPlan:
         """Return the best plan over the devices that were asked, and this one; this one alone where none fits.
 
         The links between them are measured before. Raises Failed for the first that is not there, or not reached.
         fetch_tokens: what a device has to fetch is worth it where it saves more within so many tokens.
+        may_group: whether a plan with several passes in flight is of use.
         """
         node = self._mesh.node
         if node not in self.specs:
@@ -153,11 +152,14 @@ class LayerCoordinator:
             self.links.measure([node, other])
             if why := self.links.why_apart(other):
                 raise Failed(Refused(other, why, is_for_now=True))  # it may have, or announce, another address
-        self.plan = self._best(self.specs, fetch_tokens) or self.alone()
+        self.plan = self._best(self.specs, fetch_tokens, may_group=may_group) or self.alone()
         return self.plan
 
-    def better(self, spent: Mapping[str, float], hop_s: float) -> MeshPlan | None:
-        """Return the best plan by what devices really took for a token, if it is another one than that in force."""
+    def better(self, spent: Mapping[str, float], hop_s: float, *, may_group: bool) -> MeshPlan | None:
+        """Return the best plan by what devices really took for a token, if it is another one than that in force.
+
+        may_group: as of `make_plan`.
+        """
         if len(self.specs) < 2:
             return None
         try:
@@ -167,7 +169,7 @@ class LayerCoordinator:
         for node, seconds in spent.items():
             if node in self.specs and seconds > 0:
                 self.specs[node] = _corrected(self.specs[node], self.works, self.plan, seconds)
-        found = self._best(self.specs, PAYS_BACK_TOKENS)
+        found = self._best(self.specs, PAYS_BACK_TOKENS, may_group=may_group)
         return found if found and found.owners != self.plan.owners else None
 
     def take_less(self, node: str, error: EdgeRunError) -> None:
@@ -177,10 +179,10 @@ class LayerCoordinator:
             self._bounds.note(node, bound)
             self.specs[node] = bound.within(self.specs[node])
 
-    def _best(self, specs: Mapping[str, DeviceSpec], fetch_tokens: int) -> MeshPlan | None:
+    def _best(self, specs: Mapping[str, DeviceSpec], fetch_tokens: int, *, may_group: bool) -> MeshPlan | None:
         """Return the best plan, having tried without those that would have to fetch, the slowest first."""
         left, best, least_s = dict(specs), None, math.inf
-        while (plan := self._fastest(left)) is not None:
+        while (plan := self._fastest(left, may_group=may_group)) is not None:
             costs = {
                 node: self.fetch.seconds(plan, node, self.links.rate(self._mesh.node, node)) for node in plan.nodes
             }
@@ -192,11 +194,11 @@ class LayerCoordinator:
             del left[slowest]
         return best
 
-    def _fastest(self, specs: Mapping[str, DeviceSpec]) -> MeshPlan | None:
+    def _fastest(self, specs: Mapping[str, DeviceSpec], *, may_group: bool) -> MeshPlan | None:
         first = specs[self._mesh.node]
         others = [specs[node] for node in sorted(specs) if node != first.node]
         sequences = self._engine.config.sequences if self.most_in_flight > 1 else 1
-        plan = _plan_over(self.works, [first, *others], self.links.hop, sequences, may_group=self.may_group)
+        plan = _plan_over(self.works, [first, *others], self.links.hop, sequences, may_group=may_group)
         apart = self.links.apart(plan.owners) if plan else None
         if apart is None:
             return plan
@@ -206,7 +208,7 @@ class LayerCoordinator:
             names = names_apart(self._mesh.members())
             source, target, without = (names.get(node, node) for node in (*apart, dropped))
             self._say(f"{source} does not reach {target}: the run does without {without}")
-        return self._fastest({node: spec for node, spec in specs.items() if node != dropped})
+        return self._fastest({node: spec for node, spec in specs.items() if node != dropped}, may_group=may_group)
 
     def forget_others(self) -> None:
         """Have the other devices asked anew what they have, and to open the model: it may be closed by now."""

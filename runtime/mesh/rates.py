@@ -55,7 +55,7 @@ class MeshRates:
             self._seconds.append((now_s - self._shared_s) / n_tokens)
         self._shared_s = now_s
 
-    def why_replan(self, coordinator: LayerCoordinator, tokens: int) -> str:
+    def why_replan(self, coordinator: LayerCoordinator, tokens: int, *, may_group: bool) -> str:
         """Return why another plan is worth computing `tokens` tokens again, an empty string when none is."""
         if not self._hops or self._since_check < 2 * WINDOW_TOKENS:
             return ""
@@ -64,7 +64,7 @@ class MeshRates:
         if not expected or abs(measured / expected - 1) <= TOLERANCE:
             return ""
         spent = {node: statistics.median(found) for node, found in self._spent.items()}
-        better = coordinator.better(spent, self.hop_s)
+        better = coordinator.better(spent, self.hop_s, may_group=may_group)
         if better is None:
             return ""
         saved = measured - better.token_s

@@ -167,8 +167,8 @@ class MeshRun:
         if self.is_broken_off:
             self._drive(self._failover.start())
         why_more = "" if len(self.log) else self._failover.why_more
-        self._coordinator.may_group = self.in_flight.may_group
-        if why := why_more or self.rates.why_replan(self._coordinator, self.log.tokens):
+        may_group = self.in_flight.may_group
+        if why := why_more or self.rates.why_replan(self._coordinator, self.log.tokens, may_group=may_group):
             self._react(failover.Better(why))
 
     def _look_who_is_back(self) -> None:
@@ -304,9 +304,9 @@ class MeshRun:
                 self._coordinator.links.forget(node)
                 self._failover.handle(failover.Moved(node))
         self._asked = before | now
-        self._coordinator.may_group = self.in_flight.may_group
         self._coordinator.prepare(candidates)
-        plan = self._coordinator.make_plan(PAYS_BACK_TOKENS if self.log.tokens else FETCH_TOKENS)
+        fetch_tokens = PAYS_BACK_TOKENS if self.log.tokens else FETCH_TOKENS
+        plan = self._coordinator.make_plan(fetch_tokens, may_group=self.in_flight.may_group)
         return failover.Planned(plan.nodes)
 
     def _open(self, instruction: failover.Open) -> failover.Event:

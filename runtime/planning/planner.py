@@ -316,7 +316,7 @@ def with_attention_on(profile: DeviceProfile, prepared: Prepared) -> DeviceProfi
     """
     (narrow, wide), (k, v) = profile.attention_flops_per_s, prepared.config.kv_types
     if prepared.attention:
-        narrow, wide = narrow * prepared.attention[0], wide * prepared.attention[1]
+        narrow, wide = narrow * prepared.attention.narrow, wide * prepared.attention.wide
     elif k != v or k not in ("f16", "f32"):
         wide = narrow
     return replace(profile, attention_flops_per_s=(narrow, wide))

@@ -192,10 +192,13 @@ def _abreast(prepared: Prepared) -> Abreast | None:
 
 
 def _recalled(prepared: Prepared) -> DeviceProfile | None:
-    """Return the speed of this device for the model, where it was measured."""
+    """Return the speed of this device for the model, where it was measured; disturbed where that of attention is."""
     from edge_run.runtime.probing.probe import recall
 
-    return recall(prepared.gguf, prepared.config)
+    profile = recall(prepared.gguf, prepared.config)
+    if profile and prepared.attention and prepared.attention.is_disturbed:
+        return replace(profile, is_disturbed=True)
+    return profile
 
 
 @dataclass(frozen=True, slots=True)

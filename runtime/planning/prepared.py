@@ -25,6 +25,7 @@ from edge_run.tiers.packed_file import PackedFile
 
 if TYPE_CHECKING:
     from edge_run.runtime.gpu.offload import Offload
+    from edge_run.runtime.probing.attention import AttentionRatio
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Prepared:
     repacked_streamed: frozenset[str] = frozenset()
     repacked_file: PackedFile | None = None
     kv_type_reason: str = ""
-    attention: tuple[float, float] | None = None
+    attention: AttentionRatio | None = None
 
     @property
     def why_nothing_kept(self) -> str:

@@ -27,7 +27,8 @@ def choose_kinds(
 ) -> frozenset[str]:
     """Return the kinds of weights of `gguf` that are to be repacked, where they have a kernel for it here.
 
-    With `exact`, those are left out whose kernels give other bits in passes of other widths.
+    With `exact`, those are left out whose kernels give other bits in passes of other widths. A weight without a kernel,
+    as one of an odd number of rows, says nothing of the others of its kind.
 
     streamed_in: the budget that they stream in; None where all have room. Each pass then waits for the drive, and may
         wait until what it brought is repacked.
@@ -37,14 +38,14 @@ def choose_kinds(
     kinds = _wanted_kinds(gguf, config, streamed_in, packed)
     if not (config.exact and kinds):
         return kinds
-    from edge_run.runtime.llama.exact_kernels import has_even_kernel  # and with it llama.cpp, which takes long to load
+    from edge_run.runtime.llama import exact_kernels  # and with it llama.cpp, which takes long to load
 
-    uneven = {
+    tried = {(kind, tensor.type_id, tensor.shape) for kind, tensor in _by_kind(gguf) if kind in kinds}
+    return kinds - {
         kind
-        for kind, tensor in _by_kind(gguf)
-        if kind in kinds and not has_even_kernel(tensor.type_id, tensor.shape, by_expert=is_by_expert(kind))
+        for kind, type_id, shape in tried
+        if exact_kernels.is_kernel_even(type_id, shape, by_expert=is_by_expert(kind)) is False
     }
-    return kinds - uneven
 
 
 def _by_kind(gguf: GgufModel) -> list[tuple[str, TensorInfo]]:

@@ -31,7 +31,7 @@ from edge_run.devices.host.profile import (
     RepackedFigure,
 )
 from edge_run.runtime.llama.library import library_version
-from edge_run.runtime.probing.attention import PLAIN, attention_speeds, is_ratio_missing
+from edge_run.runtime.probing.attention import PLAIN, attention_speeds, is_ratio_missing, kind_of_keys
 from edge_run.runtime.probing.workload import (
     ATTENTION,
     MANY_TOKENS,
@@ -103,13 +103,14 @@ def probe(
     disks = [session.disk(target, config.readers, effort) for target in targets]
     session.kernels(_kernels(gguf), threads)
     costs = session.costs(threads)
+    is_disturbed, kind = False, kind_of_keys(config)
     if is_ratio_missing(config):
-        on_step(f"Attention on keys and values of {config.kv_type}")
-        attention_speeds(config, (PLAIN, config.kv_type), int(config.memory or 0))
+        on_step(f"Attention on keys and values of {kind}")
+        is_disturbed = attention_speeds(config, (PLAIN, kind), int(config.memory or 0)).is_disturbed
     kernel_figures = session.known_kernels(threads)
     gpus = session.gpus(_kernels(gguf), config) if measures_gpus else []
     profile = session.profile(costs, kernel_figures, disks, gpus)
-    problem = store.problem or (DISTURBED if profile.is_disturbed else "")
+    problem = store.problem or (DISTURBED if is_disturbed or profile.is_disturbed else "")
     store.problem = "; ".join(filter(None, (problem, *session.unmeasured)))
     return profile
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_run.partition.width_costs import REMEMBERED, WidthCosts
+from edge_run.partition.width_costs import REMEMBERED, WidthCosts, WidthCurve
 from pass_times import resident, streamed
 
 
@@ -56,6 +56,51 @@ def test_a_slow_pass_of_a_width_that_is_not_taken_for_it_is_forgotten() -> None:
     costs.observe(1, *resident(1))
     assert costs.pass_s(8) == pytest.approx(resident(8)[0], rel=0.1)
     assert costs.widest == 4, "which was seen often enough"
+
+
+@pytest.mark.parametrize(("slow", "true"), [(6, 4.0), (1, 2.0)])
+def test_a_slow_pass_between_others_is_forgotten(slow: int, true: float) -> None:
+    curve = WidthCurve()
+    for width, value in ((2, 2.0), (4, 3.0), (8, 5.0), (slow, 9.0)):
+        for _ in range(1 if width == slow else 4):
+            curve.observe(width, value)
+    for i in range(REMEMBERED + 1):
+        assert (curve.at(slow) == 9.0) == (slow in curve) == (i <= REMEMBERED)
+        curve.observe(2, 2.0)
+    assert slow not in curve
+    assert curve.at(slow) == pytest.approx(true)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_was_seen_of_prompts_stays_however_long_the_answer(times: int) -> None:
+    costs, widths = WidthCosts(), (64, 512, 13)
+    for width in widths:
+        for _ in range(times):
+            costs.observe(width, *resident(width))
+    before = [costs.pass_s(width) for width in widths]
+    for _ in range(4 * REMEMBERED):
+        costs.observe(1, *resident(1))
+    assert [costs.pass_s(width) for width in widths] == before
+    assert costs.widest == 512
+
+
+def test_a_slow_pass_is_forgotten_though_an_older_one_stays() -> None:
+    """A width of few values that does not stand out does not stand before the others."""
+    curve = WidthCurve()
+    for width, value in ((512, 40.0), (4, 2.0), (4, 2.0), (4, 2.0), (4, 2.0), (8, 900.0)):
+        curve.observe(width, value)
+    for _ in range(REMEMBERED + 2):
+        curve.observe(1, 1.0)
+    assert (512 in curve, 8 in curve) == (True, False)
+
+
+def test_bytes_that_narrow_passes_find_in_memory_say_nothing_of_wide_ones() -> None:
+    costs = WidthCosts()
+    costs.observe(512, 9.0, 3.0, 6.0, 10**9)
+    before = costs.pass_s(512)
+    for _ in range(2 * REMEMBERED):
+        costs.observe(1, 1.0, 0.0, 0.0, 0)
+    assert costs.pass_s(512) == before
 
 
 def test_a_drive_that_got_slower_is_known_for_all_widths() -> None:

@@ -47,9 +47,13 @@ def test_what_was_found_at_the_old_address_does_not_bear_on_a_plan_that_is_made_
         hub.join(node)
     links = MeasuredLinks(mesh, lambda orders, timeout_s: ({}, {}), 1)
     plan = SimpleNamespace(nodes=("a", "b", "c"))
-    coordinator: Any = SimpleNamespace(
-        links=links, specs={}, may_group=False, prepare=lambda nodes: None, make_plan=lambda tokens: plan
-    )
+    asked = list[bool]()
+
+    def make_plan(tokens: int, *, may_group: bool) -> SimpleNamespace:
+        asked.append(may_group)
+        return plan
+
+    coordinator: Any = SimpleNamespace(links=links, specs={}, prepare=lambda nodes: None, make_plan=make_plan)
     run: Any = MeshRun.__new__(MeshRun)
     run._mesh, run._coordinator, run._failover = mesh, coordinator, Failover("a", "bc")
     run._events, run.log = SimpleNamespace(take_returns=set), SimpleNamespace(tokens=0)
@@ -59,7 +63,8 @@ def test_what_was_found_at_the_old_address_does_not_bear_on_a_plan_that_is_made_
     run._make_plan(["b", "c"])
     assert links.apart(("b", "c")), "nobody moved"
     hub.members["c"].move("tcp://10.0.0.1:5000")
+    run.in_flight.may_group = False
     run._make_plan(["b", "c"])
     assert not links.apart(("b", "c"))
     assert not run._failover.why_more, "there is a plan already that takes it into account"
-    assert coordinator.may_group
+    assert asked == [True, False]

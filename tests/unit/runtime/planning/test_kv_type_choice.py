@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +22,10 @@ from edge_run.runtime.planning import kv_type_choice
 from edge_run.runtime.planning.kv_type_choice import LEAST_GAINS
 from edge_run.runtime.planning.plan import plan, planner
 from edge_run.runtime.planning.planner import Planner
-from edge_run.runtime.planning.prepare import prepare
+from edge_run.runtime.planning.prepare import _recalled, prepare
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.weighing import Weighed, best
-from edge_run.runtime.probing import attention
+from edge_run.runtime.probing import attention, kernels, probe
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from tiny_models import make_model
 
@@ -91,7 +92,7 @@ def test_a_plan_says_what_was_weighed(path: Path, cache: Path, monkeypatch: pyte
     assert planner(path, config).prepared.attention is None, "nothing was measured"
     kept = {"1 threads, 8 bytes": {"f16": (8.0, 8.0)}, "1 threads, 9 bytes": {"f16": (8.0, 8.0), "q8_0": (4.0, 2.0)}}
     attention._findings(config).write({**kept, "2 threads, 9 bytes": kept["1 threads, 9 bytes"]})
-    assert planner(path, config).prepared.attention == (0.5, 0.25)
+    assert planner(path, config).prepared.attention == attention.AttentionRatio(0.5, 0.25)
     assert not attention.is_ratio_missing(config)
     needed = sum(item.size_bytes for item in small.items)
     assert small.kv_bytes < roomy.kv_bytes
@@ -118,25 +119,60 @@ def test_a_disturbed_measurement_changes_no_choice(path: Path, cache: Path, monk
     assert choose(faster, is_disturbed=False) != "f16"
 
 
-def test_a_speed_is_kept_where_nothing_disturbed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_speed_is_kept_and_for_ten_minutes_where_it_was_disturbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, measured = ModelConfig(threads=1, cache_folder=tmp_path), list[str]()
+    now = attention.utc_now()
 
     def measure(kind: str, threads: int, budget_bytes: int) -> tuple[float, float]:
         measured.append(kind)
         return 1e9, 1e9
 
     monkeypatch.setattr(attention, "_measure", measure)
-    for share, is_kept in ((0.5, False), (0.0, True)):
+    for share, minutes, is_disturbed in ((0.5, 0, True), (0.0, 9, True), (0.0, 11, False)):
+        monkeypatch.setattr(attention, "utc_now", lambda minutes=minutes: now + timedelta(minutes=minutes))
         monkeypatch.setattr(attention, "OtherLoad", lambda share=share: SimpleNamespace(share=share))
         found = attention.attention_speeds(config, ["f16"], 1 << 30)
-        assert (found.by_type, found.is_disturbed) == ({"f16": (1e9, 1e9)}, not is_kept)
+        assert (found.by_type, found.is_disturbed) == ({"f16": (1e9, 1e9)}, is_disturbed)
     assert measured == ["f16"] * 2
     assert not attention.attention_speeds(config, ["f16"], 1 << 30).is_disturbed
     assert measured == ["f16"] * 2, "known"
     attention.attention_speeds(config, ["f16", "q5_1"], 1 << 30)
     attention.attention_speeds(config, ["f16", "q8_0"], 1 << 30)
     assert measured[2:] == ["f16", "q5_1", "f16", "q8_0", "q5_1"], "what is compared is measured at one time"
-    assert attention.known_ratio(replace(config, kv_type="q5_1")) == (1.0, 1.0)
+    assert attention.known_ratio(replace(config, kv_type="q5_1")) == attention.AttentionRatio(1.0, 1.0)
+
+
+def test_a_disturbed_speed_of_attention_is_used_but_decides_nothing_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ModelConfig(threads=1, cache_folder=tmp_path, kv_type="q8_0/q8_0")
+    speed, load = {"f16": 4.0, "q8_0": 1.0}, SimpleNamespace(share=0.5)
+    monkeypatch.setattr(attention, "_measure", lambda kind, threads, budget_bytes: (speed[kind], speed[kind]))
+    monkeypatch.setattr(attention, "OtherLoad", lambda: load)
+    monkeypatch.setattr(kernels, "narrow_bytes", lambda budget_bytes: budget_bytes)
+    assert attention.is_ratio_missing(config)
+    attention.attention_speeds(config, [attention.PLAIN, attention.kind_of_keys(config)], 1 << 30)
+    ratio = attention.known_ratio(config)
+    assert ratio == attention.AttentionRatio(0.25, 0.25, is_disturbed=True)
+    for profile, known, is_disturbed in ((PROFILE, ratio, True), (PROFILE, None, False), (None, ratio, None)):
+        monkeypatch.setattr(probe, "recall", lambda gguf, config, profile=profile: profile)
+        prepared: Any = SimpleNamespace(gguf=None, config=config, attention=known)
+        assert getattr(_recalled(prepared), "is_disturbed", None) is is_disturbed
+    speed["q8_0"], load.share = 2.0, 0.0
+    attention.attention_speeds(config, ["f16", "q8_0"], 2 << 30)  # which is measured with more memory
+    assert attention.known_ratio(config) == attention.AttentionRatio(0.5, 0.5)
+    speed["q8_0"], load.share = 3.0, 0.5
+    attention.attention_speeds(config, ["f16", "q8_0"], 3 << 30)
+    assert attention.known_ratio(config) == attention.AttentionRatio(0.5, 0.5), "what was disturbed counts for less"
+
+
+@pytest.mark.parametrize(
+    ("kv_type", "is_missing"), [("f16", False), ("f16/f16", False), ("auto", False), ("f32", True)]
+)
+def test_attention_on_16_bits_is_nothing_to_be_measured(kv_type: str, is_missing: bool, tmp_path: Path) -> None:
+    assert attention.is_ratio_missing(ModelConfig(kv_type=kv_type, cache_folder=tmp_path)) == is_missing
 
 
 def test_what_a_type_is_weighed_among_is_what_the_model_and_the_settings_allow(gguf: GgufModel) -> None:
