@@ -162,10 +162,7 @@ class BatchedAnswers(Closing):
         return number
 
     def hearing_signals(self) -> AbstractContextManager[None]:
-        """Have what handlers of signals raise, as that of Ctrl-C does, wait until the block is done; see `Interrupt`.
-
-        It ends the pass that is in the block. Of such blocks in one another, the innermost counts.
-        """
+        """End the pass in the (innermost such) block by what a signal's handler raises; raise it after the block."""
         return self._engine.interrupt.hearing_signals()
 
     def cancel(self, number: int) -> None:

@@ -199,9 +199,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
             if not re.match(TOOL_NAME, name):
                 raise Refusal(400, f"tools: {name[:60]}...: is too long a name, with its namespace", param="tools")
             tools.append(FunctionTool(name, one.description, one.parameters))
-        choice = self.tool_choice
-        if isinstance(choice, FlatChoice):
-            choice = Chosen(_chosen_name(choice, places))
+        given = self.tool_choice
+        choice = Chosen(_chosen_name(given, places)) if isinstance(given, FlatChoice) else given
         return Toolbox(tools, choice or AUTO, self.parallel_tool_calls is not False)
 
 
