@@ -198,6 +198,8 @@ class _Begun(subprocess.Popen[Any]):
 
     def _heard(self) -> int:
         found = self._line.recv(4, socket.MSG_WAITALL)
+        if self._mother.has_ended:
+            return -signal.SIGKILL
         assert len(found) == 4, "the process that starts programs has ended"
         return int.from_bytes(found, "big", signed=True)
 
@@ -236,6 +238,7 @@ class Mother:
 
     def __init__(self, line: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
         self._lock, self._line, self._process = threading.Lock(), line, process
+        self.has_ended = False  # and has killed what it had forked
 
     @classmethod
     def start(cls, modules: Sequence[str] = PRELOADED, environment: Mapping[str, str] | None = None) -> Mother:
@@ -253,6 +256,7 @@ class Mother:
         self._line.close()
         if self._process:
             self._process.wait()
+        self.has_ended = True
 
     def ask(self, request: bytes, files: list[int]) -> None:
         """Have a child begin with these files: its standard ones, a socket that gets its id, and how it ended; others.
