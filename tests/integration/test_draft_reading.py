@@ -1,4 +1,7 @@
-"""What a draft model reads of texts: it can be stopped, it is whole when it is, and it serves those it was read for."""
+"""What a draft model reads of texts: it can be stopped, it is whole when it is, and it serves those it was read for.
+
+Beyond its own context it reads none.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from edge_run.runtime.generation import speculation_setup
 from edge_run.runtime.generation.request import Request, Turn
 from edge_run.runtime.llama.model import LlamaContext
 from edge_run.runtime.speculation.drafting import Acceptance, WantedGuesses
+from tiny_models import make_model
 
 RESIDENT: dict[str, Any] = {"threads": 1, "context_tokens": 256, "micro_batch_tokens": 32, "draft_tokens": 15}
 TWO = WantedGuesses(2, 2, Acceptance())
@@ -109,3 +113,17 @@ def test_ctrl_c_while_the_draft_model_has_room_made_waits_until_it_is_made(kit: 
             with pytest.raises(KeyboardInterrupt):
                 guess()
             assert was_made
+
+
+@pytest.mark.usefixtures("eager")
+def test_beyond_the_draft_models_context_it_does_not_guess(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_model("llama", folder)
+    short = make_model("llama", folder, seed=0, quantisation="Q8_0")
+    monkeypatch.setattr("edge_run.runtime.inspection.draft_file.trained_context_tokens", lambda gguf: 256)
+    options, prompt = {**RESIDENT, "context_tokens": 512, "exact": True}, [3 + 7 * i % 300 for i in range(200)]
+    with Model(target, draft=short, speculate="draft", **options) as model:
+        assert "256 tokens" in model.speculation.reason
+        answer = model.generate(prompt, max_tokens=120, temperature=0).result()
+        assert 0 < answer.speculation.accepted < 56
+    with Model(target, **options) as model:
+        assert answer.token_ids == model.generate(prompt, max_tokens=120, temperature=0).result().token_ids

@@ -355,20 +355,6 @@ def test_a_draft_model_that_cannot_branch_guesses_chains(folder: Path) -> None:
     assert answers[1].speculation.accepted > 10
 
 
-@pytest.mark.usefixtures("eager")
-def test_beyond_the_draft_models_context_it_does_not_guess(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = make_model("llama", folder)
-    short = make_model("llama", folder, seed=0, quantisation="Q8_0")
-    monkeypatch.setattr("edge_run.runtime.inspection.draft_file.trained_context_tokens", lambda gguf: 256)
-    options, prompt = {**RESIDENT, "context_tokens": 512, "exact": True}, [3 + 7 * i % 300 for i in range(200)]
-    with Model(target, draft=short, speculate="draft", **options) as model:
-        assert "256 tokens" in model.speculation.reason
-        answer = model.generate(prompt, max_tokens=120, temperature=0).result()
-        assert 0 < answer.speculation.accepted < 56
-    with Model(target, **options) as model:
-        assert answer.token_ids == model.generate(prompt, max_tokens=120, temperature=0).result().token_ids
-
-
 REFUSALS: list[tuple[str, Callable[[Path], dict[str, Any]], type[Exception], str]] = [
     ("another vocabulary", lambda folder: {"draft": make_model("llama", folder)}, NotSupported, "vocabulary"),
     ("no file", lambda folder: {"draft": folder / "none.gguf"}, ModelFileError, "none.gguf"),
