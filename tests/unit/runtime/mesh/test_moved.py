@@ -11,12 +11,15 @@ from edge_run.runtime.mesh.run import MeshRun
 from fake_mesh import Hub
 
 
-def test_only_a_link_that_was_of_no_use_makes_another_address_worth_a_plan() -> None:
+def three_devices() -> tuple[Hub, Any, MeasuredLinks]:
+    """Return where a, b and c meet, the mesh as a sees it, and what a found of their links: nothing yet."""
     hub = Hub()
-    mesh = hub.join("a")
-    for node in "bc":
-        hub.join(node)
-    links = MeasuredLinks(mesh, lambda orders, timeout_s: ({}, {}), 1)
+    mesh, *_ = (hub.join(node) for node in "abc")
+    return hub, mesh, MeasuredLinks(mesh, lambda orders, timeout_s: ({}, {}), 1)
+
+
+def test_only_a_link_that_was_of_no_use_makes_another_address_worth_a_plan() -> None:
+    hub, mesh, links = three_devices()
     run: Any = MeshRun.__new__(MeshRun)
     run._mesh, run._coordinator, run.log = mesh, SimpleNamespace(links=links), ["a token"]
     run._asked, run._failover = {member.node: member for member in mesh.members()}, Failover("a", "bc")
@@ -41,11 +44,7 @@ def test_only_a_link_that_was_of_no_use_makes_another_address_worth_a_plan() -> 
 
 
 def test_what_was_found_at_the_old_address_does_not_bear_on_a_plan_that_is_made_in_that_moment() -> None:
-    hub = Hub()
-    mesh = hub.join("a")
-    for node in "bc":
-        hub.join(node)
-    links = MeasuredLinks(mesh, lambda orders, timeout_s: ({}, {}), 1)
+    hub, mesh, links = three_devices()
     plan = SimpleNamespace(nodes=("a", "b", "c"))
     asked = list[bool]()
 
