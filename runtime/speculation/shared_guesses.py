@@ -83,7 +83,9 @@ class SharedGuesses:
 
     def begin(self, number: int) -> None:
         """A request's answer begins."""
-        if not self._guessed:
+        if self._guessed:
+            self._control.begin_beside()
+        else:
             self._control.begin()
         self._guessed[number] = _Guessed(self._ended.of_another())
 

@@ -5,10 +5,10 @@ decoding, is always a candidate: it has the one token of each text that is certa
 guess and some are not, so whether to guess at all hangs on what the latest passes with guesses gained together, never
 on a single one. While plain decoding is better, guesses are still made now and then, at a hundredth of the time, and
 held against what comes: so speculation begins again when it would pay. Each new text is guessed at. Of several that
-share passes a draft model would have to read each one first, so they are guessed at where wider passes are expected to
-take little longer, and are only tried otherwise, a few of them: at once where trying costs nothing, after a while where
-it takes a draft model. Plain passes are made now and then while guessing pays, at first more often: they say what it
-gains.
+share passes a draft model would have to read each one first, so it rests until it is known what plain passes take; they
+are guessed at where wider passes are expected to take little longer, and are only tried otherwise, a few of them: at
+once where trying costs nothing, after a while where it takes a draft model. Plain passes are made now and then while
+guessing pays, at first more often: they say what it gains.
 """
 
 from __future__ import annotations
@@ -88,6 +88,11 @@ class WidthControl:
         """A text begins: it may be easier to guess than the one before."""
         self.is_on = self._is_new = True
 
+    def begin_beside(self) -> None:
+        """A text begins that shares passes with others: drafters rest until it is known what such passes take."""
+        if not self._costs.is_known:
+            self._rest()
+
     def wants_guesses(self, hoped: Sequence[Offer] = ONE_TEXT) -> bool:
         """Return whether to make guesses for the next pass; while plain decoding is better, only now and then.
 
@@ -100,11 +105,11 @@ class WidthControl:
         self._since_draft += 1
         self._n_off = 0 if self.is_on else self._n_off + 1
         if not self._costs.is_known_near(width):
-            return False
+            return self._not_yet(n_texts)
         usual = self._of_texts.setdefault((round(n_texts) - 1).bit_length(), _Usual())  # 1, 2, 3 to 4, 5 to 8, ...
         if self._is_new or usual is not self._usual:
             if n_texts > 1 and not self._costs.is_known_near(width, is_settled=True):
-                return False
+                return self._not_yet(n_texts)
             self._turn_to(usual, hoped)
         if not self.is_on:
             pass_s = max(1e-9, self._costs.pass_s(width))
@@ -114,11 +119,20 @@ class WidthControl:
             trial_s += 2 * self.rested_share * pass_s * self._is_resting
             if self._since_draft < trial_s / (TRIAL_SHARE * pass_s):
                 if self._n_off > REST_AFTER:
-                    self.rest()
-                    self._is_resting = self._was_rested = True
+                    self._rest()
                 return False
         self._since_draft, self._is_resting = 0, False
         return True
+
+    def _not_yet(self, n_texts: float) -> bool:
+        """Want no guesses before plain passes have told what they take; those of several texts tell it rested."""
+        if n_texts > 1:
+            self._rest()
+        return False
+
+    def _rest(self) -> None:
+        self.rest()
+        self._is_resting = self._was_rested = True
 
     def _turn_to(self, usual: _Usual, hoped: Sequence[Offer]) -> None:
         """Go on with other texts, or as many as `usual` is of.
@@ -197,10 +211,15 @@ class WidthControl:
         plain, n_plain = offers[0]
         plain_s = self._rested_s(plain)
         return {
-            n: (n_tokens / n_plain, (self._costs.pass_s(width) + self._draft_s) / plain_s)
+            n: (n_tokens / n_plain, (self._unrested_s(width) + self._draft_s) / plain_s)
             for n, (width, n_tokens) in enumerate(offers)
             if n == 0 or self._costs.is_within_reach(width)
         }
+
+    def _unrested_s(self, width: int) -> float:
+        """Return what a pass takes for which drafters have their memory, which they may not have in the latest ones."""
+        share = self.rested_share if self._is_resting and self._costs.is_read_bound(width) else 0.0
+        return self._costs.pass_s(width) * (1 + share)
 
     def _rested_s(self, plain: int) -> float:
         """Return what a plain pass takes while drafters rest, as the latest ones told, which they may not have done."""

@@ -193,6 +193,28 @@ def test_that_a_text_is_looked_up_in_for_the_first_time_is_said() -> None:
     assert drafters.once_s == 0.0
 
 
+def test_a_draft_model_rests_beside_the_first_texts_that_share_passes() -> None:
+    costs, rests = WidthCosts(), list[int]()
+    control = WidthControl(costs, 32)
+    control.rest = lambda: rests.append(1)
+    drafters = SharedDrafters(cast("Any", Fixed(dict.fromkeys(range(3), 0.9))), uses_lookup=False)
+    found = SharedGuesses(control, SpeculationTally("draft"), drafters, 28)
+    found.begin(0)
+    found.plan(texts(1), 100)
+    assert not rests, "one that is alone is guessed at soon"
+    found.begin(1)
+    assert len(rests) == 1
+    costs.observe(64, 2.0, 1.0, 1.0, 10**9)
+    found.begin(2)
+    assert len(rests) == 1, "the others may be guessed at, and go on so"
+    for _ in range(2):
+        found.plan(texts(3), 100)
+        costs.observe(3, 1.0, 0.9, 1.0, 10**9)
+    assert len(rests) == 3, "it is not known what passes of three take"
+    assert found.plan(texts(3), 100)
+    assert len(rests) == 3
+
+
 def test_what_is_not_verified_is_held_against_what_comes() -> None:
     guesses = guessing({0: 0.01, 1: 0.01})
     before = guesses.drafters.acceptance.chance(("fixed", 0, 1), 0.5)

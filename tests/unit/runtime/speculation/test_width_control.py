@@ -21,8 +21,10 @@ from edge_run.runtime.speculation.width_control import (
 )
 from pass_times import resident, streamed
 
+Device = Callable[[int], tuple[float, float, float, int]]
 
-def controlled(device: Callable[[int], tuple[float, float, float, int]], widths: tuple[int, ...]) -> WidthControl:
+
+def controlled(device: Device, widths: tuple[int, ...]) -> WidthControl:
     control = WidthControl(WidthCosts(), 64)
     for width in (*widths, *widths):
         control.observe_pass(width, *device(width))
@@ -67,9 +69,7 @@ def test_guesses_that_do_not_come_true_are_not_verified() -> None:
 
 
 @pytest.mark.parametrize("device", [streamed, resident])
-def test_a_place_that_nobody_can_guess_does_not_end_guessing(
-    device: Callable[[int], tuple[float, float, float, int]],
-) -> None:
+def test_a_place_that_nobody_can_guess_does_not_end_guessing(device: Device) -> None:
     control = controlled(device, (1, 8))
     control.observe_drafting(0.03)
     for _ in range(4):
@@ -91,9 +91,7 @@ def test_each_new_text_is_guessed_at() -> None:
 @pytest.mark.parametrize(
     ("device", "n_texts", "is_on"), [(streamed, 8, True), (resident, 8, False), (resident, 1, True)]
 )
-def test_several_texts_are_guessed_at_where_wider_passes_take_little_longer(
-    device: Callable[[int], tuple[float, float, float, int]], n_texts: int, is_on: bool
-) -> None:
+def test_several_texts_are_guessed_at_where_it_takes_little_longer(device: Device, n_texts: int, is_on: bool) -> None:
     control = controlled(device, (n_texts, 64))
     control.begin()
     assert control.wants_guesses(hoped(n_texts)), "or they are tried"
@@ -110,11 +108,16 @@ def test_a_draft_model_is_not_tried_at_once_where_guesses_are_not_hoped_to_pay()
     assert rests
 
 
-def test_what_drafters_lend_speaks_against_guesses_of_several_texts() -> None:
-    control = controlled(streamed, (8, 64))
-    control.rested_share = 0.6
-    control.wants_guesses(hoped(8))
-    assert not control.is_on
+@pytest.mark.parametrize("are_resting", [False, True])
+@pytest.mark.parametrize(("rested_share", "is_on"), [(0.0, True), (0.6, False)])
+def test_what_drafters_lend_speaks_against_guesses(rested_share: float, is_on: bool, are_resting: bool) -> None:
+    control, offers = controlled(streamed, (64,) if are_resting else (8, 64)), [(8, 8.0), (16, 12.0)]
+    control.rested_share = rested_share
+    for _ in range(2 * are_resting):
+        assert not control.wants_guesses(offers)
+        control.observe_pass(8, *streamed(8))
+    control.wants_guesses(offers)
+    assert control.is_on == is_on
 
 
 def test_padding_that_guesses_may_take_the_place_of_makes_them_worth_it() -> None:
@@ -204,9 +207,7 @@ def test_guesses_of_several_texts_are_verified_when_trials_have_gained() -> None
 
 
 @given(st.lists(st.sampled_from([1, 2, 3, 5, 8, 9]), min_size=5, max_size=20), st.sampled_from([streamed, resident]))
-def test_worthless_guesses_take_little_time_however_the_number_of_texts_changes(
-    numbers: list[int], device: Callable[[int], tuple[float, float, float, int]]
-) -> None:
+def test_worthless_guesses_take_little_time_for_any_number_of_texts(numbers: list[int], device: Device) -> None:
     control, drafting_s, passes_s, draft_s = controlled(device, (1, 2, 3, 5, 8, 9, 64)), 0.0, 0.0, 0.5
     control.begin()
     for n_texts in numbers:
