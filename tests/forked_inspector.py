@@ -10,9 +10,7 @@ import importlib
 from dataclasses import replace
 
 from edge_run.devices.host.memory import ProcessMemory, process_memory
-from edge_run.runtime.processes.child_process import skip_package_code
 
-skip_package_code("llama_cpp")  # as it does
 inspector = importlib.import_module("edge_run.runtime.inspection.inspector")
 FILE_BYTES = process_memory().file_bytes
 

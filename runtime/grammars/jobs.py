@@ -10,19 +10,14 @@ import math
 import os
 import time
 
-from edge_run.base.errors import BudgetError, KernelError
-from edge_run.base.units import GIB, MIB
-from edge_run.runtime.processes.cell_child import allow_memory, held_bytes, is_cell
-from edge_run.runtime.processes.child_process import skip_package_code
-
-if is_cell():
-    skip_package_code("llama_cpp")
-
 import numpy as np
 
+from edge_run.base.errors import BudgetError, KernelError
+from edge_run.base.units import GIB, MIB
 from edge_run.runtime.grammars.grammar import LocalGrammar
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
+from edge_run.runtime.processes.cell_child import allow_memory, held_bytes
 from edge_run.tiers._libc import trim_heap
 
 VOCABULARY_BYTES = 2 * GIB  # as for every opening of a file: 150,000 tokens take 80 MB

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 from edge_run.runtime.processes.child_answer import give_answer, take_request
-from edge_run.runtime.processes.child_process import limit, skip_package_code
+from edge_run.runtime.processes.child_process import limit
 
 MOST_DATA_BYTES = 2 << 30  # a vocabulary of 150,000 tokens and a graph of 80 layers take 160 MB
 LONGEST_CPU_S = 30
@@ -21,7 +21,6 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, also within llama.cpp
     request = take_request()
-    skip_package_code("llama_cpp")
     from edge_run.base.config import ModelConfig
     from edge_run.runtime.inspection.inspector import inspect_here
 

@@ -33,7 +33,7 @@ def _is_ours(name: str) -> bool:
 
 def _places() -> list[Path]:
     """Return the folders of the package."""
-    spec = PathFinder.find_spec("llama_cpp")  # also where a package without its code stands in for it
+    spec = PathFinder.find_spec("llama_cpp")
     return [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
 
 
