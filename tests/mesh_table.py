@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from edge_run.base.mesh import MeshEvent
@@ -44,15 +43,6 @@ class Table:
     def _end(process: subprocess.Popen[str]) -> None:
         process.kill()
         process.communicate(timeout=60)
-
-
-def until(is_so: Callable[[], object], seconds: float = 60.0) -> float:
-    """Wait until something is so; return how long it took."""
-    started = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - started < seconds, "it did not come to be"
-        time.sleep(0.02)
-    return time.monotonic() - started
 
 
 def event_of(node: LocalNode, kind: type, seconds: float = WAIT_S) -> MeshEvent:

@@ -10,19 +10,19 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
 from program import PRELOADED, Mother, Program, begin
+from waiting import until
 
 EXACTLY = ("-c", 512, "-t", 1, "--exact", "--parallel", 1)  # so that no bit depends on what was asked before
 START_S = END_S = 100.0  # a busy machine takes long, and each test has a limit of 120 s
+wait_for = functools.partial(until, limit_s=110.0)  # likewise
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
-_Found = TypeVar("_Found")
 _READY = re.compile(r"^serving .+ at (https?)://(\S+):(\d+)$", re.MULTILINE)
 
 
@@ -96,14 +96,3 @@ def served(model: Path | None, *words: object, program: Sequence[str] = ()) -> I
 def _mother() -> Mother:
     """Return what servers are forks of: they import half as much again as other commands."""
     return Mother.start((*PRELOADED, "edge_run.cli.commands.serve", "edge_run.runtime.server.serving"))
-
-
-def wait_for(
-    condition: Callable[[], _Found], within_s: float = 110.0, why_not: Callable[[], str] = lambda: "it never came true"
-) -> _Found:
-    """Return what `condition` returns, once that is not empty or false. Fails with `why_not()` where it stays so."""
-    deadline = time.monotonic() + within_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, why_not()
-        time.sleep(0.02)
-    return found

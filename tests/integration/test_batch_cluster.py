@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from kit_models import KIT
 from program import ending, run_program
+from waiting import until
 
 pytest.importorskip("starlette")
 pytestmark = [
@@ -40,7 +40,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]
     found = ["--scheduler-file", said, "--local-directory"]
     workers = [subprocess.Popen([*WORKER, *found, tmp_path / f"w{number}"], **place) for number in range(2)]
     try:
-        wait_until(lambda: said.exists() and said.read_text().rstrip().endswith("}"))
+        until(lambda: said.exists() and said.read_text().rstrip().endswith("}"), WAIT_S)
         yield json.loads(said.read_text())["address"], workers
     finally:
         for process in (*workers, scheduler):
@@ -48,12 +48,10 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]
             process.wait()
 
 
-def wait_until(is_so: Any, process: subprocess.Popen[Any] | None = None) -> None:
-    end = time.monotonic() + WAIT_S
-    while not is_so():
-        assert process is None or process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.01)
+def wait_until(is_so: Callable[[], bool], process: subprocess.Popen[Any]) -> None:
+    """Wait for something that is so before `process` ends."""
+    until(lambda: is_so() or process.poll() is not None, WAIT_S)
+    assert is_so()
 
 
 def test_nothing_is_lost_or_done_twice(tmp_path: Path, cluster: tuple[str, list[subprocess.Popen[bytes]]]) -> None:

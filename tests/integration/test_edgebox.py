@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from edge_run.base.units import MIB
-from served import wait_for
+from waiting import until
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "edgebox.py"
 READ_ALL = (
@@ -120,8 +120,8 @@ def test_what_the_command_leaves_behind_ends_with_the_box(in_box: InBox, edgebox
         boxes = [name.removeprefix("edgebox-") for name in groups if name.startswith("edgebox-")]
         return all(Path("/proc", box).exists() for box in boxes)
 
-    wait_for(has_ended, 50)
-    wait_for(are_of_running_boxes, 50, lambda: "groups of boxes that have ended")
+    until(has_ended, 50)
+    until(are_of_running_boxes, 50, lambda: "groups of boxes that have ended")
 
 
 def test_boxes_at_once_share_the_read_ahead_and_the_last_restores_it(edgebox: ModuleType, tmp_path: Path) -> None:

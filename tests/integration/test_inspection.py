@@ -24,8 +24,8 @@ from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.tiers._libc import PAGE
 from mutations import Entry, deadly, parse
 from program import WAIT_S, Program, begin
-from served import wait_for
 from tiny_models import make_model
+from waiting import until
 
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
 
@@ -174,7 +174,7 @@ def start(how: str, llama: Path, cache: Path) -> tuple[subprocess.Popen[str], Pa
     words, place = [sys.executable, "-c", textwrap.dedent(HANGS) + how, str(llama), str(cache)], cache.parent / "child"
     environment = {**os.environ, "CHILD": str(place)}
     parent = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    wait_for(lambda: place.exists() and place.read_text() != "")
+    until(lambda: place.exists() and place.read_text() != "", 110.0)
     return parent, Path("/proc", place.read_text())
 
 
@@ -191,5 +191,5 @@ def test_the_child_ends_with_its_parent_and_leaves_nothing(
     _, notices = parent.communicate(timeout=WAIT_S)
     if how == RUNS:
         assert (parent.returncode, notices) == ({2: 130, 15: 143, 9: -9}[number], "")
-    wait_for(lambda: not child.exists(), 60)
+    until(lambda: not child.exists(), 60)
     assert not cache.exists()

@@ -10,11 +10,13 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import zmq
 
+import waiting
 from edge_run.base.errors import Cancelled, DeviceLost, MeshError, NotTrusted, ProtocolError
 from edge_run.base.mesh import Message
 from edge_run.devices.link import connection, service
@@ -26,6 +28,7 @@ from patience import LONG_SILENCE_S
 from slow_relay import relay
 
 WAIT_S = 30.0
+until = partial(waiting.until, limit_s=WAIT_S)
 
 
 @pytest.fixture(autouse=True)
@@ -154,10 +157,7 @@ def test_a_loss_is_told_once_to_both_who_send_and_who_only_receive() -> None:
     with pair() as (a, b):
         a.send("b", {}, timeout_s=WAIT_S)
         get(b)
-        deadline = time.monotonic() + WAIT_S
-        while "a" not in b.rates():  # b watches who speaks to it
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: "a" in b.rates())  # b watches who speaks to it
         a.close()
         with pytest.raises(DeviceLost) as caught:
             b.receive(timeout_s=WAIT_S)
@@ -302,10 +302,7 @@ def test_a_member_that_sends_nonsense_is_refused_message_by_message(caplog: pyte
                 else:
                     frame = bytearray(good[:-7] + b"{" * 30_000)
                 candidate.socket.send_multipart([bytes(frame), *parts])
-            deadline = time.monotonic() + 60
-            while b.refused < 400 and time.monotonic() < deadline:
-                time.sleep(0.02)
-            assert b.refused >= 400
+            until(lambda: b.refused >= 400, limit_s=60)
             assert b.receive(timeout_s=0.2) is None
             candidate.socket.send_multipart([pack(Head(FrameKind.DATA, 6, 0, {"n": 1}))])
             assert get(b).header == {"n": 1}
@@ -379,14 +376,6 @@ def test_whoever_is_watched_is_missed_also_after_a_while_without_a_word(monkeypa
         with pytest.raises(DeviceLost) as caught:
             b.receive(timeout_s=WAIT_S)
         assert caught.value.node == "a"
-
-
-def until(is_so: Callable[[], object]) -> None:
-    """Wait until something is so."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline_s, "it did not come to be"
-        time.sleep(0.01)
 
 
 def test_where_it_cannot_listen_nothing_stays_open() -> None:

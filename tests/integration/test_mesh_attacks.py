@@ -6,12 +6,14 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import paho.mqtt.client as mqtt
 import pytest
 
+import waiting
 from amqtt_broker import amqtt
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted, ProtocolError
 from edge_run.base.fields import Document
@@ -27,6 +29,7 @@ from mosquitto import Mosquitto, free_port, mosquitto
 from patience import PATIENT
 
 LIMIT_S = 30.0
+until = partial(waiting.until, limit_s=LIMIT_S)
 
 
 @pytest.fixture(autouse=True)
@@ -53,13 +56,6 @@ def table(tmp_path: Path, broker: Mosquitto) -> Iterator[Table]:
     one = Table(tmp_path, broker.url)
     with one.stack:
         yield one
-
-
-def until(is_so: Callable[[], object], limit_s: float = LIMIT_S) -> None:
-    end_s = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < end_s, "it never was so"
-        time.sleep(0.02)
 
 
 def names(node: LocalNode) -> set[str]:
@@ -182,7 +178,7 @@ def test_who_has_no_data_link_any_more_leaves_visibly(table: Table, monkeypatch:
 
     monkeypatch.setattr(b.link._service, "_watch_connections", fail)
     b.link._service.wake()
-    until(lambda: names(a) == {"a"}, 20)  # less than for its silence
+    until(lambda: names(a) == {"a"}, limit_s=20)  # less than for its silence
     assert any(isinstance(event, Lost) and event.why == "it left" for event in a.wait(timeout_s=1))
     with pytest.raises(MeshError, match=r"the data link ended .*broken on purpose.*; this device has left"):
         b.wait(timeout_s=1)
@@ -202,7 +198,7 @@ def test_who_can_say_nothing_any_more_leaves_visibly(table: Table, monkeypatch: 
         raise ProtocolError("a message of 300000 bytes: over what is allowed")
 
     monkeypatch.setattr(b.state, "pass_time", fail)
-    until(lambda: names(a) == {"a"}, 20)  # less than for its silence
+    until(lambda: names(a) == {"a"}, limit_s=20)  # less than for its silence
     with pytest.raises(MeshError, match=r"the channel to the broker ended .*300000 bytes.*; this device has left"):
         b.wait(timeout_s=1)
     assert "300000 bytes" in b.problem

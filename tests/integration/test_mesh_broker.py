@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.mesh.serving import access_of
 from mosquitto import free_port, mosquitto
 from mqtt_client import RawClient, connect_packet, publish_packet, subscribe_packet
+from waiting import until
 
 DEVICE = make_identity(time.time).device  # whose it is matters where there is a list of members
 MOST_GROWTH = 48 * MIB
@@ -89,14 +90,6 @@ def place() -> Iterator[Place]:
     cluster, port = new_cluster("mqtt://127.0.0.1"), free_port()
     with contextlib.closing(EmbeddedBroker("127.0.0.1", port, access_of(cluster, DEVICE))) as broker:
         yield Place(cluster, broker, port)
-
-
-def until(is_so: Callable[[], bool], limit_s: float = 60.0) -> float:
-    start_s = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - start_s < limit_s
-        time.sleep(0.01)
-    return time.monotonic() - start_s
 
 
 @pytest.mark.usefixtures("patient")

@@ -27,6 +27,7 @@ from edge_run.devices.presence import membership
 from mesh_devices import WAIT_S, Device
 from mosquitto import PROGRAM, Mosquitto, free_port, mosquitto
 from patience import PATIENT
+from waiting import until
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -76,11 +77,7 @@ def test_where_data_links_listen_is_remembered(tmp_path: Path) -> None:
             odd = MeshConfig(device.mesh_folder, name="a\tb" + 300 * "x", connect_s=WAIT_S)
             with contextlib.closing(open_mesh(odd)) as second:
                 assert second.places != run.places, "two at once, where the port is not asked for"
-                is_seen = lambda: any(one.name.startswith("a?bxx") for one in run.members())  # noqa: E731
-                end_s = time.monotonic() + WAIT_S
-                while not is_seen():
-                    assert time.monotonic() < end_s, "who has a name that others refuse is not there"
-                    time.sleep(0.05)
+                until(lambda: any(one.name.startswith("a?bxx") for one in run.members()), WAIT_S)
             with pytest.raises(MeshError, match="cannot listen"):
                 open_mesh(MeshConfig(device.mesh_folder, port=port + 1))
             device.run("status")  # which only looks, at no port of its own
@@ -302,18 +299,13 @@ def test_the_access_list_of_the_guide(tmp_path: Path, monkeypatch: pytest.Monkey
         other.subscribe("edge/v1/#", 1)
         other.loop_start()
         try:
-            deadline = time.monotonic() + WAIT_S
-            while len(a.members()) < 2:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            until(lambda: len(a.members()) >= 2, WAIT_S)
             epoch = a.lead(timeout_s=WAIT_S)
             a.publish_plan(epoch, {"layers": {}})
             assert a.order(b.node, {"x": 1}, timeout_s=WAIT_S) == {"x": 1}
             other.publish(f"edge/v1/{cluster.id}/node/{a.node}/status", b"false", qos=1).wait_for_publish(WAIT_S)
             wanted = (f"/home/{a.node}", f"/plan/{epoch}")
-            while not all(any(topic.endswith(end) for topic, _ in seen) for end in wanted):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            until(lambda: all(any(topic.endswith(end) for topic, _ in seen) for end in wanted), WAIT_S)
         finally:
             other.disconnect()
             other.loop_stop()

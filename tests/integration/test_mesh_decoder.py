@@ -31,8 +31,8 @@ from edge_run.runtime.mesh import run as mesh_run
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from in_child import in_child
 from mesh_runs import CHUNK_BYTES, OPTIONS, PROMPT, Run, alone, answers, greedy, running
-from mesh_table import until
 from tiny_models import make_model
+from waiting import until
 
 
 @pytest.mark.parametrize("name", ["granite", "granitehybrid", "qwen3moe"])

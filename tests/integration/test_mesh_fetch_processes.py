@@ -18,6 +18,7 @@ from in_child import in_child
 from mesh_processes import MeshOfProcesses, mesh_of, round_robin
 from mosquitto import PROGRAM
 from program import MESH, fork_from_here
+from waiting import until
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed")
 
@@ -78,10 +79,7 @@ def test_who_is_killed_while_it_fetches_goes_on_where_it_was(grown: Path, tmp_pa
 
         giving.victim, giving.count = "", 0
         mesh.spawn("b", fetch="1GiB").wait_ready()
-        until = time.monotonic() + 60
-        while not any(is_worker(member) for member in here.members()):  # events are the engine's
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        until(lambda: any(is_worker(member) for member in here.members()))  # events are the engine's
         engine.front.rewind(0, 0)
         assert greedy(engine) == wanted
         assert len(engine.mesh_use.nodes) == 2, said

@@ -15,9 +15,10 @@ from edge_run.base.errors import DeviceLost, MeshError
 from edge_run.base.mesh import Joined, Lost
 from edge_run.devices.members.cluster import new_cluster, write_cluster
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
-from mesh_table import WAIT_S, Table, event_of, until
+from mesh_table import WAIT_S, Table, event_of
 from mosquitto import Mosquitto
 from slow_relay import relay
+from waiting import until
 
 pytestmark = pytest.mark.usefixtures("patient_mesh")
 

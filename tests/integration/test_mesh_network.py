@@ -18,8 +18,9 @@ from edge_run.devices.mesh import opening
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.mesh.serving import access_of
-from mesh_table import WAIT_S, Table, event_of, until
+from mesh_table import WAIT_S, Table, event_of
 from mosquitto import Mosquitto
+from waiting import until
 
 pytestmark = pytest.mark.usefixtures("patient_mesh")
 

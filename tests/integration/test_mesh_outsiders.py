@@ -17,8 +17,9 @@ import pytest
 from edge_run.base.errors import MeshError, NotTrusted
 from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
-from mesh_table import WAIT_S, Table, until
+from mesh_table import WAIT_S, Table
 from mosquitto import Mosquitto, mosquitto
+from waiting import until
 
 pytestmark = pytest.mark.usefixtures("patient_mesh")
 

@@ -33,6 +33,7 @@ from mesh_schedules import SERVER, draw_schedule
 from mosquitto import PROGRAM, mosquitto
 from program import MESH, Program, begin, ending, fork_from_here, run_program
 from tiny_models import make_model
+from waiting import until
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed")
 
@@ -109,10 +110,7 @@ def kill_in_mid_answer(home: Path, model: str, worker: int) -> None:
     assert held_bytes > idle_bytes + 30_000_000, f"the worker holds its layers: {said!r}"
     coordinator.kill()
     coordinator.communicate()
-    until = time.monotonic() + 45  # an orphan would be let go after 60 s
-    while resident_bytes(worker) > held_bytes - 30_000_000:
-        assert time.monotonic() < until, "the worker still holds what nobody needs"
-        time.sleep(0.05)
+    until(lambda: resident_bytes(worker) <= held_bytes - 30_000_000, 45)  # an orphan would be let go after 60 s
 
 
 @contextlib.contextmanager
@@ -164,9 +162,9 @@ def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path:
         fetched = sum(file.stat().st_blocks * 512 for file in homes[1].rglob("fetched/*/*.gguf"))
         assert fetched > 10 * MIB
         kill_in_mid_answer(homes[0], str(grown), worker.pid)
-        left, until = [found["mesh"]["nodes"][1]["node"]], time.monotonic() + 60
-        while [member["node"] for member in edge_run(homes[0], "mesh", "status", "--json")["members"]] != left:
-            assert time.monotonic() < until, "only the worker is there"
+        left = found["mesh"]["nodes"][1]["node"]
+        members = lambda: edge_run(homes[0], "mesh", "status", "--json")["members"]  # noqa: E731
+        until(lambda: [member["node"] for member in members()] == [left])
         for _ in range(5):  # a run may not hear of the worker in time
             again = edge_run(homes[0], *asked, "--mesh", "--memory", "230MiB")
             if again["mesh"]:

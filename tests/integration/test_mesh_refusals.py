@@ -24,6 +24,7 @@ from in_child import in_child
 from mesh_processes import round_robin
 from mesh_runs import Run, alone, greedy, running
 from tiny_models import make_model
+from waiting import until
 
 
 @in_child
@@ -37,10 +38,7 @@ def test_a_device_that_gave_up_and_closed_the_model_meanwhile_opens_it_again(fol
             if i == 5:
                 worker = run.workers["b"]
                 run.hub.members["b"].put(DeviceLost("the connection broke", node="a"))
-                until = time.monotonic() + 60
-                while worker._runs.run is not None or worker._runs._busy_with is not None:
-                    assert time.monotonic() < until
-                    time.sleep(0.001)
+                until(lambda: worker._runs.run is None and worker._runs._busy_with is None)
                 worker._close_engine()
 
         assert greedy(run.engine, at=lose_touch) == wanted
@@ -186,10 +184,7 @@ def test_devices_outside_the_plan_hold_nothing_and_those_of_a_run_that_is_gone_n
         assert [node.node for node in use.nodes] == ["a", "c"]
         assert run.workers["c"]._engine is not None
         run.hub.kill("a")
-        until = time.monotonic() + 60
-        while run.workers["c"]._engine is not None:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: run.workers["c"]._engine is None)
 
 
 @in_child

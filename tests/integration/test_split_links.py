@@ -7,8 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from edge_run.runtime.split.protocol import ServerLink
 from edge_run.runtime.split.server import SplitServer
 from program import ending, next_line
 from vision_models import make_bundle, make_pixels
+from waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +41,6 @@ def server(head: Path) -> Iterator[int]:
     ]
     with ending(subprocess.Popen(words, stdout=subprocess.PIPE, text=True)) as process:
         yield int(next_line(process).rsplit(":", 1)[1])
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    end_s = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < end_s, "it never came true"
-        time.sleep(0.02)
 
 
 def test_what_is_spent_before_the_server_is_asked_counts(
@@ -81,7 +74,7 @@ def test_what_is_spent_before_the_server_is_asked_counts(
 def test_a_name_that_no_host_can_have(host: str, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda given: pytest.fail(f"the thread ended: {given}"))
     with SplitModel(head, host, threads=1) as model:
-        wait_until(lambda: model.problem.startswith(f"{host}:7447: "))
+        until(lambda: model.problem.startswith(f"{host}:7447: "))
         assert model.run(make_pixels(1)[0]).report.mode == "local"
         assert model._connection is not None
         assert model._connection._thread.is_alive()
@@ -100,7 +93,7 @@ def test_the_link_outlives_what_nobody_expected(head: Path, server: int, monkeyp
 
     monkeypatch.setattr(connection, "ServerLink", connect)
     with SplitModel(head, f"127.0.0.1:{server}", threads=1) as model:
-        wait_until(lambda: model.stats.has_server)
+        until(lambda: model.stats.has_server)
     assert next(made, None) is None
 
 

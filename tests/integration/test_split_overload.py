@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,7 @@ from edge_run.runtime.split.connection import ServerConnection
 from edge_run.runtime.split.protocol import ASK_CODE, ASK_PROBE, FrameRefused, Reply, ServerLink
 from split_servers import SlowServer, served
 from vision_models import make_pixels
-
-
-def wait_until(is_so: Callable[[], object], limit_s: float = 60.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < end_s, "it never came true"
-        time.sleep(0.02)
+from waiting import until
 
 
 class Asker:
@@ -92,16 +86,16 @@ def learn(slow: SlowServer, asker: Asker, takes_s: float) -> None:
 def test_a_device_that_asks_for_nothing_knows_the_queue(head: Path, slow: SlowServer, asker: Asker, port: int) -> None:
     """Else one that found the server busy once would compute here for ever."""
     with SplitModel(head, f"127.0.0.1:{port}", threads=1) as model:
-        wait_until(lambda: model.stats.bytes_per_s)
+        until(lambda: model.stats.bytes_per_s)
         before_s = model.stats.expected_s["code 0"]
         learn(slow, asker, 0.5)
         asked = [asker.ask() for _ in range(8)]
-        wait_until(lambda: asker.queue_s() > 1.0)
-        wait_until(lambda: model.stats.expected_s["code 0"] > before_s + 0.5)
+        until(lambda: asker.queue_s() > 1.0)
+        until(lambda: model.stats.expected_s["code 0"] > before_s + 0.5)
         for one in asked:
             one.result(60)
         assert asker.queue_s() == 0.0
-        wait_until(lambda: model.stats.expected_s["code 0"] < before_s + 0.1)
+        until(lambda: model.stats.expected_s["code 0"] < before_s + 0.1)
 
 
 def test_frames_of_devices_that_have_gone_are_not_computed(slow: SlowServer, asker: Asker) -> None:
@@ -109,7 +103,7 @@ def test_frames_of_devices_that_have_gone_are_not_computed(slow: SlowServer, ask
     first = asker.ask()
     assert slow.at_work.wait(60)
     going = [asker.send() for _ in range(4)]
-    wait_until(lambda: asker.queue_s() > 3.0)
+    until(lambda: asker.queue_s() > 3.0)
     for link in going:
         link.close()
     assert asker.queue_s() <= 1.0
@@ -136,17 +130,17 @@ def test_a_server_that_is_never_in_time_is_asked_less_and_less_often(head: Path,
     pixels = make_pixels(1)[0]
     with SplitModel(head, f"127.0.0.1:{port}", mode="code 0", threads=1, deadline_s=0.2) as model:
         for _ in range(40):
-            wait_until(lambda: model.stats.has_server)
+            until(lambda: model.stats.has_server)
             assert model.run(pixels).report.mode == "local"
         assert 2 <= model.stats.server_losses + model.stats.refused <= 6
         slow.takes_s = 0.0
-        wait_until(lambda: model.stats.has_server and model.run(pixels).report.mode == "code 0")
+        until(lambda: model.stats.has_server and model.run(pixels).report.mode == "code 0")
 
 
 def test_a_large_answer_does_not_make_the_link_slow(head: Path, slow: SlowServer, port: int) -> None:
     slow.answer = [np.zeros((1, 1 << 19), np.float32)]
     with SplitModel(head, f"127.0.0.1:{port}", mode="code 0", threads=1, deadline_s=30) as model:
-        wait_until(lambda: model.stats.bytes_per_s)
+        until(lambda: model.stats.bytes_per_s)
         for _ in range(6):
             assert model.run(make_pixels(1)[0]).report.mode == "code 0"
         assert model.stats.bytes_per_s > 5e6
@@ -176,11 +170,11 @@ def test_more_devices_than_there_are_places_for_do_not_send_each_other_away(head
         devices = list[Device]()
         for _ in range(8):
             devices.append(stack.enter_context(contextlib.closing(Device(fingerprint, port))))
-            wait_until(lambda: devices[-1].is_connected)
+            until(lambda: devices[-1].is_connected)
         late = stack.enter_context(contextlib.closing(Device(fingerprint, port)))
         end_s = time.monotonic() + 8  # than which no device is silent for longer, nor for so long
         while time.monotonic() < end_s:
-            wait_until(lambda: late.problem != "not connected yet")
+            until(lambda: late.problem != "not connected yet")
             assert late.problem == (
                 f"127.0.0.1:{port}: lets nobody in now: it has 16 connections from this address, its most, and a "
                 "device takes two"
@@ -188,7 +182,7 @@ def test_more_devices_than_there_are_places_for_do_not_send_each_other_away(head
             time.sleep(0.1)
         assert [one.losses for one in devices] == [0] * 8
         devices[0].close()
-        wait_until(lambda: late.is_connected)
+        until(lambda: late.is_connected)
 
 
 class StubbornServer:
@@ -242,7 +236,7 @@ def test_a_frame_that_fills_the_link_is_not_lost_to_a_probe(monkeypatch: pytest.
     monkeypatch.setattr(split_connection, "FRAMES_TELL_S", 0.0)
     monkeypatch.setattr(split_connection, "PROBE_EVERY_S", 0.01)
     with contextlib.closing(StubbornServer(1.5)) as server, contextlib.closing(Device("00", server.port)) as device:
-        wait_until(lambda: device.is_connected)
+        until(lambda: device.is_connected)
         for _ in range(3):
             reply: Any = device.ask(ASK_CODE, b"code", 30.0)
             assert reply.body == b""

@@ -30,6 +30,7 @@ from edge_run.runtime.split.server import SplitServer
 from mosquitto import free_port
 from split_servers import served
 from vision_models import make_pixels
+from waiting import until
 
 DEADLINE_S = 2.0
 LATE_S = 1.5  # than that, at most, in one of a few rounds: a machine may stand still for a moment
@@ -41,18 +42,11 @@ def server(head: Path) -> Iterator[int]:
         yield port
 
 
-def wait_until(condition: Any, limit_s: float = 60.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s, "it never came true"
-        time.sleep(0.02)
-
-
 @contextlib.contextmanager
 def connected(head: Path, server: int, **options: Any) -> Iterator[SplitModel]:
     """Open a split, and wait until it knows its server, which takes longer on a busy machine."""
     with SplitModel(head, f"127.0.0.1:{server}", threads=1, deadline_s=20, **options) as model:
-        wait_until(lambda: model.stats.bytes_per_s)
+        until(lambda: model.stats.bytes_per_s)
         yield model
 
 
@@ -140,7 +134,7 @@ def test_server_killed_in_mid_stream(head: Path, mode: str) -> None:
                     first[:] = [model.run(pixels[0]).report]
                     return first[0].mode.startswith(mode)
 
-                wait_until(is_served)
+                until(is_served)
                 answered, end_s = [*first], time.monotonic() + 30
                 killer = threading.Timer(0.05 * (round_number + 1), process.kill)
                 killer.start()
@@ -165,7 +159,7 @@ def test_a_server_that_hangs_costs_one_deadline(head: Path) -> None:
         SplitModel(head, f"127.0.0.1:{port}", mode="code 0", threads=1, deadline_s=DEADLINE_S) as model,
     ):
         for _ in range(3):
-            wait_until(lambda: model.run(pixels).report.mode == "code 0")
+            until(lambda: model.run(pixels).report.mode == "code 0")
             os.kill(process.pid, signal.SIGSTOP)
             report = model.run(pixels).report
             assert report.lost_server
@@ -176,13 +170,13 @@ def test_a_server_that_hangs_costs_one_deadline(head: Path) -> None:
             if report.seconds < DEADLINE_S + LATE_S:
                 break
         assert report.seconds < DEADLINE_S + LATE_S
-        wait_until(lambda: model.stats.has_server)
-        wait_until(lambda: model.run(pixels).report.mode == "code 0")
+        until(lambda: model.stats.has_server)
+        until(lambda: model.run(pixels).report.mode == "code 0")
 
 
 def test_no_server_from_the_start(head: Path) -> None:
     with SplitModel(head, "127.0.0.1:9", threads=1, deadline_s=DEADLINE_S) as model:
-        wait_until(lambda: "Connection refused" in model.problem)
+        until(lambda: "Connection refused" in model.problem)
         assert model.run(make_pixels(1)[0]).report.mode == "local"
 
 
@@ -192,7 +186,7 @@ def test_a_server_of_another_training_is_none(head: Path, tmp_path: Path, server
     text["cut"] = "another"
     (other / "code.json").write_text(json.dumps(text))
     with SplitModel(other / "head.onnx", f"127.0.0.1:{server}", threads=1) as model:
-        wait_until(lambda: "has no tail for" in model.problem)
+        until(lambda: "has no tail for" in model.problem)
         assert model.run(make_pixels(1)[0]).report.mode == "local"
 
 
@@ -253,7 +247,7 @@ def test_a_device_that_vanishes_does_not_keep_its_place(server: int) -> None:
             found = (row[5] for row in rows if row[1].endswith(f":{server:04X}") and row[2].endswith(own))
             return next(found, "")  # what others open and close meanwhile may hide it from who reads
 
-        wait_until(lambda: timer().startswith("02:"))
+        until(lambda: timer().startswith("02:"))
 
 
 def test_what_is_no_server_is_said_to_be_none(head: Path) -> None:
@@ -271,7 +265,7 @@ def test_what_is_no_server_is_said_to_be_none(head: Path) -> None:
         thread.start()
         try:
             with SplitModel(head, f"127.0.0.1:{port}", threads=1) as model:
-                wait_until(lambda: "no edge-run split server" in model.problem)
+                until(lambda: "no edge-run split server" in model.problem)
                 assert model.run(make_pixels(1)[0]).report.mode == "local"
         finally:
             listener.shutdown(socket.SHUT_RDWR)  # who waits for the next connection waits no more

@@ -15,6 +15,7 @@ import pytest
 from edge_run.base.errors import Cancelled, TierReadError
 from edge_run.base.interrupt import go_on
 from edge_run.tiers.readers import AwaitedJob, Readers, ReadTotals
+from waiting import until
 
 WAIT_S = 30
 
@@ -32,13 +33,6 @@ class Gate:
 
     def open(self) -> None:
         self._may_end.set()
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 class Clock:
@@ -122,11 +116,11 @@ def test_of_idle_threads_the_one_that_came_last_takes_the_next_job() -> None:
         assert gate.has_begun.wait(WAIT_S)
     for gate in gates:
         gate.open()
-    wait_until(lambda: len(readers._idle) == 3)
+    until(lambda: len(readers._idle) == 3, WAIT_S)
     for _ in range(5):
         names.clear()
         readers.submit(lambda: names.append(threading.current_thread().name) or 0)
-        wait_until(lambda: len(names) == 1 and len(readers._idle) == 3)
+        until(lambda: len(names) == 1 and len(readers._idle) == 3, WAIT_S)
         seen.update(names)
     readers.close()
     assert len(seen) == 1
@@ -141,7 +135,7 @@ class Interrupted(list[threading.Lock]):
 
 def test_ctrl_c_while_a_thread_is_woken_loses_neither_it_nor_its_job() -> None:
     readers, done = Readers(1), threading.Event()
-    wait_until(lambda: len(readers._idle) == 1)
+    until(lambda: len(readers._idle) == 1, WAIT_S)
     readers._idle = Interrupted(readers._idle)
     with pytest.raises(KeyboardInterrupt):
         readers.submit(lambda: done.set() or 0)

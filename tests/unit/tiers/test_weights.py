@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import random
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from edge_run.tiers import _libc, weights
 from edge_run.tiers.chunk_states import ChunkState
 from edge_run.tiers.weights import MAX_READ_CHUNKS
 from mapped import PAGE, content, is_readable, mapped
+from waiting import until
 from weights_tier import CHUNK, WAIT_S, Tier, tier
 
 
@@ -64,10 +64,7 @@ def test_what_is_let_go_soon_is_read_over_by_readers(tmp_path: Path) -> None:
     with tier(tmp_path, [8 * CHUNK], range(8), (), 2, n_readers=1) as streamed:
         streamed.weights.acquire([0, 1])
         streamed.weights.release_soon([0, 1])
-        until = time.monotonic() + WAIT_S
-        while ChunkState.FRESH not in (streamed.residency.state(2), streamed.residency.state(3)):
-            assert time.monotonic() < until
-            time.sleep(0.002)
+        until(lambda: ChunkState.FRESH in (streamed.residency.state(2), streamed.residency.state(3)), WAIT_S)
 
 
 def test_who_acquires_does_not_wait_for_a_reader_to_take_what_was_let_go(tmp_path: Path) -> None:

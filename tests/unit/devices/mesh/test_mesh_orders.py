@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 
 from edge_run.base.fields import Document
 from edge_run.devices.mesh.orders import MOST_WAITING, InboundOrder, OrderExecutor
+from waiting import until
 
 
 def test_an_order_that_was_carried_out_is_not_again_though_it_came_to_a_full_queue() -> None:
@@ -24,10 +24,7 @@ def test_an_order_that_was_carried_out_is_not_again_though_it_came_to_a_full_que
         executor.give(orders[0])
         assert answered.get(timeout=20) == 0
         executor.give(orders[1])
-        until_s = time.monotonic() + 20
-        while done != [0, 1]:
-            assert time.monotonic() < until_s
-            time.sleep(0.001)
+        until(lambda: done == [0, 1], 20)
         for order in orders[2:]:
             executor.give(order)
         executor.give(orders[0])  # again, and it has no room

@@ -16,7 +16,7 @@ from edge_run.devices.members.member_list import DAY_S
 from edge_run.devices.mesh import serving as serving_module
 from edge_run.devices.mesh.changes import new_invitation
 from edge_run.devices.mesh.serving import access_of, serving
-from mesh_table import until
+from waiting import until
 
 DEVICE = DeviceKey(bytes(range(32)))
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
-from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 
@@ -15,6 +13,7 @@ import anyio.to_thread
 import pytest
 
 from edge_run.runtime.processes.model_thread import ModelThread
+from waiting import until
 
 LIMIT_S = 60.0
 TRIO = pytest.param("trio", marks=pytest.mark.skipif(find_spec("trio") is None, reason="trio is not installed"))
@@ -23,13 +22,6 @@ BACKENDS = pytest.mark.parametrize("backend", ["asyncio", TRIO])
 
 def threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "edge-run-model"}
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < until_s
-        time.sleep(0.001)
 
 
 @BACKENDS
@@ -116,13 +108,13 @@ def test_a_thread_ends_with_its_owner_and_a_late_call_has_another_one(backend: s
         thread = ModelThread()
         first = await thread.run(threading.get_native_id)
         thread.close()
-        wait_until(lambda: not threads() - before)
+        until(lambda: not threads() - before)
         assert await thread.run(threading.get_native_id) != first
 
     before = threads()
     anyio.run(main, backend=backend)
     gc.collect()
-    wait_until(lambda: not threads() - before)
+    until(lambda: not threads() - before)
 
 
 def test_who_is_cancelled_again_and_again_waits_for_what_has_begun() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ from edge_run.base.mesh import Message
 from edge_run.runtime.worker import run_thread
 from edge_run.runtime.worker.run_thread import RunThread
 from fake_mesh import FakeMesh, Hub
+from waiting import until
 
 STEPS = 60
 
@@ -58,17 +59,10 @@ def thread(link: FakeMesh) -> Iterator[RunThread]:
     thread.close()
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.001)
-
-
 def test_what_comes_without_a_run_is_dropped(link: FakeMesh, thread: RunThread) -> None:
     for number in range(3000):
         link.put(DeviceLost("gone", node="c") if number % 3 else Message("c", {"kind": "activation"}))
-    wait_until(link.inbox.empty)
+    until(link.inbox.empty, 20)
     check_that_it_computes(link, thread)
 
 
@@ -82,7 +76,7 @@ def test_a_link_that_is_closed_does_not_end_the_thread(
         raise MeshError("data link: is closed")
 
     monkeypatch.setattr(link, "receive", closed)
-    wait_until(lambda: len(asked) > 2)
+    until(lambda: len(asked) > 2, 20)
 
 
 def test_of_a_run_that_has_begun_nothing_is_dropped(link: FakeMesh, thread: RunThread) -> None:
@@ -90,7 +84,7 @@ def test_of_a_run_that_has_begun_nothing_is_dropped(link: FakeMesh, thread: RunT
         run: Any = Run(link)
         thread.begin(run)
         link.put(Message("a", {"number": number}))
-        wait_until(lambda run=run: bool(run.found))  # type: ignore[misc]
+        until(lambda run=run: bool(run.found), 20)  # type: ignore[misc]
         assert run.found == [number]
         thread.end()
         if number % 3:
@@ -101,7 +95,7 @@ def check_that_it_computes(link: FakeMesh, thread: RunThread) -> None:
     run: Any = Run(link)
     thread.begin(run)
     link.put(Message("a", {"number": 7}))
-    wait_until(lambda: bool(run.found))
+    until(lambda: bool(run.found), 20)
     assert run.found == [7], "and nothing of what came before"
 
 
@@ -120,7 +114,7 @@ def test_a_run_that_is_ended_while_its_coordinator_is_to_be_told_ends_no_thread(
     thread.begin(run)
     monkeypatch.setattr(run_thread, "time", SimpleNamespace(monotonic=end_just_now))
     link.put(DeviceLost("gone", node="a"))
-    wait_until(lambda: len(asked) > 1)
+    until(lambda: len(asked) > 1, 20)
     monkeypatch.undo()  # else it ends the run that follows, too, if that begins just then
     check_that_it_computes(link, thread)
 
@@ -138,8 +132,8 @@ def test_weights_that_are_not_given_back_end_no_thread(
     monkeypatch.setattr(run, "release", refuse)
     thread.begin(run)
     link.put(DeviceLost("gone", node="a"))
-    wait_until(lambda: bool(asked))
-    wait_until(lambda: thread.run is None)
+    until(lambda: bool(asked), 20)
+    until(lambda: thread.run is None, 20)
     check_that_it_computes(link, thread)
 
 
@@ -150,7 +144,7 @@ def test_where_the_thread_has_ended_no_run_begins(
         raise RuntimeError("on purpose")
 
     monkeypatch.setattr(link, "receive", fail)
-    wait_until(lambda: not thread._thread.is_alive())
+    until(lambda: not thread._thread.is_alive(), 20)
     run: Any = Run(link)
     with pytest.raises(MeshError, match=r"computes no more .*RuntimeError.*; start it anew"):
         thread.begin(run)
@@ -170,7 +164,7 @@ def test_what_fails_when_others_are_told_ends_no_thread(
     monkeypatch.setattr(thread._shown, "tell", fail)
     run: Any = Run(link)
     thread.begin(run)
-    wait_until(lambda: thread.run is None)
+    until(lambda: thread.run is None, 20)
     thread.end()
     assert "some.gguf" in told
     monkeypatch.undo()
@@ -190,6 +184,6 @@ def test_a_run_whose_link_is_closed_is_given_up(
 
     monkeypatch.setattr(run, "command", closed)
     thread.begin(run)
-    wait_until(lambda: thread.run is None)
+    until(lambda: thread.run is None, 20)
     assert len(asked) < 5
     check_that_it_computes(link, thread)
