@@ -33,6 +33,7 @@ from edge_run.tiers.upload import Extent, Upload
 from exactness import fewest_frames
 from kit_models import KIT
 from slices import Together, batches_of, owners_of, run_slices
+from small_engines import greedy
 from tiny_models import N_VOCAB, make_model
 
 Work = Callable[[], object]
@@ -84,11 +85,7 @@ def _folder(parent: Path) -> Path:
 def _greedy(session: Session, n_tokens: int = 2) -> list[int]:
     """The tokens that go on from the prompt, computed from its start."""
     session.feed([1])
-    logits, _ = session.feed(PROMPT)
-    tokens = [int(logits.argmax())]
-    while len(tokens) < n_tokens:
-        tokens.append(int(session.step(tokens[-1]).argmax()))
-    return tokens
+    return greedy(session, PROMPT, n_tokens)
 
 
 @contextmanager

@@ -34,9 +34,11 @@ CHUNK_BYTES = 64 * KIB
 OWN: Mapping[str, object] = {"memory": "4GiB", "chunk_bytes": CHUNK_BYTES}
 
 
-def greedy(engine: Engine, tokens: int = 16, at: Callable[[int], None] = lambda i: None) -> list[int]:
+def greedy(
+    engine: Engine, tokens: int = 16, at: Callable[[int], None] = lambda i: None, prompt: Sequence[int] = PROMPT
+) -> list[int]:
     session = Session(engine.front)
-    logits, _ = session.feed(PROMPT)
+    logits, _ = session.feed(prompt)
     said = []
     for i in range(tokens):
         at(i)

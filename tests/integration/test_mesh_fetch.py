@@ -9,13 +9,14 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+import mesh_runs
 from edge_run.base.config import ModelConfig
 from edge_run.base.units import GIB, MIB
-from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
@@ -28,16 +29,7 @@ from tiny_models import make_model, split_model
 OPTIONS = {"context_tokens": 256, "micro_batch_tokens": 32, "threads": 1, "check_file": False}
 PROMPT = np.random.default_rng(1).integers(1, 380, 40).tolist()
 CHUNK_BYTES = 16384
-
-
-def greedy(engine: Engine, tokens: int = 8) -> list[int]:
-    session = Session(engine.front)
-    logits, _ = session.feed(PROMPT)
-    said = []
-    for _ in range(tokens):
-        said.append(int(logits.argmax()))
-        logits = session.step(said[-1])
-    return said
+greedy = partial(mesh_runs.greedy, tokens=8, prompt=PROMPT)
 
 
 def alone(path: Path) -> list[int]:

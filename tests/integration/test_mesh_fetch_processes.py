@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import mesh_runs
 from edge_run.base.config import ModelConfig
 from edge_run.base.mesh import Message, is_worker
-from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.fetch.exchange import PieceExchange
 from edge_run.runtime.mesh import coordinator
@@ -25,16 +26,7 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not instal
 OPTIONS = {"context_tokens": 256, "micro_batch_tokens": 32, "threads": 1, "check_file": False}
 PIECE_S = 0.012
 KILLED_AT = 150  # pieces, two seconds after the first, so that there is something to go on with
-
-
-def greedy(engine: Engine, tokens: int = 6) -> list[int]:
-    session = Session(engine.front)
-    logits, _ = session.feed([1, 5, 9, 13, 200, 7])
-    said = []
-    for _ in range(tokens):
-        said.append(int(logits.argmax()))
-        logits = session.step(said[-1])
-    return said
+greedy = partial(mesh_runs.greedy, tokens=6, prompt=[1, 5, 9, 13, 200, 7])
 
 
 class Giving:

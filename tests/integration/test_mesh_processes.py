@@ -29,6 +29,7 @@ from edge_run.runtime.mesh import coordinator as mesh_coordinator
 from edge_run.runtime.mesh.engine import open_mesh_engine
 from in_child import in_child, run_script
 from mesh_processes import mesh_of
+from mesh_runs import greedy
 from mesh_schedules import SERVER, draw_schedule
 from mosquitto import PROGRAM, mosquitto
 from program import MESH, Program, begin, ending, fork_from_here, run_program
@@ -214,25 +215,15 @@ def test_a_stop_reaches_a_worker_in_the_middle_of_a_long_prompt(grown: Path, tmp
         idle_s = time.monotonic() - moments["stopped"]
         assert moments["place"].startswith("computing"), "else this shows nothing"
         started_s = time.monotonic()
-        found = greedy(engine, prompt)
+        found = greedy(engine, 4, prompt=prompt)
         assert idle_s < (time.monotonic() - started_s) / 2
         use = engine.mesh_use
         assert use is not None
         assert use.recoveries == 0
         engine.close()
     alone = Engine.open(grown, config)
-    assert greedy(alone, prompt) == found
+    assert greedy(alone, 4, prompt=prompt) == found
     alone.close()
-
-
-def greedy(engine: Engine, prompt: Sequence[int]) -> list[int]:
-    session = Session(engine.front)
-    logits, _ = session.feed(prompt)
-    said = []
-    for _ in range(4):
-        said.append(int(logits.argmax()))
-        logits = session.step(said[-1])
-    return said
 
 
 def test_a_worker_that_becomes_slow_loses_its_layers_in_the_middle_of_an_answer(folder: Path) -> None:

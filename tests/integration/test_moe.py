@@ -18,6 +18,7 @@ import pytest
 
 import edge_run
 import fault_scenarios
+import small_engines
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, Cancelled, ConfigError, NotSupported, TierReadError
 from edge_run.base.interrupt import Interrupt
@@ -36,12 +37,12 @@ from mutations import parse
 from program import Result, ending, run_program
 from sabotage import sabotage
 from served import wait_for
-from tiny_models import N_VOCAB, make_model
+from tiny_models import make_model
 
 OPTIONS: dict[str, Any] = {
     "context_tokens": 256, "micro_batch_tokens": 16, "threads": 1, "check_file": False,
 }  # fmt: skip
-PROMPT = np.random.default_rng(0).integers(1, N_VOCAB, 40).tolist()
+PROMPT = small_engines.PROMPT
 TEXT = "It was a dark night, and nobody knew which of them would be asked next."
 
 
@@ -72,13 +73,8 @@ def moe(folder: Path) -> Path:
 
 
 def greedy(engine: Engine, n_tokens: int = 12) -> list[int]:
-    session = Session(engine.decoder)
     engine.decoder.rewind(0, 0)
-    logits, _ = session.feed(PROMPT)
-    tokens = [int(logits.argmax())]
-    while len(tokens) < n_tokens:
-        tokens.append(int(session.step(tokens[-1]).argmax()))
-    return tokens
+    return small_engines.greedy(Session(engine.decoder), PROMPT, n_tokens)
 
 
 @in_child

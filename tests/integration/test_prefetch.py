@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+import small_engines
 from edge_run.base.config import EXPERT_POLICIES, EXPERT_PREFETCH, ModelConfig
 from edge_run.base.errors import PackedFileError
 from edge_run.prefetch import controller
@@ -105,12 +106,7 @@ def test_a_router_that_runs_before_attention_is_left_alone(folder: Path) -> None
 
 
 def greedy(engine: Engine, n_tokens: int = 100) -> list[int]:
-    session = Session(engine.decoder)
-    logits, _ = session.feed(PROMPT)
-    tokens = [int(logits.argmax())]
-    while len(tokens) < n_tokens:
-        tokens.append(int(session.step(tokens[-1]).argmax()))
-    return tokens
+    return small_engines.greedy(Session(engine.decoder), PROMPT, n_tokens)
 
 
 def plain_tokens(path: Path) -> list[int]:
