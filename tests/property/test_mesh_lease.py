@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from clock import Clock
 from edge_run.devices.presence.lease import (
     EXPIRES_S,
     Connected,
@@ -26,20 +27,12 @@ NAMES = ("a", "b", "c")
 NODES = st.sampled_from(NAMES)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Cluster(RuleBasedStateMachine):
     """Three nodes that all may lead, and a broker that does what it likes with messages."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock, self.random = Clock(), Random(1)
+        self.clock, self.random = Clock(100.0), Random(1)
         self.nodes = {name: Lease(name, self.clock, self.random) for name in NAMES}
         self.mail: list[tuple[str, Heard]] = []
         self.kept: Heard | None = None
@@ -77,7 +70,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(wait_s=st.sampled_from([0.05, 0.1, 0.25, 0.5, 1.2, EXPIRES_S + 1]))
     def wait(self, wait_s: float) -> None:
-        self.clock.now += wait_s
+        self.clock.now_s += wait_s
         for name in NAMES:
             self.feed(name, LeaseTick())
 
@@ -106,10 +99,10 @@ class Cluster(RuleBasedStateMachine):
     def lead_alone(self, name: str) -> None:
         """Let a node want to lead that hears nobody but itself for a while."""
         for event in (LeaseTick(), Wanted(), LeaseTick()):
-            self.clock.now += 1.6
+            self.clock.now_s += 1.6
             self.feed(name, event)
             self.echo(name)
-        self.clock.now += 0.3
+        self.clock.now_s += 0.3
         self.feed(name, LeaseTick())
 
     @rule(data=st.data())
@@ -167,12 +160,12 @@ TestCluster = Cluster.TestCase
 
 
 def test_without_trouble_the_first_who_wants_leads_soon_and_the_second_waits() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     nodes = {name: Lease(name, clock, Random(2)) for name in NAMES}
 
     def settle(seconds: float) -> None:
         for _ in range(int(seconds / 0.05)):
-            clock.now += 0.05
+            clock.now_s += 0.05
             said = [(name, done) for name in NAMES for done in nodes[name].handle(LeaseTick()) if isinstance(done, Say)]
             share(said)
 

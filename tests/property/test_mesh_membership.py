@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from clock import Clock
 from edge_run.base.mesh import Joined, Lost, Member
 from edge_run.devices.presence import events
 from edge_run.devices.presence.membership import FIRST_PATIENCE_S, IDLE, LONGEST_PATIENCE_S, NEAR_S, QUICK, Membership
@@ -17,20 +18,12 @@ SELF, INCARNATION = "self", "1"
 NODES = st.sampled_from(["a", "b", "c"])
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class World(RuleBasedStateMachine):
     """Anything in any order; old incarnations, lost and doubled messages."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
+        self.clock = Clock(100.0)
         self.machine = Membership(SELF, INCARNATION, self.clock)
         self.present: dict[str, str] = {}
         self.latest: dict[str, int] = {}
@@ -42,8 +35,8 @@ class World(RuleBasedStateMachine):
             if isinstance(instruction, events.Reconnect):
                 assert self.is_up, "there is nothing to leave"
                 assert not self.machine.is_hearing
-                assert self.clock.now - self.reconnected_s > FIRST_PATIENCE_S, "a broker is given some time"
-                self.reconnected_s = self.clock.now
+                assert self.clock.now_s - self.reconnected_s > FIRST_PATIENCE_S, "a broker is given some time"
+                self.reconnected_s = self.clock.now_s
             if not isinstance(instruction, events.EmitEvent):
                 continue
             if isinstance(instruction.event, Joined):
@@ -107,7 +100,7 @@ class World(RuleBasedStateMachine):
 
     @rule(wait_s=st.floats(0, 40))
     def wait(self, wait_s: float) -> None:
-        self.clock.now += wait_s
+        self.clock.now_s += wait_s
         before = set(self.present)
         was_up = self.is_up
         self.feed(events.Tick())
@@ -130,7 +123,7 @@ class Table:
     """A machine whose broker works, and the devices that it hears. `holder` leads."""
 
     def __init__(self, *, is_quick: bool, holder: str = "a") -> None:
-        self.clock = Clock()
+        self.clock = Clock(100.0)
         self.machine = Membership(SELF, INCARNATION, self.clock)
         self.machine.handle(events.BrokerChanged(True))
         self.machine.handle(events.HolderChanged(holder if is_quick else None))
@@ -141,11 +134,11 @@ class Table:
             self.machine.handle(events.Announced(node, "1", node, {}, {}))
 
     def go_on(self, seconds: float, beating: str, *, is_echoed: bool = True) -> None:
-        end, last = self.clock.now + seconds, self.clock.now
-        while self.clock.now < end:
-            self.clock.now += 0.1
-            if self.clock.now - last >= self.pace.heartbeat_s:
-                last = self.clock.now
+        end, last = self.clock.now_s + seconds, self.clock.now_s
+        while self.clock.now_s < end:
+            self.clock.now_s += 0.1
+            if self.clock.now_s - last >= self.pace.heartbeat_s:
+                last = self.clock.now_s
                 for node in beating:
                     self.machine.handle(events.Heartbeat(node, "1"))
                 if is_echoed:
@@ -154,7 +147,7 @@ class Table:
                 if isinstance(instruction, events.SendHeartbeat):
                     self.sent.append(instruction)
                 if isinstance(instruction, events.EmitEvent) and isinstance(instruction.event, Lost):
-                    self.lost[instruction.event.node] = self.clock.now
+                    self.lost[instruction.event.node] = self.clock.now_s
 
 
 def test_another_address_is_told_once() -> None:
@@ -170,7 +163,7 @@ def test_another_address_is_told_once() -> None:
 def test_a_frozen_device_is_lost_in_time_while_somebody_leads() -> None:
     table = Table(is_quick=True)
     table.go_on(10, "ab")
-    frozen = table.clock.now
+    frozen = table.clock.now_s
     table.go_on(10, "a")
     assert list(table.lost) == ["b"]
     assert table.lost["b"] - frozen <= 3.0
@@ -201,7 +194,7 @@ def test_a_will_and_a_broken_link_bring_the_end_near() -> None:
         table = Table(is_quick=False)
         table.machine.handle(events.LinkChanged("b", isinstance(event, events.LinkChanged)))
         table.go_on(25, "ab")
-        told = table.clock.now
+        told = table.clock.now_s
         table.machine.handle(event)
         table.go_on(5, "a")
         assert table.lost["b"] - told <= NEAR_S + 0.3
@@ -219,7 +212,7 @@ def test_a_will_of_somebody_who_came_back_is_nothing() -> None:
 def test_sleeping_oneself_is_no_reason_to_lose_others() -> None:
     table = Table(is_quick=True)
     table.go_on(5, "ab")
-    table.clock.now += 600
+    table.clock.now_s += 600
     table.go_on(5, "ab")
     assert not table.lost
 
@@ -259,7 +252,7 @@ def test_a_rare_heartbeat_is_waited_for_and_a_broken_link_ends_that() -> None:
     assert not table.lost, "it is linked to the leader, if not to us"
     table.go_on(10, "a")
     assert list(table.lost) == ["b"]
-    cut = table.clock.now
+    cut = table.clock.now_s
     table.machine.handle(events.Heartbeat("a", "1", is_rare=True))
     table.machine.handle(events.LinkChanged("a", False, "cut"))
     table.go_on(5, "")
@@ -298,18 +291,18 @@ def test_a_doubt_tells_soon_whether_one_is_deaf_also_while_heartbeats_are_rare()
 
 def waits_between_connections(*, is_quick: bool, n_connections: int) -> list[float]:
     """Return how long after each connection a device that never hears itself makes the next one."""
-    clock = Clock()
+    clock = Clock(100.0)
     machine = Membership(SELF, INCARNATION, clock)
     if is_quick:
         machine.handle(events.HolderChanged("a"))
     waits: list[float] = []
     for _ in range(n_connections):
         machine.handle(events.BrokerChanged(True))
-        connected_s = clock.now
+        connected_s = clock.now_s
         while not any(isinstance(one, events.Reconnect) for one in machine.handle(events.Tick())):
-            clock.now += 0.1
-            assert clock.now - connected_s < 2 * LONGEST_PATIENCE_S
-        waits.append(clock.now - connected_s)
+            clock.now_s += 0.1
+            assert clock.now_s - connected_s < 2 * LONGEST_PATIENCE_S
+        waits.append(clock.now_s - connected_s)
         machine.handle(events.BrokerChanged(False))
     return waits
 
@@ -324,27 +317,27 @@ def test_who_does_not_hear_itself_connects_anew_and_ever_more_rarely(is_quick: b
 
 @pytest.mark.parametrize("is_quick", [False, True])
 def test_who_hears_itself_no_more_connects_anew_soon(is_quick: bool) -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     machine = Membership(SELF, INCARNATION, clock)
     machine.handle(events.HolderChanged("a" if is_quick else None))
     machine.handle(events.BrokerChanged(True))
     for _ in range(200):  # all is well, but for the first heartbeat, which is lost
-        clock.now += 0.5
+        clock.now_s += 0.5
         done = machine.handle(events.Tick())
         assert not any(isinstance(one, events.Reconnect) for one in done)
         if any(isinstance(one, events.SendHeartbeat) for one in done):
             machine.handle(events.Heartbeat(SELF, INCARNATION))
-    pace, deaf_s = QUICK if is_quick else IDLE, clock.now
+    pace, deaf_s = QUICK if is_quick else IDLE, clock.now_s
     while not any(isinstance(one, events.Reconnect) for one in machine.handle(events.Tick())):
-        clock.now += 0.1
-        assert clock.now - deaf_s < pace.heartbeat_s + FIRST_PATIENCE_S + 2
+        clock.now_s += 0.1
+        assert clock.now_s - deaf_s < pace.heartbeat_s + FIRST_PATIENCE_S + 2
 
 
 def test_whoever_begins_to_lead_does_not_wait_for_heartbeats_that_were_rare_before() -> None:
     table = Table(is_quick=True)
     for node in "ab":
         table.machine.handle(events.Heartbeat(node, "1", is_rare=True))
-    began = table.clock.now
+    began = table.clock.now_s
     table.machine.handle(events.HolderChanged(SELF))
     table.machine.handle(events.Heartbeat("a", "1", is_rare=True))
     table.go_on(5, "")

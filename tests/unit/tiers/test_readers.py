@@ -12,6 +12,7 @@ from typing import SupportsIndex
 
 import pytest
 
+from clock import Clock
 from edge_run.base.errors import Cancelled, TierReadError
 from edge_run.base.interrupt import go_on
 from edge_run.tiers.readers import AwaitedJob, Readers, ReadTotals
@@ -33,16 +34,6 @@ class Gate:
 
     def open(self) -> None:
         self._may_end.set()
-
-
-class Clock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

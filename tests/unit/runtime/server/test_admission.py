@@ -6,17 +6,11 @@ import contextlib
 
 import pytest
 
+from clock import Clock
 from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.refusals import Refusal
 
 pytestmark = pytest.mark.anyio
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def refusal(admission: Admission) -> Refusal:

@@ -5,15 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clock import Clock
 from edge_run.base.errors import ModelFileError
 from edge_run.runtime.server.catalogue.turns import LEAST_PATIENCE_S, OPENINGS, ModelChange, ModelTurn, Turns
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def turns_with(name: str) -> tuple[Turns, Clock]:
