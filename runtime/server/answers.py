@@ -7,8 +7,9 @@ import contextlib
 import dataclasses
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -57,7 +58,7 @@ MakeJob = Callable[[ServedModel], Awaitable[Job]]
 logger = logging.getLogger(__name__)
 
 
-class AnswerForm(Protocol):
+class AnswerForm(ABC):
     """How an API writes answers. One request each; every method returns what goes on the wire, maybe nothing.
 
     wants_progress: whether the client wants to know how far the prompt is.
@@ -66,38 +67,38 @@ class AnswerForm(Protocol):
     `failed` may be called at any time, the others after `begin`.
     """
 
-    media_type: str
-    wants_progress: bool
-    prompt_param: str
-    streams_too_long: bool
+    media_type = EVENT_STREAM
+    wants_progress = False
+    prompt_param = "prompt"
+    streams_too_long = False
 
     def begin(self, served: ServedModel, job: Job) -> bytes:
         """Take note of what is answered, and by what. What a stream begins with."""
-        ...
+        return b""
 
+    @abstractmethod
     def piece(self, number: int, delta: Delta) -> bytes:
         """What the answer of this number goes on by."""
-        ...
 
+    @abstractmethod
     def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """What a stream ends with, when all answers are finished."""
-        ...
 
+    @abstractmethod
     def failed(self, refusal: Refusal) -> bytes:
         """What a stream ends with instead."""
-        ...
 
     def silence(self) -> bytes:
         """What a stream says where nothing has come for a while. Nothing: a comment will do, where it may have one."""
-        ...
+        return b""
 
     def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """How far the prompt of an answer is, for who wants to know. said: that in llama-server's words."""
-        ...
+        return b""
 
+    @abstractmethod
     def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """The answers as one document."""
-        ...
 
 
 def one_line(document: Any) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.formats.tools import AUTO, NONE, REQUIRED, Chosen, FunctionTool, Toolbox
-from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
+from edge_run.runtime.server.answers import AnswerForm, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, joined
 from edge_run.runtime.server.bodies import convert
 from edge_run.runtime.server.catalogue.served_model import ServedModel
@@ -249,13 +249,10 @@ def _text(block: Block, where: str) -> str:
     return block.text
 
 
-class MessageForm:
+class MessageForm(AnswerForm):
     """Messages and the events of their streams: one block after the other, each begun and ended."""
 
-    media_type = EVENT_STREAM
     prompt_param = "messages"
-    streams_too_long = False
-    wants_progress = False
 
     def __init__(self, name: str, request_id: str | None = None) -> None:
         self._name, self._request_id = name, request_id
@@ -295,10 +292,6 @@ class MessageForm:
     def silence(self) -> bytes:
         """Return a ping: clients leave a stream that has no event for minutes, and comments are none."""
         return _event("ping")
-
-    def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
-        """Return nothing: this API has no word for it."""
-        return b""
 
     def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return the message."""

@@ -15,7 +15,7 @@ from edge_run.base.sampling_config import MOST_TOP_LOGPROBS, SamplingConfig
 from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.llama.prompt_text import check_room
-from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
+from edge_run.runtime.server.answers import AnswerForm, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_chat import ChatRequest, Choices
 from edge_run.runtime.server.apis.openai_completions import MOST_ANSWERS, Token, check_answers
 from edge_run.runtime.server.catalogue.served_model import ServedModel
@@ -218,12 +218,8 @@ async def slots(service: Service, request: Request) -> Response:
     return json_response([{"id": n, "n_ctx": n_ctx, "is_processing": n < n_busy} for n in range(n_slots)])
 
 
-class NativeCompletionForm:
+class NativeCompletionForm(AnswerForm):
     """Completions as llama-server writes them."""
-
-    media_type = EVENT_STREAM
-    prompt_param = "prompt"
-    streams_too_long = False
 
     def __init__(self, name: str, has_tokens: bool, wants_progress: bool) -> None:
         self._name, self._has_tokens, self.wants_progress = name, has_tokens, wants_progress
@@ -248,10 +244,6 @@ class NativeCompletionForm:
     def failed(self, refusal: Refusal) -> bytes:
         """Return the error."""
         return event(openai_error(refusal))
-
-    def silence(self) -> bytes:
-        """Return nothing: a comment will do."""
-        return b""
 
     def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """Return how far the prompt is."""

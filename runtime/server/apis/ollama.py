@@ -19,7 +19,7 @@ from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.formats.tool_format import can_think
 from edge_run.runtime.formats.tools import Toolbox
-from edge_run.runtime.server.answers import JSON_LINES, AnswerResponse, json_response, one_line
+from edge_run.runtime.server.answers import JSON_LINES, AnswerForm, AnswerResponse, json_response, one_line
 from edge_run.runtime.server.apis.keep_alive import KeepAlive, rest_s
 from edge_run.runtime.server.apis.openai_chat import ToolEntry
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES
@@ -250,20 +250,13 @@ async def version(service: Service, request: Request) -> Response:
     return json_response({"version": API_VERSION})
 
 
-class OllamaForm:
+class OllamaForm(AnswerForm):
     """Answers as a line of JSON each."""
 
     media_type = JSON_LINES
-    prompt_param = "prompt"
-    streams_too_long = False
-    wants_progress = False
 
     def __init__(self, name: str, is_chat: bool) -> None:
         self._name, self._is_chat = name, is_chat
-
-    def begin(self, served: ServedModel, job: Job) -> bytes:
-        """Return nothing: the first line comes with the first piece."""
-        return b""
 
     def piece(self, number: int, delta: Delta) -> bytes:
         """Return a line."""
@@ -283,10 +276,6 @@ class OllamaForm:
     def silence(self) -> bytes:
         """Return a line that says nothing: lines of JSON have no comments, and clients take silence for a failure."""
         return _line({**self._said(), "done": False})
-
-    def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
-        """Return nothing: this API has no word for it."""
-        return b""
 
     def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return the answer."""

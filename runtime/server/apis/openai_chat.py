@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.formats.tools import AUTO, Chosen, FunctionTool, Toolbox
-from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
+from edge_run.runtime.server.answers import AnswerForm, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_messages import (
     MOST_WORD_LETTERS,
     Messages,
@@ -176,12 +176,10 @@ async def chat_job(asked: ChatRequest, served: ServedModel) -> Job:
     return await task.job(served, sampling, most, asked.n or 1)
 
 
-class ChatForm:
+class ChatForm(AnswerForm):
     """Chat completions and their chunks."""
 
-    media_type = EVENT_STREAM
     prompt_param = "messages"
-    streams_too_long = False
 
     def __init__(self, name: str, asked: ChatRequest) -> None:
         self._choices, self.wants_progress = asked.n or 1, asked.return_progress
@@ -220,10 +218,6 @@ class ChatForm:
     def failed(self, refusal: Refusal) -> bytes:
         """Return the error, which is the end of the stream."""
         return event(openai_error(refusal)) + DONE
-
-    def silence(self) -> bytes:
-        """Return nothing: a comment will do."""
-        return b""
 
     def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """Return a chunk of llama-server's kind."""

@@ -14,7 +14,7 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from edge_run.runtime.formats.output import Delta
-from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event
+from edge_run.runtime.server.answers import AnswerForm, AnswerResponse, event
 from edge_run.runtime.server.apis.openai_chat import DONE, Choices, StreamOptions
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import FinishedAnswer, Job
@@ -107,12 +107,8 @@ async def _prompts_of(served: ServedModel, prompt: str | Sequence[str | int | li
     return [await served.prompt_tokens(part) if isinstance(part, str) else part for part in parts]
 
 
-class CompletionForm:
+class CompletionForm(AnswerForm):
     """Text completions and their chunks."""
-
-    media_type = EVENT_STREAM
-    prompt_param = "prompt"
-    streams_too_long = False
 
     def __init__(self, name: str, asked: CompletionRequest) -> None:
         self._head = {
@@ -148,10 +144,6 @@ class CompletionForm:
     def failed(self, refusal: Refusal) -> bytes:
         """Return the error, which is the end of the stream."""
         return event(openai_error(refusal)) + DONE
-
-    def silence(self) -> bytes:
-        """Return nothing: a comment will do."""
-        return b""
 
     def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
         """Return a chunk of llama-server's kind."""

@@ -11,7 +11,7 @@ import msgspec
 
 from edge_run.base.results import ToolCall
 from edge_run.runtime.formats.output import Delta
-from edge_run.runtime.server.answers import EVENT_STREAM, event
+from edge_run.runtime.server.answers import AnswerForm, event
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import FinishedAnswer, Job
 from edge_run.runtime.server.refusals import CONTEXT_LENGTH_EXCEEDED, Refusal
@@ -22,15 +22,13 @@ _PARTS = {_MESSAGE: "output_text", _REASONING: "reasoning_text"}
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # of OpenAI's own list
 
 
-class ResponseForm:
+class ResponseForm(AnswerForm):
     """A response. told: what it repeats of the request.
 
     namespaced: the namespaces and names of functions that have one, by what the model calls them.
     """
 
-    media_type = EVENT_STREAM
     prompt_param = "input"
-    wants_progress = False
     streams_too_long = True
 
     def __init__(self, name: str, told: Mapping[str, Any]) -> None:
@@ -89,10 +87,6 @@ class ResponseForm:
         """
         short = {key: value for key, value in self._response("in_progress").items() if key not in ("metadata", "text")}
         return self._event("response.in_progress", response={**short, "instructions": None, "tools": []})
-
-    def progress(self, number: int, said: Mapping[str, Any]) -> bytes:
-        """Return nothing: this API has no word for it."""
-        return b""
 
     def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return the response."""
