@@ -336,7 +336,7 @@ def answers_of_a_run(folder: Path, stack: ExitStack) -> Target:
     works = [UnitWork(1 << 20, 1 << 10, 1 << 20)] * 6
     sizes = ("room_bytes", "window_bytes", "pair_bytes", "range_bytes", "least_kept_bytes")
     room = {**dict.fromkeys(sizes, 64 << 20), "compute_bytes_per_s": 1e9, "disk_bytes_per_s": 1e9}
-    room |= {"least_kept_share": 0.1, "is_measured": True, "layout": "x", "numerics": {"threads": 1}}
+    room |= {"least_kept_share": 0.1, "layout": "x", "numerics": {"threads": 1}}
     lack = {**room, "missing_bytes": [1 << 20] * 6, "most_weight_bytes": 1 << 30}
     links_found = {"links": {"b": [0.001, 1e6], "a": [0.1, 1e7]}, "unreached": {"c": "nothing listens there"}}
     fetching = {

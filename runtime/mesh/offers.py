@@ -127,21 +127,21 @@ def room_bytes(engine: SliceEngine) -> int:
     return max(0, engine.budget_bytes - with_page_tables(besides) - engine.budget_bytes // 512)
 
 
-def rates(engine: SliceEngine) -> tuple[float, float, bool]:
-    """Return weights computed and read per second, in bytes, and whether that was measured (`edge-run probe`)."""
+def _rates(engine: SliceEngine) -> tuple[float, float]:
+    """Return weights computed and read per second, in bytes: guessed where nothing was measured (`edge-run probe`)."""
     profile = recall(engine.gguf, engine.config)
     if profile is None or not profile.kernels:
-        return GUESSED_COMPUTE_BYTES_PER_S, GUESSED_DISK_BYTES_PER_S, False
+        return GUESSED_COMPUTE_BYTES_PER_S, GUESSED_DISK_BYTES_PER_S
     work = pass_work(engine.gguf, engine.maps[PassShape(1, 1)][0], n_stops=0)
     seconds = CostModel(profile, engine.shape.threads).compute_s(work, 1, 0)
     disk = disk_of(profile, engine.gguf.shards[0].path)
     weights = sum(unit.weight_bytes for unit in engine.layout.units)
-    return weights / max(seconds, 1e-9), disk.bytes_per_s if disk else GUESSED_DISK_BYTES_PER_S, True
+    return weights / max(seconds, 1e-9), disk.bytes_per_s if disk else GUESSED_DISK_BYTES_PER_S
 
 
 def room_document(engine: SliceEngine) -> Document:
     """Return what a planner wants to know of this device and this model."""
-    compute, disk, is_measured = rates(engine)
+    compute, disk = _rates(engine)
     everything = slice_terms(engine.loaded, engine.maps, Share(("",) * len(engine.layout.units), ""), engine.holdings)
     least_bytes, least_share = least_kept(everything, sum(unit.kept_bytes for unit in engine.layout.units))
     return {
@@ -153,7 +153,6 @@ def room_document(engine: SliceEngine) -> Document:
         "least_kept_share": least_share,
         "compute_bytes_per_s": compute,
         "disk_bytes_per_s": disk,
-        "is_measured": is_measured,
         "layout": layout_hash(engine.layout),
         "numerics": dataclasses.asdict(engine.loaded.numerics),
     }
