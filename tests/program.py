@@ -94,13 +94,11 @@ def run_program(
 def run_source(
     source: str,
     *,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str],
     folder: Path | None = None,
-    text: str = "",
-    timeout_s: float = WAIT_S,
 ) -> Result:
     """Run `python -c SOURCE`, else as `run_program`."""
-    return _run(Program(["-c"], source=source), environment, folder, text, timeout_s)
+    return _run(Program(["-c"], source=source), environment, folder, "", WAIT_S)
 
 
 def _run(

@@ -39,13 +39,13 @@ def look_ups(
     return made
 
 
-def write_trace(path: Path, moe: MoeShape = SMALL, tokens: int = 20, seed: int = 0) -> Path:
+def write_trace(path: Path, moe: MoeShape = SMALL, tokens: int = 20) -> Path:
     """Write a trace of random routing, with a prompt."""
     header = RouteHeader(dict.fromkeys(moe.layers, EXPERT_BYTES), {}, "tiny.gguf", "tiny", moe.experts, moe.used)
     step = 8
     with path.open("w", encoding="utf-8") as file:
         writer = RouteWriter(file, header)
-        for layer, experts, is_prefill in look_ups(moe, tokens, seed):
+        for layer, experts, is_prefill in look_ups(moe, tokens, 0):
             phase = PREFILL if is_prefill else DECODE
             writer.write(
                 [

@@ -41,6 +41,7 @@ from edge_run.devices.presence.events import (
     places_of,
 )
 
+GRACE_S = 60.0  # for which nobody is lost while the broker is away
 NEAR_S = 1.0  # what is left to someone of whom we heard that he is gone
 FIRST_PATIENCE_S, LONGEST_PATIENCE_S = 3.0, 300.0  # with a broker through which we do not hear ourselves
 
@@ -51,12 +52,10 @@ class HeartbeatTiming:
 
     heartbeat_s: between two heartbeats.
     lost_s: the silence after which a device is lost.
-    grace_s: for how long nobody is lost while the broker is away.
     """
 
     heartbeat_s: float
     lost_s: float
-    grace_s: float = 60.0
 
 
 IDLE, QUICK = HeartbeatTiming(10.0, 32.0), HeartbeatTiming(1.2, 2.6)
@@ -276,7 +275,7 @@ class Membership:
             why = self._why_lost(peer, now_s)
             if peer.is_present and why:
                 done += self._lose(node, why)
-            elif not peer.is_present and now_s - peer.heard_s > self._timing.grace_s + self._timing.lost_s:
+            elif not peer.is_present and now_s - peer.heard_s > GRACE_S + self._timing.lost_s:
                 del self._peers[node]
         return done + self._review(now_s)
 
@@ -288,8 +287,8 @@ class Membership:
             return peer.why
         if self.is_hearing:
             return f"silent for {silent_s:.1f} s" if silent_s > self._lost_s(peer) else ""
-        is_over = now_s - self._deaf_s > self._timing.grace_s
-        return f"the broker has been away for {self._timing.grace_s:.0f} s" if is_over else ""
+        is_over = now_s - self._deaf_s > GRACE_S
+        return f"the broker has been away for {GRACE_S:.0f} s" if is_over else ""
 
     def _lose(self, node: str, why: str) -> list[Instruction]:
         peer = self._peers[node]

@@ -43,11 +43,11 @@ def knowing(kit: Path) -> Iterator[Model]:
         yield model
 
 
-def check_called(answer: Generation, finish_reason: str = "tool_calls") -> None:
+def check_called(answer: Generation) -> None:
     (call,) = answer.tool_calls
     assert json.loads(call.arguments) == call.parsed
     assert call.parsed in ALLOWED[call.name]
-    assert (answer.finish_reason, answer.content) == (finish_reason, "")
+    assert (answer.finish_reason, answer.content) == ("tool_calls", "")
     assert answer.message["tool_calls"][0]["function"] == {"name": call.name, "arguments": call.arguments}
     assert json.loads(to_json(answer))["tool_calls"] == [
         {"id": call.id, "name": call.name, "arguments": call.arguments, "parsed": call.parsed}

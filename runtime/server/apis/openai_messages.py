@@ -56,12 +56,12 @@ class ChatMessage(msgspec.Struct):
 Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MOST_MESSAGES)]
 
 
-def template_messages(messages: Sequence[ChatMessage], param: str = "messages") -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Return the messages as templates know them. Raises Refusal that names what is wrong. May take its time."""
     check_arguments(
-        (call.function.arguments for message in messages for call in message.tool_calls or ()), f"{param}.tool_calls"
+        (call.function.arguments for message in messages for call in message.tool_calls or ()), "messages.tool_calls"
     )
-    return [template_message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
+    return [template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def template_message(message: ChatMessage, where: str) -> dict[str, Any]:

@@ -21,9 +21,9 @@ HEADER = 3 * PAGE + 17
 SIZE = 40 * PAGE + 5
 
 
-def shard_of(path: Path, number: int = 0, header_bytes: int = HEADER) -> Shard:
+def shard_of(path: Path, number: int) -> Shard:
     write_random(path, SIZE, seed=number)
-    return Shard(path, SIZE, header_bytes, header_bytes)
+    return Shard(path, SIZE, HEADER, HEADER)
 
 
 @pytest.fixture

@@ -31,11 +31,11 @@ SPEED = 500e6
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="disks are measured on Linux only")
 
 
-def paced(times: list[float], block_bytes: int = UNIT_BYTES, readers: int = 4) -> float:
+def paced(times: list[float]) -> float:
     """Return what ReadMeter makes of blocks that end at `times`; fail when they are not enough for it."""
-    meter = ReadMeter(Effort(), readers)
+    meter = ReadMeter(Effort(), 4)
     for time_s in times:
-        if meter.note(time_s, block_bytes):
+        if meter.note(time_s, UNIT_BYTES):
             return meter.bytes_per_s
     raise AssertionError("it wanted more")
 

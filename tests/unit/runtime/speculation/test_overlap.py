@@ -63,14 +63,14 @@ class Drafter:
         return guesses
 
 
-def overlapping(drafter: Drafter, is_on: bool = True) -> Overlap:
-    """Return an overlap that has been told that guessing is worth it, and whose setting in force is known."""
+def overlapping(drafter: Drafter) -> Overlap:
+    """Return an overlap that has been told that guessing is worth it, and is on."""
     overlap = Overlap(drafter)
     for _ in range(100):
-        if overlap.is_on == is_on and overlap._guessing_s > 0:
+        if overlap.is_on and overlap._guessing_s > 0:
             return overlap
         overlap.note(0.1, 1.0, 0.8, 4)
-    raise AssertionError("it was never set so")
+    raise AssertionError("it was never on")
 
 
 def run_pass(overlap: Overlap, drafter: Drafter, text: list[int], number: int = 0) -> None:
