@@ -8,22 +8,13 @@ stay is known from StreamingLLM (Xiao 2024).
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge_run.runtime.decoding.decoder import LocalDecoder
 
 WHOLE_PROMPT = -1
 LEAST_SPARE = 4  # tokens of a context that do not stay whatever is to stay
-
-
-class ShiftingDecoder(Protocol):
-    """A decoder that can take tokens out of the middle of its sequence 0."""
-
-    def shift(self, position: int, n_tokens: int) -> None:
-        """Take out `n_tokens` tokens from `position` on; those after them move down by as many positions."""
-        ...
-
-    def clear(self) -> None:
-        """Empty all sequences."""
-        ...
 
 
 class ContextShift:
@@ -34,7 +25,7 @@ class ContextShift:
     adds_bos: whether the vocabulary has texts begin with a token of its own: one more stays then.
     """
 
-    def __init__(self, decoder: ShiftingDecoder, keep_tokens: int, context_tokens: int, *, adds_bos: bool) -> None:
+    def __init__(self, decoder: LocalDecoder, keep_tokens: int, context_tokens: int, *, adds_bos: bool) -> None:
         self._decoder, self._context_tokens = decoder, context_tokens
         self._keep_tokens, self._adds_bos = keep_tokens, adds_bos
 

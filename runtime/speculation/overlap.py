@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from edge_run.base.errors import Cancelled, EdgeRunError
 from edge_run.base.interrupt import Interrupt, JoinedThread, join_all
@@ -23,6 +23,9 @@ from edge_run.base.results import TuningDecision
 from edge_run.partition.width_costs import LEAST_PASS_S
 from edge_run.prefetch.controller import Controller, Tunable
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Pace, Path, WantedGuesses
+
+if TYPE_CHECKING:
+    from edge_run.runtime.speculation.draft_model import DraftModel
 
 OFF, ON = "off", "on"
 WORTH_SHARE = 0.02  # of a pass: what guessing must take at least
@@ -32,34 +35,13 @@ SMOOTHING = 0.25
 logger = logging.getLogger(__name__)
 
 
-class AsideDrafter(Protocol):
-    """A drafter of texts that have numbers, which can go on beside a pass; see `DraftModel`."""
-
-    @property
-    def once_s(self) -> float:
-        """Of the latest guesses, the seconds that others do not take."""
-        ...
-
-    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
-        """Return guesses of what follows texts, each path with the number of its text before it."""
-        ...
-
-    def prepare(self, texts: Mapping[int, Sequence[int]], most_depth: int) -> bool:
-        """Have room for texts and guesses of what follows them; return whether there is."""
-        ...
-
-    def draft_aside(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses, end: threading.Event) -> Guesses:
-        """Guess beside a pass; return what there is soon after `end` is set."""
-        ...
-
-
 class Overlap:
     """A drafter of one text that goes on while its guesses are verified, if that pays. One thread at a time.
 
     once_s: as of its drafter; 0 for guesses that were made beside a pass.
     """
 
-    def __init__(self, drafter: AsideDrafter) -> None:
+    def __init__(self, drafter: DraftModel) -> None:
         self._drafter, self._number, self.once_s = drafter, 0, 0.0
         self._controller = Controller([Tunable("overlap", (OFF, ON))])
         self._asked = WantedGuesses(0, 0, Acceptance())
