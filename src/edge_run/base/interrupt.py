@@ -143,14 +143,13 @@ def go_on() -> None:
 
 def wait_checking(
     changed: threading.Condition, is_so: Callable[[], object], timeout_s: float, check: Callable[[], None]
-) -> bool:
-    """Wait as `changed.wait_for` does, and return whether `is_so`. `check` runs meanwhile, and may raise to stop."""
+) -> None:
+    """Wait as `changed.wait_for` does. `check` runs meanwhile, and may raise to stop."""
     until_s = time.monotonic() + timeout_s
     while not changed.wait_for(is_so, max(0.0, min(CHECK_S, until_s - time.monotonic()))):
         check()
         if time.monotonic() >= until_s:
-            return False
-    return True
+            return
 
 
 class Interrupt:
