@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from edge_run.base.errors import ModelFileError, ModelFileMissing, TierReadError, reason_of
+from edge_run.base.files.texts import as_text
 
 FORMAT = "# route_trace v1"
 PREFILL, DECODE = 0, 1
@@ -211,4 +212,4 @@ class RouteWriter:
 
 def _as_word(name: str) -> str:
     """Return what a model file says as one word of a line that a reader takes: it may say anything."""
-    return "_".join(name.split())[:_LONGEST_NAME]
+    return as_text("_".join(name.split())[:_LONGEST_NAME])

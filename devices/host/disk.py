@@ -20,6 +20,7 @@ from pathlib import Path
 
 from edge_run.base.config import CHUNK_BYTES
 from edge_run.base.errors import NotSupported, TierReadError, reason_of
+from edge_run.base.files.texts import as_text
 from edge_run.base.profile import DiskProfile, ReadSpeed
 from edge_run.base.units import KIB, MIB, round_up
 from edge_run.devices.host.memory import available_bytes
@@ -89,7 +90,7 @@ def measure_disk(folder: Path, model: Path | None, readers: int, effort: Effort 
             measure_half(fresh)  # what was freed a moment ago is given out first, and is quicker to have: not counted
             first_use, new_cpu = measure_half(fresh + n_units * UNIT_BYTES)
         return DiskProfile(
-            folder=str(folder),
+            folder=as_text(str(folder)),  # as it is kept
             device=mount.device,
             file_system=mount.file_system,
             is_direct=source.is_direct,

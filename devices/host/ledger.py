@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import BudgetError, option
+from edge_run.base.files.texts import as_text
 from edge_run.base.process_ids import pid_namespace
 from edge_run.base.strict_json import LARGEST, parse
 from edge_run.base.units import MIB, format_size
@@ -140,7 +141,7 @@ class Ledger:
         free_bytes = self._available_bytes(promised_bytes=lambda group: unread_bytes + _promised(others, group))
         if needed_bytes > free_bytes:
             raise _refusal(needed_bytes, free_bytes, model, others, own, is_least=is_least)
-        return _Entry(os.getpid(), pid_namespace(), model, base_bytes, needed_bytes - held_bytes)
+        return _Entry(os.getpid(), pid_namespace(), as_text(model), base_bytes, needed_bytes - held_bytes)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[list[Path]]:

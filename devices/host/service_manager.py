@@ -9,6 +9,8 @@ import contextlib
 import socket
 import time
 
+from edge_run.base.files.texts import as_text
+
 READY, RELOADING, STOPPING = "READY=1", "RELOADING=1", "STOPPING=1"
 WAIT_S = 1.0  # for a manager that does not read: it is told nothing then
 
@@ -37,4 +39,4 @@ class ServiceManager:
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as telling:
             telling.settimeout(WAIT_S)
-            telling.sendto("\n".join(lines).encode(), self._address)
+            telling.sendto(as_text("\n".join(lines)).encode(), self._address)

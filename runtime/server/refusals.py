@@ -14,6 +14,7 @@ from edge_run.base.errors import (
     MeshError,
     NotSupported,
 )
+from edge_run.base.files.texts import as_text
 
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 ANTHROPIC_TYPES = {
@@ -103,7 +104,7 @@ def shutting_down(*, closes: bool = False) -> Refusal:
 
 def refusal_of(error: EdgeRunError, prompt_param: str | None = None) -> Refusal:
     """Return what an error of ours means to a client. prompt_param: which part of its request is to be answered."""
-    message = str(error)
+    message = as_text(str(error))
     if isinstance(error, ContextFull):
         return Refusal(
             400,

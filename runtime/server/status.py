@@ -12,6 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge_run.base.files.texts import as_text
 from edge_run.base.results import Forecast
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.server.answers import json_response
@@ -106,7 +107,7 @@ def _of_model(served: ServedModel) -> dict[str, Any]:
         "speculation": dataclasses.asdict(model.speculation),
         "experts": dataclasses.asdict(stats.experts) if stats.experts else None,
         "mesh": dataclasses.asdict(mesh) if (mesh := model.mesh_use) else None,
-        "notices": list(model.notices),
+        "notices": [as_text(notice) for notice in model.notices],
     }
 
 

@@ -112,8 +112,8 @@ class WorkerFiles:
             "wanted_bytes": transfer.wanted_bytes,
             "done_bytes": transfer.done_bytes,
             "is_over": transfer.over.is_set(),
-            "why": transfer.why[:500],
-            "failures": {node: why[:500] for node, why in transfer.failures.items()},
+            "why": plain(transfer.why, MOST_WORDS),
+            "failures": {node: plain(why, MOST_WORDS) for node, why in transfer.failures.items()},
             "wrong": sorted(transfer.wrong),
             **({"error": {**error_document(error), "error": plain(error.message, MOST_WORDS)}} if error else {}),
         }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, reason_of
+from edge_run.base.files.texts import as_text
 from edge_run.runtime.generation.chat import MOST_TEMPLATE_BYTES
 from edge_run.runtime.inspection.embedding_shape import makes_embeddings
 from edge_run.runtime.inspection.model_kind import check_kind
@@ -89,11 +90,6 @@ def read_folder(folder: Path) -> ModelFolder:
 def model_name(path: Path) -> str:
     """Return what the model of a file is called: the file's name, of a split one what its files have in common."""
     return as_text(_FIRST_SHARD.sub("", path.stem))
-
-
-def as_text(name: str) -> str:
-    """Return the name of a file, or what is said of one, as text: the system lets names hold bytes that are none."""
-    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def without_folder(message: str, path: Path) -> str:

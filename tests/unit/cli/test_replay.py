@@ -61,15 +61,16 @@ def test_table(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_picture(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    assert run(trace, "--plot", tmp_path / "hits.png") == 0
+    odd = trace.rename(trace.with_name("caf\udce9.csv"))
+    assert run(odd, "--plot", tmp_path / "hits.png") == 0
     assert (tmp_path / "hits.png").read_bytes().startswith(b"\x89PNG")
     assert f"Drawn: {tmp_path / 'hits.png'}" in capsys.readouterr().err
     assert not list(tmp_path.glob(".*.part"))
-    assert run(trace, "--plot", tmp_path / "hits.png") == 2
+    assert run(odd, "--plot", tmp_path / "hits.png") == 2
     refused = capsys.readouterr()
     assert "hits.png: exists; choose another name, or replace it with --force" in refused.err
     assert not refused.out
-    assert run(trace, "--plot", tmp_path / "hits.png", "--force") == 0
+    assert run(odd, "--plot", tmp_path / "hits.png", "--force") == 0
 
 
 @pytest.mark.parametrize(

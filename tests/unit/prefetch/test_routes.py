@@ -46,13 +46,15 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ("a\nb\r\tc\u2028d ", "a_b_c_d"),
         ("x" * 5000, "x" * 200),
         ("# layer=7\n", "#_layer=7"),
+        ("caf\udce9", "caf\ufffd"),
     ],
 )
 def test_a_model_may_have_any_name(name: str, found: str, tmp_path: Path) -> None:
     """As of what a file says of itself; it stays one word of one line."""
-    text = io.StringIO()
+    text = io.TextIOWrapper(io.BytesIO(), "utf-8", newline="\n")
     RouteWriter(text, replace(HEADER, model=name, architecture=name)).write([Route(0, DECODE, 1, 2, 0, 3)])
-    with RouteReader(trace(tmp_path, text.getvalue())) as reader:
+    text.seek(0)
+    with RouteReader(trace(tmp_path, text.read())) as reader:
         assert reader.header == replace(HEADER, model=found, architecture=found)
         assert len(list(reader)) == 1
 

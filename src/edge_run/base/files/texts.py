@@ -1,13 +1,16 @@
-"""Texts of others: read within limits, and refused in words where they are no text."""
+"""Texts of others: read within limits, and refused in words where they are no text; names of files as text."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import BinaryIO
 
 from edge_run.base.errors import ConfigError, reason_of
 from edge_run.base.units import format_size
+
+_NO_TEXT = re.compile("[\ud800-\udfff]")  # as Python has the bytes of a name that are no text
 
 
 def read_text_file(path: str | Path, what: str, most_bytes: int) -> str:
@@ -36,6 +39,11 @@ def read_text(file: BinaryIO, what: str, most_bytes: int) -> str:
     if not rest:
         raise ConfigError(f"{what}: longer than {format_size(most_bytes)}; shorten it", needed_bytes=most_bytes)
     return decoded(b"".join(pieces), what)
+
+
+def as_text(name: str) -> str:
+    """Return the name of a file, or what is said of one, as text: the system lets names hold bytes that are none."""
+    return _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", name)
 
 
 def decoded(data: bytes, what: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edge_run.base.bench import Bench, RunSpread
+from edge_run.base.files.texts import as_text
 from edge_run.base.units import format_count, format_size
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ def _panel(axes: Axes, bench: Bench, name: str, title: str, unit: str) -> None:
 
 
 def _title(bench: Bench) -> str:
-    name = bench.model if len(bench.model) <= _LONGEST_NAME else f"{bench.model[: _LONGEST_NAME - 1]}…"
+    name = as_text(bench.model)
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[: _LONGEST_NAME - 1]}…"
     sizes = f"{format_size(bench.plan.model_bytes)} in {format_size(bench.plan.budget_bytes)} of memory"
     return f"{name}: {sizes}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_run.base.files.texts import as_text
 from edge_run.base.replay import Replay
 from edge_run.base.units import GIB
 
@@ -37,5 +38,5 @@ def draw(result: Replay, figure: Figure) -> None:
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
     about = f"{result.experts_per_token} of {result.experts} experts in {result.layers} layers"
-    title = f"{Path(result.trace).name[:60]}: {about}, {result.decoded_tokens:,} tokens"
+    title = f"{as_text(Path(result.trace).name)[:60]}: {about}, {result.decoded_tokens:,} tokens"
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edge_run.base.files.texts import as_text
 from edge_run.base.split import SplitBench, WayTime
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.plot_file import PLOT, PlotFile, draw_plot
@@ -87,7 +88,7 @@ def draw(result: SplitBench, figure: Figure) -> None:
     accuracy, latency = figure.subplots(1, 2)
     _draw_accuracy(result, accuracy)
     _draw_latency(result, latency)
-    title = f"{Path(result.head).parent.name[:60]}: {result.images:,} images"
+    title = f"{as_text(Path(result.head).parent.name)[:60]}: {result.images:,} images"
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
 
 

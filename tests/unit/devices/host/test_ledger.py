@@ -108,6 +108,14 @@ def test_what_others_may_still_take_is_not_free(tmp_path: Path, resident: dict[i
     assert ledger.runs() == []
 
 
+def test_a_model_whose_name_is_no_text_counts(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, free(10 * GIB))
+    with ledger.grant(6 * GIB, os.fsdecode(b"mod\xe9l.gguf"), 0):
+        assert [run.models for run in ledger.runs()] == [("mod\ufffdl.gguf",)]
+        with pytest.raises(BudgetError, match="to this process"):
+            ledger.grant(20 * GIB, "second.gguf", 0)
+
+
 def test_what_is_mapped_of_files_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that begins in the page cache is copied later, by this process too."""
     began = ProcessMemory(4 * GIB, 4 * GIB, 0, 0, file_bytes=4 * GIB)

@@ -22,10 +22,10 @@ def test_states(tmp_path: Path, is_abstract: bool) -> None:
         heard.bind(address.replace("@", "\0"))
         manager = ServiceManager(address)
         before = time.monotonic_ns() // 1000
-        manager.ready("serving it\nat home")
+        manager.ready("serving caf\udce9\nat home")
         manager.reloading()
         manager.stopping()
-        assert heard.recv(4096) == b"READY=1\nSTATUS=serving it at home"
+        assert heard.recv(4096) == "READY=1\nSTATUS=serving caf\ufffd at home".encode()
         reloading, since = heard.recv(4096).decode().split("\n")
         assert reloading == "RELOADING=1"
         assert before <= int(since.removeprefix("MONOTONIC_USEC=")) <= time.monotonic_ns() // 1000

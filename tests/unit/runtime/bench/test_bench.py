@@ -156,7 +156,7 @@ def test_table_says_what_was_not_fair() -> None:
     assert "ratio" not in alone
 
 
-@pytest.mark.parametrize("name", ["model.gguf", "a$b$_^{.gguf", "語" * 100])
+@pytest.mark.parametrize("name", ["model.gguf", "a$b$_^{.gguf", "語" * 100, "caf\udce9.gguf"])
 def test_picture_is_a_png_and_nothing_else_is_left(tmp_path: Path, name: str) -> None:
     plot = plot_file.check_plot(tmp_path / "picture.png")
     path = plot.path

@@ -14,6 +14,7 @@ from edge_run.base.errors import BudgetError, EdgeRunError, TierReadError
 from edge_run.base.fields import Document
 from edge_run.base.units import GIB
 from edge_run.devices.host.ledger import Ledger
+from edge_run.devices.members.member_list import canonical
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_room import room_bound
 from edge_run.runtime.fetch.transfer import Transfer
@@ -66,7 +67,8 @@ def test_a_drive_that_fills_while_layers_come_leaves_its_device_in_the_run() -> 
     sink: Any = SimpleNamespace(what="piece", model="m", length=lambda number: GIB)
     files._transfer = transfer = Transfer(sink, range(4), ["a"])
     transfer.done_bytes = GIB
-    transfer.end_with(TierReadError("cannot keep it there", errno=errno.ENOSPC))
+    transfer.end_with(TierReadError("caf\udce9: cannot keep it there", errno=errno.ENOSPC))
+    assert canonical(files.status), "a name that is no text would keep it from being told"
     fetch = MeshFetch(mesh, len(WORKS), lambda text: None, lambda: None)
     fetch.note("b", {"missing_bytes": [GIB] * len(WORKS), "most_weight_bytes": 93 * GIB})
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from chat_requests import HELLO, chat, refused
-from edge_run.base.errors import ContextFull
+from edge_run.base.errors import ContextFull, NotSupported
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server import bodies
 from edge_run.runtime.server.apis.anthropic_messages import CountRequest, MessagesRequest
@@ -26,7 +26,7 @@ from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.apis.openai_completions import CompletionRequest
 from edge_run.runtime.server.apis.responses import ResponsesRequest
 from edge_run.runtime.server.bodies import convert, decode
-from edge_run.runtime.server.refusals import Refusal, anthropic_error, refusal_of
+from edge_run.runtime.server.refusals import Refusal, anthropic_error, openai_error, refusal_of
 
 
 def test_sampling() -> None:
@@ -313,6 +313,14 @@ def test_anthropics_clients_know_a_prompt_that_is_too_long_by_its_words() -> Non
         "type": "invalid_request_error",
         "message": "prompt is too long: 4096 tokens > 4095 maximum (no room)",
     }
+
+
+def test_what_is_told_of_a_file_whose_name_is_no_text_is_text() -> None:
+    """Else it could be neither sent, nor kept among the results of a batch."""
+    refusal = refusal_of(NotSupported("mod\udce9l.gguf: has no chat template"))
+    assert msgspec.json.decode(msgspec.json.encode(openai_error(refusal)))["error"]["message"] == (
+        "mod\ufffdl.gguf: has no chat template"
+    )
 
 
 def test_completions_that_cannot_be() -> None:
