@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_run.base.files.texts import as_text
 from edge_run.devices.host.system_files import control_groups, system_text
 
 IN_MEMORY = ("tmpfs", "ramfs")  # file systems whose files take memory
@@ -44,17 +45,18 @@ def find_mount(path: Path, root: Path = Path("/")) -> Mount:
 def _mounts(root: Path) -> list[tuple[Path, str, str, str]]:
     """Return (where, number, device, type) of each file system, those mounted last first."""
     try:
-        lines = (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        content = os.fsdecode((root / "proc/self/mountinfo").read_bytes())
     except OSError:
         import psutil  # which takes long to load
 
-        return [(Path(p.mountpoint), "", p.device, p.fstype) for p in reversed(psutil.disk_partitions(all=True))]
+        found = reversed(psutil.disk_partitions(all=True))
+        return [(Path(one.mountpoint), "", as_text(one.device), one.fstype) for one in found]
     mounts = []
-    for line in reversed(lines):
+    for line in filter(None, reversed(content.split("\n"))):  # whoever mounts may give names with other ends of lines
         front, _, back = line.partition(" - ")
         file_system, device = back.split(" ")[:2]
         number, _, where = front.split(" ")[2:5]
-        mounts.append((Path(_unescape(where)), number, _unescape(device), file_system))
+        mounts.append((Path(_unescape(where)), number, as_text(_unescape(device)), file_system))
     return mounts
 
 

@@ -20,7 +20,8 @@ def control_groups(controller: str, process: int | str, root: Path) -> Iterator[
 
     With each comes whether it is of the one tree of all controllers (version 2). None where there are no groups.
     """
-    for line in system_text(root / "proc" / str(process) / "cgroup").splitlines():
+    lines = system_text(root / "proc" / str(process) / "cgroup").split("\n")  # names may have other ends of lines
+    for line in filter(None, lines):
         _, controllers, path = line.split(":", 2)
         is_unified = controllers == ""
         if is_unified or controller in controllers.split(","):

@@ -48,6 +48,16 @@ def test_of_two_at_one_place_the_later_counts(root: Path) -> None:
     assert find_mount(root / "disk", root).file_system == "tmpfs"
 
 
+def test_who_mounts_may_give_any_names(root: Path) -> None:
+    """The kernel writes out spaces, tabs, line feeds and backslashes; other ends of lines stay as they are."""
+    info, folder = root / "proc/self/mountinfo", root / "disk/a\x0cb\u2028c"
+    folder.mkdir()
+    info.write_bytes(info.read_bytes() + f"41 30 0:61 / {folder} rw - fuse.x ".encode() + b"caf\xe9 rw\n")
+    mount = find_mount(folder, root)
+    assert (mount.device, mount.file_system) == ("caf\ufffd", "fuse.x")
+    assert find_mount(root / "disk", root).device == "/dev/sda1"
+
+
 def test_a_link_is_followed(root: Path) -> None:
     (root / "link").symlink_to(root / "disk")
     assert find_mount(root / "link", root).device == "/dev/sda1"
@@ -65,8 +75,8 @@ def test_this_machine(tmp_path: Path) -> None:
 
 
 def test_version_2_limits_of_all_groups_above(tmp_path: Path) -> None:
-    write(tmp_path / "proc/self/cgroup", "0::/slice/app\n")
-    write(tmp_path / "sys/fs/cgroup/slice/app/io.max", "8:0 rbps=500000000 wbps=max riops=max wiops=max\n")
+    write(tmp_path / "proc/self/cgroup", "0::/slice/app\x0c\u2028\n")
+    write(tmp_path / "sys/fs/cgroup/slice/app\x0c\u2028/io.max", "8:0 rbps=500000000 wbps=max riops=max wiops=max\n")
     write(tmp_path / "sys/fs/cgroup/slice/io.max", "8:0 rbps=max wbps=max riops=120 wiops=max\n")
     assert read_limits(root=tmp_path) == "8:0 rbps=500000000; 8:0 riops=120"
 
