@@ -132,8 +132,7 @@ class _Lines:
             with system_errors(f"results {path}"):
                 self.is_locked = self._lock()
                 if self.is_new:
-                    with contextlib.suppress(PermissionError):  # of a folder that can be written, and not read
-                        sync(path.absolute().parent)
+                    sync(path.absolute().parent)
         except BaseException:
             self.close()
             raise

@@ -137,15 +137,20 @@ def folder_to_write(path: Path, what: str) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Return once what a file holds, or which files a folder holds, is on the drive; of folders not every one can."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Return once what a file holds, or which files a folder holds, is on the drive; of folders not every one can.
+
+    Some file systems cannot, and a folder may be there to be written only. Raises OSError.
+    """
     try:
-        os.fsync(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP) or not path.is_dir():
+        cannot = isinstance(error, PermissionError) or error.errno in (errno.EINVAL, errno.EOPNOTSUPP)
+        if not (cannot and path.is_dir()):
             raise
-    finally:
-        os.close(descriptor)
 
 
 def check_room(target: Path, needed_bytes: int, advice: str) -> None:

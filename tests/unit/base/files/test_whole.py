@@ -147,6 +147,25 @@ def test_what_is_written_durably_is_on_the_drive_before_it_has_its_name(
     assert synced == [(draft.name, False), (tmp_path.name, True)]
 
 
+def test_a_folder_may_be_there_to_be_written_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read any, so it is the system that refuses here."""
+    opened = os.open
+
+    def refuse_folders(path: Path, *how: int) -> int:
+        if os.path.isdir(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, *how)
+
+    monkeypatch.setattr(os, "open", refuse_folders)
+    with whole_file(tmp_path / "file", is_durable=True, is_replacing=False) as draft:
+        draft.write_text("made")
+    with whole_folder(tmp_path / "folder") as folder:
+        (folder / "one").write_text("made")
+    assert ((tmp_path / "file").read_text(), (tmp_path / "folder/one").read_text()) == ("made", "made")
+    with pytest.raises(FileNotFoundError):
+        whole.sync(tmp_path / "nowhere")
+
+
 def test_a_secret_is_on_the_drive_before_it_takes_the_place_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
