@@ -123,7 +123,7 @@ def read_bytes(path: Path, most_bytes: int, what: str) -> bytes:
         with open(path, "rb", opener=_without_waiting) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise _no_regular_file(path, what)
+                raise no_regular_file(path, what)
             size_bytes = status.st_size
             pieces, rest = [], most_bytes + 1 if size_bytes <= most_bytes else 0
             while rest and (piece := file.read(min(rest, max(size_bytes, _PIECE_BYTES)))):  # some say no size
@@ -133,7 +133,7 @@ def read_bytes(path: Path, most_bytes: int, what: str) -> bytes:
         raise not_opened(error, f"{path}: cannot be read ({reason_of(error)}); check its permissions") from error
     except OSError as error:
         if error.errno in _NOT_OPENED:
-            raise _no_regular_file(path, what) from error
+            raise no_regular_file(path, what) from error
         why = f"{path}: cannot be read ({reason_of(error)}); check the drive"
         raise TierReadError(why, errno=error.errno) from error
     if not rest:
@@ -142,7 +142,8 @@ def read_bytes(path: Path, most_bytes: int, what: str) -> bytes:
     return b"".join(pieces)
 
 
-def _no_regular_file(path: Path, what: str) -> ModelFileError:
+def no_regular_file(path: Path, what: str) -> ModelFileError:
+    """Return the error for what is at `path` and is no regular file, which `what` is."""
     return ModelFileError(f"{path}: is no regular file, {what} is one; copy it into one")
 
 

@@ -15,6 +15,7 @@ from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.extras import TRAIN, need
 from edge_run.runtime.split.images import ImageSize
 from edge_run.runtime.split.onnx_file import OnnxModel, describe, extract, find_tensor, finish, read_onnx
+from edge_run.runtime.split.onnx_session import first_line
 
 PIXELS, LATENT, INTEREST = "edge_run.pixels", "edge_run.latent", "edge_run.interest"
 MEANS, DEVIATIONS = (-1000.0, 1000.0), (1e-4, 1e4)  # of pixels on the scale of 0 to 1, and ample for any other
@@ -27,13 +28,14 @@ def read_network(path: Path) -> OnnxModel:
     version = max((one.version for one in model.proto.opset_import if one.domain in ("", "ai.onnx")), default=1)
     if version >= OPSET:
         return model
+    converter = need("onnx.version_converter", TRAIN)
     try:
-        converter = need("onnx.version_converter", TRAIN)
-        return describe(converter.convert_version(model.proto, OPSET), path)
-    except Exception as error:
+        converted = converter.convert_version(model.proto, OPSET)
+    except Exception as error:  # of many kinds
         raise NotSupported(
-            f"{path}: operator set {version} cannot be converted to {OPSET} ({str(error)[:120]}); export it anew"
+            f"{path}: operator set {version} cannot be converted to {OPSET} ({first_line(error)}); export it anew"
         ) from error
+    return describe(converted, path)
 
 
 def preprocessing(model: OnnxModel, mean: Sequence[float], deviation: Sequence[float]) -> Any:

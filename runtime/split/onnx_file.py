@@ -6,6 +6,7 @@ A network is cut before onnxruntime optimises it, so each half keeps the nodes o
 from __future__ import annotations
 
 import math
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from edge_run.base.errors import ConfigError, ModelFileError, ModelFileMissing, NotSupported, not_opened, reason_of
 from edge_run.base.extras import TRAIN, need
 from edge_run.partition.cuts import Network, Operation, find_cuts, multiply_adds, operations_between, peak_bytes
+from edge_run.runtime.split.images import no_regular_file
 from edge_run.runtime.split.onnx_session import MOST_NETWORK_BYTES, MOST_VALUES, arbitrary, first_line, traced
 
 _NUMBERS = "biuf"  # kinds of NumPy types: truth values, integers, numbers
@@ -80,7 +82,10 @@ def read_onnx(path: Path) -> OnnxModel:
     """
     onnx = need("onnx", TRAIN)
     try:
-        _check_size(path, path.stat().st_size)
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device read without end
+            raise no_regular_file(path, "a network")
+        _check_size(path, status.st_size)
         proto = onnx.load(str(path), load_external_data=False)
         _load_beside(proto, path)
         onnx.checker.check_model(proto)
@@ -124,8 +129,7 @@ def describe(proto: Any, path: Path) -> OnnxModel:
     if len(inputs) != 1:
         names = ", ".join(one.name for one in inputs) or "none"
         raise NotSupported(f"{path}: has {len(inputs)} inputs ({names}); networks with one input can be cut")
-    shape, has_free_batch = _input_shape(inputs[0], path)
-    dtype = np.dtype(need("onnx", TRAIN).helper.tensor_dtype_to_np_dtype(inputs[0].type.tensor_type.elem_type))
+    (shape, has_free_batch), dtype = _input_shape(inputs[0], path), _input_type(inputs[0], path)
     outputs = tuple(one.name for one in graph.output)
     bare = [Operation(one.op_type, _reads(one), tuple(one.output)) for one in graph.node]
     network = Network((inputs[0].name,), outputs, tuple(bare))
@@ -202,6 +206,19 @@ def _input_shape(value: Any, path: Path) -> tuple[tuple[int, ...], bool]:
     if sizes[0] > 1:
         raise NotSupported(f"{path}: input {value.name} has a batch of {sizes[0]}; export it with 1 or an open one")
     return (1, *sizes[1:]), sizes[0] <= 0
+
+
+def _input_type(value: Any, path: Path) -> np.dtype[Any]:
+    onnx, code = need("onnx", TRAIN), value.type.tensor_type.elem_type
+    names = {number: name for name, number in onnx.TensorProto.DataType.items()}
+    if code in names and code != onnx.TensorProto.UNDEFINED:
+        found = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
+        if found.kind in _NUMBERS:
+            return found
+    raise NotSupported(
+        f"{path}: input {value.name} is of type {names.get(code, code)}, which numbers here cannot be; export it for "
+        "single precision"
+    )
 
 
 def _traced(proto: Any) -> bytes:

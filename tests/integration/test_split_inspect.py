@@ -21,9 +21,9 @@ from edge_run.base.files.drafts import remove_drafts
 from edge_run.base.process_ids import process_scope
 from edge_run.partition.cuts import find_cuts
 from edge_run.runtime.processes.cell import Overrun
-from edge_run.runtime.split import onnx_session
+from edge_run.runtime.split import networks, onnx_session
 from edge_run.runtime.split.inspection import inspect_cuts
-from edge_run.runtime.split.onnx_file import extract, find_tensor, read_onnx
+from edge_run.runtime.split.onnx_file import describe, extract, find_tensor, read_onnx
 from edge_run.runtime.split.onnx_session import is_identical, open_session, run_session
 from program import run_program
 from vision_models import branching_network, convolution, residual_network, save, weight
@@ -119,6 +119,11 @@ def test_weights_listed_as_inputs_are_none(tmp_path: Path) -> None:
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ModelFileMissing, match=r"missing\.onnx: cannot be read"):
         read_onnx(tmp_path / "missing.onnx")
+    os.mkfifo(tmp_path / "pipe.onnx")
+    (tmp_path / "zeros.onnx").symlink_to("/dev/zero")
+    for name in ("pipe", "zeros"):
+        with pytest.raises(ModelFileError, match=rf"{name}\.onnx: is no regular file, a network is one"):
+            read_onnx(tmp_path / f"{name}.onnx")
     path = residual_network(tmp_path)
     data = path.read_bytes()
     for number, broken in enumerate((b"", b"no model", data[: len(data) // 2], bytes(200))):
@@ -146,6 +151,28 @@ def test_open_sizes_are_refused(tmp_path: Path) -> None:
     onnx.save(proto, str(path))
     with pytest.raises(NotSupported, match="open dimensions"):
         read_onnx(path)
+
+
+@pytest.mark.parametrize(("code", "name"), [(0, "UNDEFINED"), (8, "STRING"), (16, "BFLOAT16"), (99, "99")])
+def test_what_is_no_number_here_is_no_input(tmp_path: Path, code: int, name: str) -> None:
+    proto = onnx.load(str(residual_network(tmp_path)))
+    proto.graph.input[0].type.tensor_type.elem_type = code
+    with pytest.raises(NotSupported, match=f"input input is of type {name}, which numbers here cannot be"):
+        describe(proto, tmp_path / "x.onnx")
+
+
+def test_what_is_wrong_with_a_converted_network_is_told_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(proto: onnx.ModelProto, path: Path) -> None:
+        raise TierReadError(f"{path}: no room", errno=errno.ENOSPC)
+
+    ends = {"out": ["N", 3, 16, 16]}
+    path = save(tmp_path, "old", [helper.make_node("Relu", ["input"], ["out"])], [], ends, opset=11)
+    assert networks.read_network(path).network.outputs == ("out",)
+    monkeypatch.setattr(networks, "describe", full)
+    with pytest.raises(TierReadError, match="no room"):
+        networks.read_network(path)
 
 
 def test_a_tensor_that_is_no_cut_is_refused_with_near_names(tmp_path: Path) -> None:
