@@ -80,18 +80,21 @@ def write_safetensors(source: Path, folder: Path) -> Path:
         place += tensor.size_bytes
     text = json.dumps(header).encode()
     draft = folder / "model.safetensors.part"
-    with source.open("rb") as weights, draft.open("wb") as target:
+    with draft.open("wb") as target:
         target.write(struct.pack("<Q", len(text)) + text)
         for tensor in gguf.tensors:
-            weights.seek(tensor.offset)
-            _copy(weights, target, tensor.size_bytes)
+            with gguf.shards[tensor.shard].path.open("rb") as weights:
+                weights.seek(tensor.offset)
+                _copy(weights, target, tensor.size_bytes)
+    gguf.check_unchanged()
     (folder / "config.json").write_text(json.dumps(config_of(gguf), indent=1))
     return draft.replace(folder / "model.safetensors").parent
 
 
 def _copy(source: BinaryIO, target: BinaryIO, n_bytes: int, block: int = 1 << 24) -> None:
     while n_bytes:
-        part = source.read(min(block, n_bytes))
+        if not (part := source.read(min(block, n_bytes))):
+            raise SystemExit(f"{source.name}: was cut while it was read")
         target.write(part)
         n_bytes -= len(part)
 

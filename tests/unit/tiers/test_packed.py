@@ -10,6 +10,7 @@ import shutil
 import struct
 import tracemalloc
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_format import F16, F32
 from edge_run.tiers.packed import PackedBlocks, set_apart, set_together
 from edge_run.tiers.packed_file import HEAD, find_packed, model_key, packed_path, read_packed
-from edge_run.tiers.packed_index import read_table
+from edge_run.tiers.packed_index import check_blocks, read_table
 from packing import HEAD_BYTES, model_of
 
 N_NUMBERS = 200_000
@@ -330,6 +331,15 @@ def test_a_table_that_the_model_has_no_room_for_is_not_read(model: Callable[...,
         assert tracemalloc.get_traced_memory()[1] < 4 * MIB
     finally:
         tracemalloc.stop()
+
+
+def test_a_tensor_of_a_file_with_holes_makes_no_large_tables(model: Callable[..., GgufModel]) -> None:
+    """It says that it has 2**60 bytes, and a file system may have room for as many holes."""
+    gguf = model()
+    packed = read_packed(pack(gguf.shards[0].path).path)
+    huge = replace(gguf, tensors=(replace(gguf.tensors[0], size_bytes=1 << 60),))
+    with pytest.raises(ValueError, match="its blocks are not those of its tensors"):
+        check_blocks(packed.facts, packed.table, huge)
 
 
 def test_which_file_a_run_reads(model: Callable[..., GgufModel], tmp_path: Path) -> None:
