@@ -169,7 +169,6 @@ def test_what_is_wrong_with_a_converted_network_is_told_as_it_is(
 
     ends = {"out": ["N", 3, 16, 16]}
     path = save(tmp_path, "old", [helper.make_node("Relu", ["input"], ["out"])], [], ends, opset=11)
-    assert networks.read_network(path).network.outputs == ("out",)
     monkeypatch.setattr(networks, "describe", full)
     with pytest.raises(TierReadError, match="no room"):
         networks.read_network(path)
