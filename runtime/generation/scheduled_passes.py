@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.errors import ContextFull
@@ -177,23 +177,23 @@ class ScheduledPasses:
         try:
             yield begun, computed
         except BaseException:  # or requests would wait for ever for tokens that nobody has chosen
-            self.abandon()
-            self._undo(begun.planned, begun.trees)
+            try:
+                self.abandon()
+            finally:
+                self._undo(begun.planned, begun.trees)
             raise
 
     def abandon(self) -> None:
         """Take back all passes in flight; the requests are as they were before these."""
         if not self._in_flight:
             return
-        taken = list(reversed(self._in_flight))
-        self._in_flight.clear()
-        try:
+        first_cell = self._in_flight[0].first_cell
+        with ExitStack() as stack:  # of which each is done, whatever another one raises
+            stack.callback(lambda: self._cut(self._pool.holding_since(first_cell)))  # who shared them meanwhile
+            for begun in self._in_flight:  # the last one first
+                stack.callback(self._undo, begun.planned, begun.trees)
+            self._in_flight.clear()
             self._queue.abandon()
-        finally:
-            for begun in taken:
-                self._undo(begun.planned, begun.trees)
-            for sequence, n_tokens in self._pool.holding_since(taken[-1].first_cell):  # who shared them meanwhile
-                self._scheduler.placed(sequence, self._decoder.rewind(sequence, n_tokens))
 
     def settle(self, computed: ComputedPart) -> None:
         """Let the sequence of a part hold what its text followed of the guesses, and nothing else of them."""
@@ -213,10 +213,10 @@ class ScheduledPasses:
 
     def _undo(self, planned: PlannedPass, trees: Mapping[int, SharedTree]) -> None:
         """Note what the sequences of a pass hold that was not computed: what they held before, or nothing."""
-        for tree in trees.values():
-            self._empty(tree.sequences[1:])
-        for part in planned.parts:
-            self._scheduler.placed(part.sequence, self._decoder.rewind(part.sequence, part.start))
+        with ExitStack() as stack:
+            stack.callback(self._cut, [(part.sequence, part.start) for part in planned.parts])
+            for tree in trees.values():
+                self._empty(tree.sequences[1:])
 
     @contextmanager
     def _looking_at_all(self) -> Iterator[None]:
@@ -226,14 +226,18 @@ class ScheduledPasses:
             self._look_at_all()
 
     def _look_at_all(self) -> None:
-        """Note what sequences hold after a pass that failed: those that were not in it may have lost their state.
+        """Note what sequences hold after a pass that failed: those that were not in it may have lost their state."""
+        self._cut([(sequence, self._pool.n_held(sequence)) for sequence, _ in self._pool.holding_since(0)])
+
+    def _cut(self, lengths: Iterable[tuple[int, int]]) -> None:
+        """Cut sequences, (number, tokens), and note what they hold then.
 
         Where that cannot be told, as a second Ctrl-C comes while devices are, it is nothing; that is raised afterwards.
         """
         raised = list[BaseException]()
-        for sequence, _ in self._pool.holding_since(0):
+        for sequence, n_tokens in lengths:
             try:
-                held = self._decoder.rewind(sequence, self._pool.n_held(sequence))
+                held = self._decoder.rewind(sequence, n_tokens)
             except BaseException as error:
                 raised.append(error)
                 held = self._decoder.rewind(sequence, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -114,8 +115,8 @@ class Shaky(Cells):
 class Served:
     """A request of the tokens 1, 2, 3, 4, whose answer has its first token, and which is alone."""
 
-    def __init__(self) -> None:
-        self.decoder, self.pool = Shaky(), SequencePool(2, CONTEXT, can_rewind=True, can_share=True)
+    def __init__(self, decoder: Shaky | None = None) -> None:
+        self.decoder, self.pool = decoder or Shaky(), SequencePool(2, CONTEXT, can_rewind=True, can_share=True)
         widths = PassWidths(WidthCosts(), CELLS)
         self.scheduler = Scheduler(self.pool, widths, lambda: 0.0, PassRules(CONTEXT))
         self.passes = ScheduledPasses(self.scheduler, self.pool, self.decoder)
@@ -153,6 +154,46 @@ def test_a_request_whose_sequence_could_not_be_made_ready_waits_again(failing: s
     assert decoder.text(1) == [1, 2, 3]
     assert scheduler.n_held(second) == 3
     assert served.compute() == [served.first, second]
+
+
+class Queued(Shaky):
+    """The same, with two passes in flight."""
+
+    most_in_flight = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows = deque[Logits]()
+
+    def begin(self, batch: Sequence[BatchToken]) -> None:
+        self._rows.append(self.decode(batch))
+
+    def finish(self) -> Logits:
+        return self._rows.popleft()
+
+    def abandon(self) -> None:
+        self._rows.clear()
+        self._fail("abandon")
+
+
+@pytest.mark.parametrize(("failing", "n_held"), [("abandon", 4), ("rewind", 0)])
+def test_a_pass_of_which_no_token_was_chosen_is_computed_again(failing: str, n_held: int) -> None:
+    """Its requests waited for ever for that token, where others in flight could not be taken back either."""
+    served = Served(Queued())
+    scheduler, passes = served.scheduler, served.passes
+    numbers = [served.first, scheduler.submit([2, 2, 2])]
+    passes.admit()
+    for _ in numbers:
+        planned = passes.plan()
+        assert planned is not None
+        assert passes.begin(BegunPass(planned, {}))
+    served.decoder.failing, served.decoder.n_failures = failing, 1
+    with pytest.raises(KernelError), passes.finishing():
+        raise Cancelled("no token was chosen")
+    assert not passes.n_in_flight
+    served.pool.check()
+    assert [scheduler.n_held(number) for number in numbers] == [n_held, 0]
+    assert {*served.compute(), *served.compute()} == {*numbers}
 
 
 def test_a_pass_without_room_is_computed_without_the_youngest_who_holds_nothing_yet() -> None:
