@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import math
 import time
 import weakref
@@ -12,7 +12,7 @@ from functools import partial
 from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import Cancelled
+from edge_run.base.errors import Cancelled, EdgeRunError
 from edge_run.base.results import Generation, Piece, Speculation
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
@@ -20,6 +20,8 @@ from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.meter import Meter
 from edge_run.runtime.generation.report import Course, report
 from edge_run.runtime.processes.workplace import Workplace
+
+logger = logging.getLogger(__name__)
 
 GAVE_WAY = "another answer was begun on this model, which ended what was being answered"
 
@@ -161,14 +163,18 @@ class Answer:
                     reason = "length" if continuation.wants_none else "stop"
             except Cancelled:
                 reason = "deadline" if self._is_late else "cancelled"
-        with contextlib.suppress(Cancelled):  # the answer is complete; of what was not kept nothing is lost but time
-            self._session.finish()
         last = continuation.finish()
         if continuation.is_stopped:
             reason = "stop"
         speculation = self._session.speculation()
         course.shifted_tokens = self._session.shifted_tokens
         self.generation = report(self._engine, self._meter, continuation, course, reason, speculation)
+        try:  # the answer is complete: of what was not kept nothing is lost but time
+            self._session.finish()
+        except Cancelled:
+            pass
+        except EdgeRunError as error:  # where it is more than that, the next answer meets it
+            logger.warning("an answer is complete, but not what the next one goes on with: %s", error)
         yield replace(last, generation=self.generation)
 
     def _why_stop(self) -> str:

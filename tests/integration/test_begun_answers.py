@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,24 @@ def test_an_answer_that_others_leave_no_place_for_is_closed(
     with pytest.raises(ConfigError, match="this answer was closed"):
         answer.begin()
     assert len(stream.results()) == 1
+
+
+@pytest.mark.parametrize("error", [TierReadError("the drive fails"), KeyboardInterrupt()])
+def test_an_answer_is_whole_whatever_becomes_of_what_a_next_one_goes_on_with(
+    error: BaseException, model_of_two: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last piece was lost, and its figures."""
+
+    def fail(self: Session) -> None:
+        raise error
+
+    wanted = model_of_two.complete("Once", max_tokens=3)
+    stream = model_of_two.generate("Once", max_tokens=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "finish", fail)
+        with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext():
+            stream.result()
+    assert stream.result().text == stream.text == wanted.text
 
 
 def test_a_mark_that_cannot_be_leaves_no_grammar_open(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
