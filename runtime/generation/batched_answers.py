@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -209,7 +209,7 @@ class BatchedAnswers(Closing):
         except Cancelled:
             with self.hearing_signals():
                 self._engine.interrupt.reset()  # which a pass does itself, but not rows that are read back
-                is_for_all = not self._cancelled & self._open.keys()
+                is_for_all = not self._open.keys() <= self._cancelled  # else those were cancelled one by one
                 self._events += [self._end(number, "cancelled") for number in list(self._open) if is_for_all]
 
     def drop(self, number: int) -> None:
@@ -251,14 +251,12 @@ class BatchedAnswers(Closing):
         """Forget all requests, and empty the sequences. Idempotent."""
         if self.is_closed:
             return
-        with self.hearing_signals():
+        with self.hearing_signals(), ExitStack() as stack:  # of which each is done, whatever another one raises
             self.is_closed = True
-            try:
-                self._passes.abandon()
-                for sequence in range(self._decoder.capabilities.sequences if self._guesses else self._n_sequences):
-                    self._decoder.rewind(sequence, 0)
-            finally:
-                self.drop_all()  # last: it raises the Ctrl-C that was heard
+            stack.callback(self.drop_all)  # last: it raises the Ctrl-C that was heard
+            for sequence in range(self._decoder.capabilities.sequences if self._guesses else self._n_sequences):
+                stack.callback(self._decoder.rewind, sequence, 0)
+            self._passes.abandon()
 
     def _end_some(self) -> Iterator[Event]:
         """End the requests that were cancelled, or whose time is over."""

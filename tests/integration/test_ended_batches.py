@@ -100,6 +100,24 @@ def test_a_pass_ends_at_once_where_all_that_are_left_were_cancelled(model: Model
     assert "".join(texts) == wanted
 
 
+def test_who_cancels_all_ends_all_beside_one_that_was_cancelled_alone(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only that one ended."""
+    with model.open_batch() as batch:
+        numbers = [batch.submit(model.begin(Request("Another one", 20)), Turn()) for _ in range(2)]
+        batch.advance()
+
+        def cancel(tokens: object) -> None:
+            batch.cancel(numbers[0])
+            model.cancel()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model._engine.decoder, "_prepare", cancel)
+            ended = batch.advance()
+        assert [event.request for event in ended if reason_of(event) == "cancelled"] == numbers
+
+
 def test_a_cancel_in_the_last_pass_of_a_request_ends_no_later_one(model: Model) -> None:
     """The interrupt stayed set: it ended what came next."""
     interrupt = model._engine.interrupt
