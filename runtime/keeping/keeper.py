@@ -95,13 +95,14 @@ class PromptKeeper(RowWatcher):
         does not do as it did when the rows were kept, none are taken any more. Without a held token the context is
         emptied: what other sequences had left may not lie as it does in a new one.
         """
+        self._snapshots = set()
         if not held:
             self._restorer.clear()
         result, failure, tried = None, "", list[KeptPrefix]()
         for _ in range(0 if self._is_off or self._drive.hangs else _MOST_TRIES):
             try:
                 patience_s = PATIENCE_S + BLOCK_PATIENCE_S * len(prompt) / BLOCK_ROWS
-                prefix = self._drive.ask(partial(self._longest, prompt), patience_s, self._check)
+                prefix, self._snapshots = self._drive.ask(partial(self._longest, prompt), patience_s, self._check)
             except TimeoutError:
                 self._say_no_answer()
                 break
@@ -153,6 +154,7 @@ class PromptKeeper(RowWatcher):
         """Have blocks written that a pass has completed."""
         if self._is_placing:
             return
+        self._tell_failure()  # of blocks that came before: who answers in shared passes says nothing of an end
         record = self._record
         before = len(record.tokens)
         if any(token.sequence or token.branches for token in tokens):
@@ -202,14 +204,16 @@ class PromptKeeper(RowWatcher):
             self._states.cut(position)
         self._record.lose(position)
 
-    def _longest(self, prompt: Sequence[int]) -> KeptPrefix | None:
-        """Return the longest beginning of `prompt` that is kept, less than all of it."""
-        most = len(prompt) - 1
+    def _longest(self, prompt: Sequence[int]) -> tuple[KeptPrefix | None, set[int]]:
+        """Return the longest beginning of `prompt` that is kept, less than all of it, and where snapshots are wanted.
+
+        It changes nothing, as it may come late, of a drive that was gone on without.
+        """
+        most, snapshots = len(prompt) - 1, set[int]()
         passes = None if self._record.passes is None else reading(len(prompt), self._width)
         best, n_rows = self._search.longest(prompt, passes, most)
         if self._layout.needs_snapshots:
-            ends = {last_stop(passes, most), last_stop(passes, min(n_rows, most))}
-            self._snapshots = ends - {0}
+            snapshots = {last_stop(passes, most), last_stop(passes, min(n_rows, most))} - {0}
         expected = self._expected
         if expected is not None and (expected.passes is None) == (passes is None):
             same = zip(prompt, expected.tokens, strict=False)
@@ -220,7 +224,7 @@ class PromptKeeper(RowWatcher):
             other, _ = self._search.longest(expected.tokens[:common], begun, min(most, common, room))
             if other and (best is None or other.position > best.position):
                 best = other
-        return best
+        return best, snapshots
 
     def _restore(self, prefix: KeptPrefix, prompt: Sequence[int]) -> tuple[int, str]:
         """Bring `prefix` back; return how many tokens the context holds, and what failed."""
@@ -273,14 +277,19 @@ class PromptKeeper(RowWatcher):
         return whole
 
     def _snapshot(self) -> Path | None:
-        """Write what the next pass changes, and wait for that; return where, or None where it could not be written."""
+        """Write what the next pass changes, and wait for that; return where, or None where it could not be written.
+
+        Nothing is written where more was computed since than is known: what the memory holds is the state after that.
+        """
         record = self._record
-        start = len(record.tokens) // BLOCK_ROWS * BLOCK_ROWS
-        rest = len(record.tokens) - start
-        head = RowsHead(self._key, tuple(record.tokens[start:]), self._layout.snapshot_bytes(rest))
+        if not record.is_whole:
+            return None
+        stop = len(record.tokens)
+        start = stop // BLOCK_ROWS * BLOCK_ROWS
+        head = RowsHead(self._key, tuple(record.tokens[start:]), self._layout.snapshot_bytes(start, stop))
         paths = self._search.block_paths(record.tokens, record.passes)
         paths.append(self._search.snapshot_path(record.tokens, record.passes))
-        copies, patience_s = Copies(self._layout.snapshot_parts(start, start + rest)), HANG_S + head.file_bytes / MIB
+        copies, patience_s = Copies(self._layout.snapshot_parts(start, stop)), HANG_S + head.file_bytes / MIB
         try:
             is_kept = self._drive.ask(partial(self._writer.write, paths, head, iter(copies)), patience_s)
         except TimeoutError:

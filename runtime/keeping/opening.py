@@ -76,14 +76,15 @@ def _check_supported(engine: Engine) -> None:
 def layout_of(flow: Flow, context_tokens: int, n_streams: int) -> KvLayout:
     """Return what a context of `context_tokens` tokens keeps, from the data flow of one of its passes.
 
-    Keys and values with a cell for each position are rows, those of the first of `n_streams` streams; whatever else a
-    pass writes that outlives it, the ring of a sliding window or recurrent state, is kept as a whole. Raises
-    NotSupported where it keeps nothing that we can see.
+    Keys and values with a cell for each position are rows, others the ring of a sliding window; both are those of the
+    first of `n_streams` streams. Whatever else a pass writes that outlives it, as recurrent state, is kept as a whole.
+    Raises NotSupported where it keeps nothing that we can see.
     """
     rows = tuple(tensor.part(0, n_streams) for tensor in flow.cells if tensor.n_cells >= context_tokens)
-    known = {tensor.address for tensor in rows}
+    rings = tuple(tensor.part(0, n_streams) for tensor in flow.cells if tensor.n_cells < context_tokens)
+    known = {tensor.address for tensor in (*rows, *rings)}
     leaves = (flow.storages[number] for number in sorted(users(flow)))
     others = tuple((leaf.address, leaf.size_bytes) for leaf in leaves if leaf.address and leaf.address not in known)
-    if not rows and not others:
+    if not (rows or rings or others):
         raise NotSupported("this model's passes leave nothing in memory that the processor reads")
-    return KvLayout(rows, others)
+    return KvLayout(rows, others, rings)

@@ -138,7 +138,7 @@ class RowRestorer:
         if failure or prefix.snapshot is None:
             return failure
         start = prefix.position // BLOCK_ROWS * BLOCK_ROWS
-        head = self._head(tokens[start : prefix.position], self._layout.snapshot_bytes(prefix.position - start))
+        head = self._head(tokens[start : prefix.position], self._layout.snapshot_bytes(start, prefix.position))
         parts = list(self._layout.snapshot_parts(start, prefix.position))
         errors, arrivals, snapshot = list[BaseException](), _Arrivals(), prefix.snapshot
 

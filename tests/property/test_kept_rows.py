@@ -24,6 +24,7 @@ from edge_run.tiers.kv.record import RowPass, RowRecord, block_names, last_stop,
 from edge_run.tiers.kv.saving import KEPT, QUEUED, WRITING, SaveJob, SavingBlocks
 
 ROOT = bytes(16)
+RING_CELLS = 1024
 
 
 class Rows(RuleBasedStateMachine):
@@ -57,6 +58,7 @@ class Rows(RuleBasedStateMachine):
     def says_what_is_known(self) -> None:
         self.record.check()
         known = [row for row in self.rows if row is not None]
+        assert self.record.is_whole == (None not in self.rows)
         assert self.record.tokens == [token for token, _ in known]
         assert self.record.passes == list(dict.fromkeys(one for _, one in known))
 
@@ -138,13 +140,28 @@ def test_a_prompt_goes_on_where_its_passes_begin(n_tokens: int, most: int, width
 
 @contextmanager
 def memory(n_cells: int) -> Iterator[tuple[np.ndarray, KvLayout]]:
-    """Memory with rows, columns and a state in it, and bytes before, between and after them that are nobody's."""
+    """Memory with rows, columns, a state and a ring, and bytes before, between and after them that are nobody's."""
     rng = np.random.default_rng(0)
-    space = rng.integers(0, 256, 64 + n_cells * (8 + 3 * 2) + 64 + 100 + 64, np.uint8)
+    space = rng.integers(0, 256, 64 + n_cells * (8 + 3 * 2) + 64 + 100 + 64 + RING_CELLS * 3 * 2 + 64, np.uint8)
     base = space.ctypes.data
     rows = CellTensor(base + 64, n_cells, 8)
     columns = CellTensor(base + 64 + 8 * n_cells, n_cells, 2, 3)
-    yield space, KvLayout((rows, columns), [(base + 128 + 14 * n_cells, 100)])
+    state = base + 128 + 14 * n_cells
+    ring = CellTensor(state + 164, RING_CELLS, 2, 3)
+    yield space, KvLayout((rows, columns), [(state, 100)], [ring])
+
+
+@pytest.mark.parametrize(
+    ("n_cells", "n_tokens", "n_kept"),
+    [(RING_CELLS, 1, 1), (RING_CELLS, 999, 999), (RING_CELLS, 2000, RING_CELLS), (BLOCK_ROWS, 1, BLOCK_ROWS)],
+)
+def test_of_a_ring_those_cells_are_kept_that_a_token_can_have(n_cells: int, n_tokens: int, n_kept: int) -> None:
+    """Of a large one 66 MB were written after each answer, mostly zeros. Of a few cells anyone may be in use."""
+    layout = KvLayout((), (), [CellTensor(1 << 20, n_cells, 2, 3)])
+    assert layout.needs_snapshots
+    assert layout.snapshot_bytes(0, n_tokens) == n_kept * 6
+    strips = [(part.address, part.strip_bytes, part.n_strips) for part in layout.snapshot_parts(0, n_tokens)]
+    assert strips == [(1 << 20, n_kept * 2, 3)]
 
 
 def test_a_file_system_that_takes_no_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +188,7 @@ def test_a_torn_file_is_found_and_touches_nothing_else(data: st.DataObject, is_s
         path = Path(name, "rows")
         start, stop = BLOCK_ROWS, 2 * BLOCK_ROWS
         list_parts = layout.snapshot_parts if is_snapshot else layout.row_parts
-        size_bytes = (layout.snapshot_bytes if is_snapshot else layout.row_bytes)(stop - start)
+        size_bytes = layout.snapshot_bytes(start, stop) if is_snapshot else layout.row_bytes(stop - start)
         head = RowsHead(bytes(range(16)), tuple(range(BLOCK_ROWS)), size_bytes)
         assert write_rows(path, head, map(copy_part, list_parts(start, stop))) == path.stat().st_size == head.file_bytes
         assert path.stat().st_mode & 0o777 == 0o600

@@ -43,6 +43,11 @@ class RowRecord:
         self.passes: list[RowPass] | None = [] if has_passes else None
         self._end = 0  # of all rows, known or not
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows are known."""
+        return self._end == len(self.tokens)
+
     def ran(self, start: int, tokens: Sequence[int]) -> None:
         """A pass has computed rows for `tokens`, from position `start` on."""
         if start == self._end == len(self.tokens):

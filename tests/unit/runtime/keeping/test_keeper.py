@@ -78,6 +78,15 @@ def test_a_failure_is_told_once_until_something_was_written_again(
     assert one.said[0] == f"prompt cache: No space left on device: nothing more is kept in {tmp_path} for now"
 
 
+def test_a_failure_is_told_in_the_next_pass_whoever_is_answered_in_it(tmp_path: Path) -> None:
+    """A server heard of none before it ended, where answers share passes: no `finish` comes then."""
+    one = Conversation(tmp_path)
+    one.keeper._writer.failure = "No space left on device"
+    for _ in range(2):
+        one.keeper.ran([BatchToken(0, 0, sequence=1)])
+    assert len(one.said) == 1
+
+
 def test_a_drive_that_hangs_at_a_lookup_is_gone_on_without_until_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +104,7 @@ def test_a_drive_that_hangs_at_a_lookup_is_gone_on_without_until_it_answers(
     monkeypatch.setattr(search, "is_there", hang)
     try:
         for _ in range(2):
-            assert one.keeper.resume(range(9), 1) is None
+            assert one.keeper.resume(range(99), 1) is None
         assert n_asked == 1
         assert len(one.answer(2)) == 1, "nothing is written there meanwhile"
         assert one.said == [f"prompt cache: {tmp_path}: the drive does not answer; gone on without until it does"]
@@ -103,6 +112,7 @@ def test_a_drive_that_hangs_at_a_lookup_is_gone_on_without_until_it_answers(
         answers.set()
     assert one.keeper._drive._thread is not None
     assert one.keeper._drive._thread.has_ended.wait(20)
+    assert not one.keeper._snapshots, "another prompt may be read by now"
     assert one.keeper.resume(range(9), 1) is None
     assert n_asked > 1
     assert len(one.answer()) == 2
@@ -196,6 +206,20 @@ def test_what_an_emptied_sequence_computes_is_not_kept_before_the_context_is_cle
     assert len(one.answer(2) - kept) == 1
 
 
+def test_no_state_is_kept_under_the_name_of_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later one was, where the earlier one could not be written, and another text came beside it."""
+    one = Conversation(tmp_path)
+    one.keeper.resume(range(100), 1)
+    assert one.keeper._snapshots == {64}
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "write_rows", fail)
+        one.keeper.ran([BatchToken(token, token) for token in range(64)])
+    one.later(writer.REST_S)
+    one.keeper.ran([BatchToken(0, 64, sequence=1)])
+    one.n_tokens = 64
+    assert not one.answer()
+
+
 @pytest.mark.parametrize(("width", "room"), [(8, 16), (64, 72), (65, 73)])
 def test_a_conversation_is_gone_on_with_where_its_passes_have_room(tmp_path: Path, width: int, room: int) -> None:
     """A pass of guesses took cells for all of them: there was room in a longer context."""
@@ -206,7 +230,7 @@ def test_a_conversation_is_gone_on_with_where_its_passes_have_room(tmp_path: Pat
     one.keeper.expect(keeper.ConversationRows(tokens, passes))
     for context_tokens in (room - 1, room):
         one.keeper._restorer = SimpleNamespace(context_tokens=context_tokens)  # type: ignore[assignment]
-        found = one.keeper._longest([*tokens, 10])
+        found, _ = one.keeper._longest([*tokens, 10])
         if context_tokens < room or width > 64:  # of tokens in a pass
             assert found is None
         else:
