@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from edge_run.base.errors import Cancelled, EdgeRunError, KernelError, NotSupported, option, system_errors, wording
+from edge_run.base.errors import Cancelled, KernelError, NotSupported, option, system_errors, wording
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime.decoding.batch_limits import Limits
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
@@ -53,7 +52,7 @@ class LocalDecoder:
     ) -> None:
         """Decode with `context`.
 
-        prepare: is called with each batch before it runs; confirm: after it ran. Either may raise: it does not count.
+        prepare: is called with each batch before it runs; confirm: after each pass. What one raises ends the batch.
         timeline: is told of every pass.
         count: counts the cells in use; it may have room for fewer tokens than the context.
         """
@@ -308,7 +307,6 @@ class LocalDecoder:
                 filled = self._pass(tokens, logits, filled)
                 n_done += len(tokens)
                 self._timeline.advance()
-            self._confirm()
         except BaseException as error:
             lost = batch[self._n_kept(batch, n_done, error) :]
             self.watcher.taken_back(len(lost) + self.limits.has_padding)
@@ -317,13 +315,9 @@ class LocalDecoder:
 
     def _n_kept(self, batch: Sequence[BatchToken], n_done: int, error: BaseException) -> int:
         """Return how many tokens of a batch stay where it ends with `error`; whole passes have computed `n_done`."""
-        is_cancelled = self.keeps_whole_passes and isinstance(error, Cancelled) and 0 < n_done < len(batch)
-        if not is_cancelled or any(token.branches or token.sequence != batch[0].sequence for token in batch):
-            return 0
-        with contextlib.suppress(EdgeRunError):  # or weights of these passes may be part old, part new
-            self._confirm()
-            return n_done
-        return 0
+        is_cancelled = self.keeps_whole_passes and isinstance(error, Cancelled)
+        is_one_text = not any(token.branches or token.sequence != batch[0].sequence for token in batch)
+        return n_done if is_cancelled and is_one_text else 0
 
     def _passes_of(self, batch: Sequence[BatchToken]) -> Iterator[Sequence[BatchToken]]:
         """Return the tokens of each pass that runs a part of `batch`."""
@@ -358,6 +352,7 @@ class LocalDecoder:
             if code == STOPPED:
                 raise Cancelled("the pass was cancelled")
         self._check_code(code, len(tokens))
+        self._confirm()  # before anybody keeps what it has computed
         self._rollback.ran(tokens)
         self.watcher.ran(tokens)
         if logits is None:

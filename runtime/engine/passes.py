@@ -54,5 +54,5 @@ class Passes:
             self.timeline.advance()
 
     def _confirm(self) -> None:
-        """Raise ModelFileError when weights that were read for the passes of a batch may be part old, part new."""
+        """Raise ModelFileError when weights that were read for a pass may be part old, part new."""
         self._supply().check_read()

@@ -64,21 +64,20 @@ def test_whole_passes_stay_over_streamed_weights(grown: Path) -> None:
         check(model, (96,))
 
 
-def test_nothing_stays_of_a_file_that_changed(folder: Path) -> None:
+def test_nothing_stays_of_a_pass_in_which_a_file_changed(folder: Path) -> None:
+    """Nor does the prompt cache hear of it: it kept rows of weights that were part old, part new."""
     with Model(make_model("llama", folder), **OPTIONS) as model:
         model.generate([1, 2], max_tokens=1).result()
-        decoder = model._engine.decoder
-        confirm = decoder._confirm
+        decoder, n_rows = model._engine.decoder, list[int]()
+        confirm, decoder.watcher.ran = decoder._confirm, lambda tokens: n_rows.append(len(tokens))  # type: ignore[method-assign]
 
         def refuse() -> None:
             raise ModelFileError("the file changed")
 
-        def stop() -> None:
-            decoder._confirm = refuse
-            model.cancel()
-
-        after_passes(model, 3, stop)
-        assert model.generate(PROMPT, **GREEDY).result().finish_reason == "cancelled"
+        after_passes(model, 3, lambda: setattr(decoder, "_confirm", refuse))
+        with pytest.raises(ModelFileError):
+            model.generate(PROMPT, **GREEDY).result()
+        assert n_rows == [32] * 3
         decoder._confirm = confirm
         assert model.generate(PROMPT, **GREEDY).result().cached_tokens == 0
 
