@@ -257,6 +257,8 @@ class Engine:
 
     def expect(self, profile: DeviceProfile) -> None:
         """Report progress in seconds, expected from `profile`; on a mesh, progress is reported in shares."""
+        if profile != self._profile:
+            self._profile = None  # what tokens take is held against another forecast from here on
         if self._mesh is None:
             self._passes.expect(profile)
 
@@ -272,5 +274,5 @@ class Engine:
         """Stop the readers and free everything. Idempotent."""
         self._stack.close()
         profile, self._profile = self._profile, None
-        if profile:
+        if profile and not profile.is_disturbed:
             note_paces(self.gguf, self.config.cache, part_of(self.offload), self.timeline.paces)

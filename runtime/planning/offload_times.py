@@ -3,7 +3,7 @@
 A forecast is made from the profile of the processor, the GPU and the drive (`probe`). Each run compares the forecast
 with the times of its tokens, and the next run's forecast for the same part is corrected accordingly. So when a GPU has
 become slower, perhaps because something else uses it, the next opening may leave more to the processor. After a day the
-correction lapses.
+correction lapses. A forecast from what was measured while other programs were at work corrects none.
 
 llama.cpp keeps all experts of a layer in one tensor. So the layers are shared out between processor and GPU, while
 HybriMoE (Zhong et al. 2025) shares out the experts of one layer.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from edge_run.runtime.gpu.offload import Offload
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.probing.kept_findings import KeptFindings
-from edge_run.runtime.probing.probe import recall
 from edge_run.tiers.gguf import GgufModel
 
 NEXT_POSITION = 512  # after which tokens are timed
@@ -41,9 +40,13 @@ class OffloadTimes:
     profile: the profile of the device; None before the first forecast, and where something was not measured.
     """
 
-    def __init__(self, prepared: Prepared) -> None:
-        """Forecast for the model of `prepared`, of which nothing is on a GPU yet."""
+    def __init__(self, prepared: Prepared, recall: Callable[[Prepared], DeviceProfile | None]) -> None:
+        """Forecast for the model of `prepared`, of which nothing is on a GPU yet.
+
+        recall: returns the profile of this device, where all that the model needs was measured.
+        """
         self._prepared = replace(prepared, why_plain="")  # what computes is the same whoever loads it
+        self._recall = recall
         self.profile: DeviceProfile | None = None
         self._paces: Mapping[str, tuple[float, float]] | None = None
 
@@ -52,7 +55,7 @@ class OffloadTimes:
         gguf, config = self._prepared.gguf, self._prepared.config
         if self._paces is None:
             self._paces = known_paces(gguf, config.cache)
-            self.profile = recall(gguf, config)
+            self.profile = self._recall(self._prepared)
         if self.profile is None or self._prepared.known is None:
             return None
         planner = Planner(replace(self._prepared, offload=offload))

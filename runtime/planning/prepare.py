@@ -313,7 +313,7 @@ def _with_offload(prepared: Prepared) -> Prepared:
     from edge_run.runtime.gpu.offload import plan_offload  # and with it llama.cpp, which takes long to load
     from edge_run.runtime.planning.offload_times import OffloadTimes
 
-    times = OffloadTimes(prepared)
+    times = OffloadTimes(prepared, _recalled)
     parts = plan_offload(prepared.gguf, prepared.config, prepared.budget_bytes, prepared.draft, times.token_s)
     return replace(prepared, offload=parts.model, draft_offload=parts.draft, profile=times.profile)
 

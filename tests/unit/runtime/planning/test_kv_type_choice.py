@@ -20,6 +20,7 @@ from edge_run.base.units import MIB
 from edge_run.partition.cost import TILE_TOKENS
 from edge_run.runtime.planning import kv_type_choice
 from edge_run.runtime.planning.kv_type_choice import LEAST_GAINS
+from edge_run.runtime.planning.offload_times import OffloadTimes
 from edge_run.runtime.planning.plan import plan, planner
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepare import _recalled, prepare
@@ -145,7 +146,7 @@ def test_a_speed_is_kept_and_for_ten_minutes_where_it_was_disturbed(
 
 
 def test_a_disturbed_speed_of_attention_is_used_but_decides_nothing_that_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gguf: GgufModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ModelConfig(threads=1, cache_folder=tmp_path, kv_type="q8_0/q8_0")
     speed, load = {"f16": 4.0, "q8_0": 1.0}, SimpleNamespace(share=0.5)
@@ -158,8 +159,11 @@ def test_a_disturbed_speed_of_attention_is_used_but_decides_nothing_that_stays(
     assert ratio == attention.AttentionRatio(0.25, 0.25, is_disturbed=True)
     for profile, known, is_disturbed in ((PROFILE, ratio, True), (PROFILE, None, False), (None, ratio, None)):
         monkeypatch.setattr(probe, "recall", lambda gguf, config, profile=profile: profile)
-        prepared: Any = SimpleNamespace(gguf=None, config=config, attention=known)
+        prepared = Prepared(gguf, config, 0, attention=known)
         assert getattr(_recalled(prepared), "is_disturbed", None) is is_disturbed
+        times = OffloadTimes(prepared, _recalled)
+        assert times.token_s(None) is None
+        assert getattr(times.profile, "is_disturbed", None) is is_disturbed
     speed["q8_0"], load.share = 2.0, 0.0
     attention.attention_speeds(config, ["f16", "q8_0"], 2 << 30)  # which is measured with more memory
     assert attention.known_ratio(config) == attention.AttentionRatio(0.5, 0.5)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from bench_samples import PROFILE
+from edge_run.base.config import ModelConfig
+from edge_run.base.profile import DeviceProfile
 from edge_run.partition.placement import NOTHING, Placement, fastest, placements, worth_timing
 from edge_run.runtime.decoding.progress import Step, Timeline
+from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.planning.offload_times import FRESH_S, LEAST_PACES, PROCESSOR, known_paces, note_paces
 from edge_run.tiers.gguf import read_gguf
 from kit_models import KIT
+
+DISTURBED = replace(PROFILE, is_disturbed=True)
 
 
 def moe(n_layers: int) -> list[Placement]:
@@ -64,6 +74,24 @@ def test_paces_are_kept_for_a_day_and_where_there_were_enough(tmp_path: Path) ->
     note_paces(gguf, tmp_path, PROCESSOR, [0.9] * LEAST_PACES, lambda: noon + 60)
     assert known_paces(gguf, tmp_path, lambda: noon + 61) == {"gpu: 3, 1": (1.7, noon), PROCESSOR: (0.9, noon + 60)}
     assert known_paces(gguf, tmp_path, lambda: noon + FRESH_S + 1) == {PROCESSOR: (0.9, noon + 60)}
+
+
+@pytest.mark.parametrize(
+    ("own", "expected", "is_noted"),
+    [(PROFILE, PROFILE, True), (DISTURBED, DISTURBED, False), (PROFILE, replace(PROFILE, node_s=1.0), False)],
+)
+def test_only_a_forecast_of_this_device_as_it_is_corrects_the_next(
+    own: DeviceProfile, expected: DeviceProfile, is_noted: bool, tmp_path: Path
+) -> None:
+    """One that was disturbed, or of another device (`Model.expect`), changed what went to a GPU for a day."""
+    engine: Any = Engine.__new__(Engine)
+    engine.gguf, engine.config, engine.offload = read_gguf(KIT), ModelConfig(cache_folder=tmp_path), None
+    engine._profile, engine._mesh, engine._stack = own, None, ExitStack()
+    engine._passes = SimpleNamespace(expect=lambda profile: None)
+    engine.timeline = SimpleNamespace(paces=[1.5] * LEAST_PACES)
+    engine.expect(expected)
+    engine.close()
+    assert list(known_paces(engine.gguf, tmp_path)) == [PROCESSOR] * is_noted
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '{"a": ["x", "y"]}', "\xff"])
