@@ -26,6 +26,7 @@ from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.report import Course, report
 from edge_run.runtime.generation.request import Message, Request, Turn, chat_request, text_request
 from edge_run.runtime.generation.shared_passes import SharedPasses
+from edge_run.runtime.llama._ggml import rest_threads
 from edge_run.runtime.processes.async_owner import AsyncOwner
 from edge_run.runtime.processes.fair_room import FairRoom
 from edge_run.runtime.scheduling.shares import AGING_S
@@ -80,7 +81,7 @@ class AsyncModel(AsyncOwner[Model]):
             return _waiting_here(Model(path, **options))
 
         given = options.get("interrupt") or getattr(options.get("mesh"), "interrupt", None)
-        super().__init__(open_model, "AsyncModel(path)", given)
+        super().__init__(open_model, "AsyncModel(path)", given, rest_threads)
         # No lock: a generator that was left half way is closed by another task than the one that holds the turn.
         self._turns = FairRoom(1, AGING_S)
         self._holder: int | None = None  # the task that was last given a piece by who holds it

@@ -20,16 +20,21 @@ class AsyncOwner(Generic[_Model]):
 
     open_model: opens it, in the model's thread; the interrupt that it gets ends that.
     usage: how this class is used, for who uses it without `async with`.
+    at_rest: as of `ModelThread`.
     """
 
     def __init__(
-        self, open_model: Callable[[Interrupt], _Model], usage: str, interrupt: Interrupt | None = None
+        self,
+        open_model: Callable[[Interrupt], _Model],
+        usage: str,
+        interrupt: Interrupt | None = None,
+        at_rest: Callable[[], object] = lambda: None,
     ) -> None:
         """interrupt: the one that `open_model` gets; None is a new one for each opening."""
         self._open, self._usage, self._interrupt = open_model, usage, interrupt
         self._is_entered = False
         self._model: _Model | None = None
-        self._thread = ModelThread()
+        self._thread = ModelThread(at_rest)
         self._owner_process = OwnerProcess()
 
     async def __aenter__(self: _Owner) -> _Owner:

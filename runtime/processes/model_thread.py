@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import anyio
@@ -16,6 +16,7 @@ import anyio.lowlevel
 
 _Result = TypeVar("_Result")
 _Calls = SimpleQueue["Callable[[], None] | None"]
+REST_S = 1.0  # without a call, after which the thread is at rest
 
 
 class ModelThread:
@@ -23,10 +24,12 @@ class ModelThread:
 
     It is always the same one, which a pool of threads does not promise: OpenMP keeps threads for each thread that ever
     computed, and where all of them are more than the cores, they sleep at each barrier instead of waiting for it, and
-    passes take a tenth longer.
+    passes take a tenth longer. For the same reason one at rest should keep none, which another model's may pay for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, at_rest: Callable[[], object] = lambda: None) -> None:
+        """at_rest: is called in the thread when it has had nothing to do for a while, once until the next call."""
+        self._at_rest = at_rest
         self._calls: _Calls | None = None  # while there is a thread
 
     async def run(
@@ -76,7 +79,8 @@ class ModelThread:
     def _open(self) -> _Calls:
         if self._calls is None:
             self._calls = SimpleQueue()
-            threading.Thread(target=_call_all, args=(self._calls,), name="edge-run-model", daemon=True).start()
+            arguments = self._calls, self._at_rest
+            threading.Thread(target=_call_all, args=arguments, name="edge-run-model", daemon=True).start()
             weakref.finalize(self, self._calls.put, None)
         return self._calls
 
@@ -88,7 +92,14 @@ async def _wait_all_the_same(event: anyio.Event) -> None:
             await event.wait()
 
 
-def _call_all(calls: _Calls) -> None:
-    while (call := calls.get()) is not None:
+def _call_all(calls: _Calls, at_rest: Callable[[], object]) -> None:
+    while (call := _next(calls, at_rest)) is not None:
         call()
         del call  # and with it what was called, until the next one comes
+
+
+def _next(calls: _Calls, at_rest: Callable[[], object]) -> Callable[[], None] | None:
+    with contextlib.suppress(Empty):
+        return calls.get(timeout=REST_S)
+    at_rest()
+    return calls.get()

@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
-from edge_run import Model
+from edge_run import AsyncModel, Model
 from edge_run.runtime.probing.kernels import measure_attention
 from edge_run.runtime.probing.workload import ATTENTION
 from in_child import in_child
@@ -46,6 +48,17 @@ def test_opening_a_model_leaves_none(kit: Path, grown: Path, is_streamed: bool) 
         wait_until_gone(before)
         model.generate("Once", max_tokens=2, temperature=0).result()
         assert native_threads() - before, "a pass has them"
+    if not is_streamed:
+        anyio.run(leave_at_rest, kit)
+
+
+async def leave_at_rest(path: Path) -> None:
+    """Two models may be open, of which only one is asked."""
+    before = native_threads()
+    async with AsyncModel(path, context_tokens=256, threads=2) as model:
+        await model.complete("Once", max_tokens=2, temperature=0)
+        assert native_threads() - before, "a pass has them"
+        await anyio.to_thread.run_sync(wait_until_gone, before)
 
 
 @in_child

@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from edge_run.runtime.processes import model_thread
 from edge_run.runtime.processes.model_thread import ModelThread
 from waiting import until
 
@@ -143,3 +144,19 @@ def test_who_is_cancelled_again_and_again_waits_for_what_has_begun() -> None:
 
     has_begun, may_end = threading.Event(), threading.Event()
     asyncio.run(main())
+
+
+def test_a_thread_at_rest_is_told_once_until_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_thread, "REST_S", 0.01)
+    rests = list[int]()
+
+    async def main() -> None:
+        thread = ModelThread(lambda: rests.append(threading.get_ident()))
+        for n_rests in (1, 2):
+            number = await thread.run(threading.get_ident)
+            await anyio.to_thread.run_sync(wait_until, lambda n_rests=n_rests: len(rests) == n_rests)
+            await anyio.sleep(0.05)
+            assert rests == [number] * n_rests
+        thread.close()
+
+    anyio.run(main)
