@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-FORMAT = 2
+FORMAT = 3  # raised, too, where what was kept before may be wrong
 _MAGIC = b"EDGEROWS"
 _HEAD = struct.Struct("<8sII16sQ")  # magic, format, tokens, the model's key, bytes of memory
 _SUM = struct.Struct("<I")
