@@ -123,22 +123,33 @@ class PlacesHere:
         """Return the answers. Raises Refusal for what is wrong with this request; all else ends passes of others.
 
         Where the drive is full that keys and values go to, the request that began last gives its room to the others: it
-        is answered anew once another one has ended.
+        is answered anew once another one has ended. One that is alone took it from itself: its answers are generated
+        anew one by one.
         """
+        one_by_one = False
         while True:
             one_ended = self._one_ended
             self._n_generating += 1
             try:
-                return await generate(self._served.answering, job, lambda number, delta: None, lambda n_tokens: None)
+                return await generate(
+                    self._served.answering,
+                    job,
+                    lambda number, delta: None,
+                    lambda n_tokens: None,
+                    one_by_one=one_by_one,
+                )
             except (ConfigError, ContextFull, NotSupported, LogitsError) as error:
                 raise refusal_of(error) from error
             except TierReadError as error:
-                is_alone = min(self._n_generating, self._served.model.most_parallel) == 1
-                if not lacks_room(error) or (is_alone and not one_ended.is_set()):
+                has_others = min(self._n_generating, self._served.model.most_parallel) > 1 or one_ended.is_set()
+                if not lacks_room(error) or not (has_others or (job.n_answers > 1 and not one_by_one)):
                     raise
             finally:
                 self._n_generating -= 1
-            await one_ended.wait()
+            if has_others:
+                await one_ended.wait()
+            else:
+                one_by_one = True
 
 
 def refused(refusal: Refusal) -> BatchResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -112,9 +113,10 @@ class SharedPasses:
     async def _submit(self, request: Request, inbox: _Inbox) -> None:
         """Take a request on, between two passes. Its grammar is opened before, beside the passes of others."""
         grammars, is_gone, asked_s = list[RoomedGrammar](), threading.Event(), time.monotonic()
+        sampling = functools.cache(functools.partial(self._model.sampling_of, request))  # which writes the schema of a forced call
 
         def open_grammar() -> None:
-            if grammar := self._model.open_grammar(self._model.sampling_of(request)):
+            if grammar := self._model.open_grammar(sampling()):
                 grammars.append(grammar)
                 if is_gone.is_set():  # asyncio cancels a task without waiting for the thread
                     grammar.close()

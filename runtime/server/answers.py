@@ -64,7 +64,7 @@ class AnswerForm(ABC):
     wants_progress: whether the client wants to know how far the prompt is.
     prompt_param: which part of a request is answered.
     streams_too_long: whether clients look in the stream, and not at the status, for a prompt that is too long.
-    `failed` may be called at any time, the others after `begin`.
+    `failed` and `silence` may be called at any time, the others after `begin`.
     """
 
     media_type = EVENT_STREAM
@@ -281,8 +281,8 @@ class AnswerResponse:
         await send(_body(b"", is_last=True))
 
     def _fill_silence(self) -> bytes:
-        """Return what to say where nothing else is at hand: before the stream has begun, nothing but comments."""
-        frame = b"".join(map(self._progress, self._readings)) or (self._form.silence() if self._served else b"")
+        """Return what to say where nothing else is at hand."""
+        frame = b"".join(map(self._progress, self._readings)) or self._form.silence()
         return frame or (COMMENT if self._form.media_type == EVENT_STREAM else b"")
 
 

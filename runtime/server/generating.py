@@ -92,9 +92,15 @@ _numbers = itertools.count()  # of requests without a key
 
 
 async def generate(
-    model: AsyncModel, job: Job, take: Take, count: Callable[[int], None], read: Read | None = None
+    model: AsyncModel,
+    job: Job,
+    take: Take,
+    count: Callable[[int], None],
+    read: Read | None = None,
+    *,
+    one_by_one: bool = False,
 ) -> list[FinishedAnswer]:
-    """Generate the answers of a job at once; return them in order.
+    """Generate the answers of a job at once, or one by one; return them in order.
 
     take: told what the answer of a number goes on by. count: told how many tokens have come, each time that some do.
     read: told, in the model's thread, how many tokens the prompt of an answer has, and how many of them are read.
@@ -110,12 +116,13 @@ async def generate(
     async def answer(number: int) -> None:
         outcomes[number] = await _answer(model, job, prompts[number // job.choices], number, share, take, count, read)
 
-    if job.n_answers == 1:
-        await answer(0)
-        return [outcomes[0]]
-    async with task_group() as group:
+    if one_by_one or job.n_answers == 1:
         for number in range(job.n_answers):
-            group.start_soon(answer, number, name=f"edge-run-choice-{number}")
+            await answer(number)
+    else:
+        async with task_group() as group:
+            for number in range(job.n_answers):
+                group.start_soon(answer, number, name=f"edge-run-choice-{number}")
     return [outcomes[number] for number in range(job.n_answers)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,7 +15,7 @@ from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.formats.tools import AUTO, NONE, REQUIRED, Chosen, FunctionTool, Toolbox
 from edge_run.runtime.server.answers import AnswerForm, AnswerResponse, event, json_response
-from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, joined
+from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, joined, left_out
 from edge_run.runtime.server.bodies import convert
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask, count
@@ -196,7 +196,10 @@ def _begins_anew(before: Sequence[_Placed], blocks: Sequence[_Placed]) -> bool:
 
 
 def _template_messages(role: str, blocks: Sequence[_Placed]) -> list[dict[str, Any]]:
-    """Return a turn as templates know it: results of tools are messages of their own, before what the user says."""
+    """Return a turn as templates know it: results of tools are messages of their own, before what the user says.
+
+    What is no text is left out behind such a result: programs send there what a tool read, as the pages of a file.
+    """
     texts: list[str] = []
     thoughts: list[str] = []
     made: dict[str, Any] = {"role": role}
@@ -207,12 +210,12 @@ def _template_messages(role: str, blocks: Sequence[_Placed]) -> list[dict[str, A
             function = {"name": block.name, "arguments": block.input or {}}
             calls.append({"id": block.id, "type": "function", "function": function})
         elif block.type == "tool_result":
-            text = joined(_texts(block.content or "", f"{place}.content"))
+            text = joined(_texts(block.content or "", f"{place}.content", _tool_text))
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
         elif block.type not in _LEFT_OUT:
-            texts.append(_text(block, place))
+            texts.append((_tool_text if results else _text)(block, place))
     made["content"] = joined(texts)
     if thoughts:
         made["reasoning_content"] = joined(thoughts)
@@ -230,7 +233,20 @@ def _without_stamp(text: str) -> str:
     return f"{header}{mark}{'0' * len(stamp)}{end}{more}"
 
 
-def _texts(content: str | list[Any], where: str) -> list[str]:
+def _text(block: Block, where: str) -> str:
+    if block.type != "text":
+        raise unsupported(f"{where}.type", f"{block.type[:40]!r} is not taken: this server reads text only")
+    if block.text is None:
+        raise Refusal(400, f"{where}.text: is missing", param=f"{where}.text")
+    return block.text
+
+
+def _tool_text(block: Block, where: str) -> str:
+    return _text(block, where) if block.type == "text" else left_out(block.type)
+
+
+def _texts(content: str | list[Any], where: str, text: Callable[[Block, str], str] = _text) -> list[str]:
+    """Return the texts of a content. text: returns that of a block, given where it is."""
     if isinstance(content, str):
         return [content]
     places = [f"{where}[{index}]" for index in range(len(content))]
@@ -238,15 +254,7 @@ def _texts(content: str | list[Any], where: str) -> list[str]:
         block if isinstance(block, Block) else convert(block, Block, place)
         for block, place in zip(content, places, strict=True)
     ]
-    return [_text(block, place) for block, place in zip(blocks, places, strict=True)]
-
-
-def _text(block: Block, where: str) -> str:
-    if block.type != "text":
-        raise unsupported(f"{where}.type", f"{block.type[:40]!r} is not taken: this server reads text only")
-    if block.text is None:
-        raise Refusal(400, f"{where}.text: is missing", param=f"{where}.text")
-    return block.text
+    return [text(block, place) for block, place in zip(blocks, places, strict=True)]
 
 
 class MessageForm(AnswerForm):
@@ -290,7 +298,7 @@ class MessageForm(AnswerForm):
         return event(anthropic_error(refusal, self._request_id), "error")
 
     def silence(self) -> bytes:
-        """Return a ping: clients leave a stream that has no event for minutes, and comments are none."""
+        """Return a ping, which may come before all else: clients leave a stream that has no event for minutes."""
         return _event("ping")
 
     def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:

@@ -22,7 +22,7 @@ from edge_run.runtime.formats.tools import Toolbox
 from edge_run.runtime.server.answers import JSON_LINES, AnswerForm, AnswerResponse, json_response, one_line
 from edge_run.runtime.server.apis.keep_alive import KeepAlive, rest_s
 from edge_run.runtime.server.apis.openai_chat import ToolEntry
-from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES
+from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, joined, left_out
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask
@@ -128,7 +128,7 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
         """Return what is to be answered. Raises Refusal. May take its time."""
         messages = self.messages or []
         for index, message in enumerate(messages):
-            if message.images:
+            if message.images and message.role != "tool":
                 raise unsupported(f"messages[{index}].images", "this server reads text only")
         toolbox = Toolbox([entry.tool() for entry in self.tools or ()])
         return ChatTask(_template_messages(messages), toolbox, self.variables(), salt=self.cache_salt)
@@ -333,7 +333,8 @@ def _template_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]
     identities = (made for made in map("call_{}".format, itertools.count()) if made not in given)
     unanswered: dict[str, str] = {}  # the calls of the last message that has some, with the names of their functions
     for message in messages:
-        made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        pictures = [left_out("image")] if message.images else []
+        made: dict[str, Any] = {"role": message.role, "content": joined([message.content or "", *pictures])}
         if message.tool_calls:
             made["tool_calls"] = [
                 {"id": call.id or next(identities), "type": "function", "function": msgspec.to_builtins(call.function)}

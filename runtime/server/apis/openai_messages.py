@@ -70,7 +70,8 @@ def template_message(message: ChatMessage, where: str) -> dict[str, Any]:
         raise Refusal(400, f"{where}.role: must be one of {', '.join(_ROLES)}", param=f"{where}.role")
     content = message.content
     if isinstance(content, list):
-        content = text_of_parts([*map(msgspec.structs.asdict, content)], partial(_no_text, content, where))
+        parts = [*map(_tool_part, content)] if message.role == "tool" else content
+        content = text_of_parts([*map(msgspec.structs.asdict, parts)], partial(_no_text, parts, where))
     if content is None and not (message.tool_calls or message.role == "assistant"):
         raise Refusal(400, f"{where}.content: is missing", param=f"{where}.content")
     made: dict[str, Any] = {"role": template_role(message.role), "content": content or ""}
@@ -82,6 +83,18 @@ def template_message(message: ChatMessage, where: str) -> dict[str, Any]:
         if value := getattr(message, name):
             made[name] = value
     return made
+
+
+def left_out(kind: str) -> str:
+    """Return what a model is told in place of what a tool gave that is no text, such as a picture.
+
+    Refused, it would end the conversation: a program sends it again with each request, and no user can take it back.
+    """
+    return f"[{kind.removeprefix('input_').removesuffix('_url')[:40]} left out: this model reads text only]"
+
+
+def _tool_part(part: ContentPart) -> ContentPart:
+    return part if part.type in TEXT_PARTS else ContentPart("text", left_out(part.type))
 
 
 def _no_text(parts: Sequence[ContentPart], where: str, number: int) -> Refusal:

@@ -51,8 +51,8 @@ class ResponseForm(AnswerForm):
         self._text: list[str] = []
 
     def begin(self, served: ServedModel, job: Job) -> bytes:
-        """Return the response that will be filled."""
-        return self._begin()
+        """Return the response that will be filled, where it has not begun before its model was open."""
+        return b"" if self._n_events else self._begin()
 
     def piece(self, number: int, delta: Delta) -> bytes:
         """Return what an item goes on by."""
@@ -83,8 +83,10 @@ class ResponseForm(AnswerForm):
     def silence(self) -> bytes:
         """Return once more that it goes on: clients leave a stream that has no event for minutes; comments are none.
 
-        Without what may be long of the request, which `begin` repeats.
+        Without what may be long of the request, which its beginning repeats.
         """
+        if not self._n_events:
+            return self._begin()
         short = {key: value for key, value in self._response("in_progress").items() if key not in ("metadata", "text")}
         return self._event("response.in_progress", response={**short, "instructions": None, "tools": []})
 

@@ -46,9 +46,10 @@ def answer(monkeypatch: pytest.MonkeyPatch, step: str, error: EdgeRunError) -> B
     """Answer a request, where `step` raises `error`; assert that its place is free again."""
 
     async def prepare(*_: object) -> Any:
-        return SimpleNamespace(check=lambda context_tokens: None), SimpleNamespace(begin=lambda served, job: b"")
+        job = SimpleNamespace(check=lambda context_tokens: None, n_answers=1)
+        return job, SimpleNamespace(begin=lambda served, job: b"")
 
-    async def fail(*_: object) -> Any:
+    async def fail(*_: object, **how: object) -> Any:
         raise error
 
     monkeypatch.setattr(answering, "_job", prepare)
@@ -162,10 +163,10 @@ def test_where_the_drive_is_full_a_request_waits_for_the_room_of_another(monkeyp
     began, full = list[str](), TierReadError("no room", errno=errno.ENOSPC)
 
     async def prepare(served: object, request: BatchRequest) -> Any:
-        job = SimpleNamespace(check=lambda context_tokens: None, name=request.custom_id)
+        job = SimpleNamespace(check=lambda context_tokens: None, name=request.custom_id, n_answers=1)
         return job, SimpleNamespace(begin=lambda served, job: b"", whole=lambda answers: b"{}")
 
-    async def generate(model: object, job: Any, *_: object) -> list[Any]:
+    async def generate(model: object, job: Any, *_: object, **how: object) -> list[Any]:
         began.append(job.name)
         if began == ["first", "late"]:
             raise full
@@ -194,3 +195,33 @@ def test_where_the_drive_is_full_a_request_waits_for_the_room_of_another(monkeyp
     assert began == ["first", "late", "late"]
     with pytest.raises(TierReadError):  # with nobody to wait for
         answer(monkeypatch, "generate", full)
+
+
+@pytest.mark.parametrize("fits_alone", [True, False])
+def test_where_a_request_takes_the_room_of_its_own_answers_they_are_made_one_by_one(
+    fits_alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, full = list[bool](), TierReadError("no room", errno=errno.ENOSPC)
+
+    async def prepare(served: object, request: BatchRequest) -> Any:
+        job = SimpleNamespace(check=lambda context_tokens: None, n_answers=4)
+        return job, SimpleNamespace(begin=lambda served, job: b"", whole=lambda answers: b"{}")
+
+    async def generate(model: object, job: object, *_: object, one_by_one: bool) -> list[Any]:
+        began.append(one_by_one)
+        if not (one_by_one and fits_alone):
+            raise full
+        return []
+
+    monkeypatch.setattr(answering, "_job", prepare)
+    monkeypatch.setattr(answering, "generate", generate)
+
+    async def main() -> int:
+        model = SimpleNamespace(most_parallel=4, context_tokens=64)
+        places = PlacesHere(SimpleNamespace(model=model, answering=None))  # type: ignore[arg-type]
+        place = await places.take(1)
+        return (await place(REQUEST)).status
+
+    with nullcontext() if fits_alone else pytest.raises(TierReadError):
+        assert anyio.run(main) == 200
+    assert began == [False, True]

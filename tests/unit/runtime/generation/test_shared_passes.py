@@ -208,11 +208,15 @@ def test_a_deadline_counts_from_the_asking() -> None:
 
 
 def test_an_answer_whose_time_is_over_before_there_is_room_for_its_grammar_ends_without_one() -> None:
-    """It failed for the lack of room."""
-    grammars = list[str | None]()
+    """It failed for the lack of room. What its grammar is made of is written once, however often there is none."""
+    grammars, written = list[str | None](), list[Request]()
 
     class Full(Passes):
         most_parallel = 2
+
+        def sampling_of(self, request: Request) -> SamplingConfig:
+            written.append(request)
+            return super().sampling_of(request)
 
         def open_grammar(self, sampling: SamplingConfig) -> Any:
             raise BudgetError("there is no room")
@@ -224,12 +228,13 @@ def test_an_answer_whose_time_is_over_before_there_is_room_for_its_grammar_ends_
 
     async def main() -> None:
         passes = SharedPasses(Full(), ModelThread())  # type: ignore[arg-type]
-        request = Request([1], 1, SamplingConfig(grammar="root ::= x"), Turn(deadline_s=0.05))
         with anyio.fail_after(60):
             assert [piece async for piece in passes.stream(request)]
 
+    request = Request([1], 1, SamplingConfig(grammar="root ::= x"), Turn(deadline_s=0.05))
     anyio.run(main)
     assert grammars == [None]
+    assert written == [request]
 
 
 @pytest.mark.parametrize("most_fitting", [3, 99])

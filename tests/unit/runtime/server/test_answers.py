@@ -58,28 +58,32 @@ async def test_headers_come_soon_and_comments_while_nothing_else_does(
 
 
 @pytest.mark.parametrize(
-    ("form", "begins", "said"),
+    ("form", "first", "begins", "said"),
     [
-        (MessageForm("model"), "message_start", b"event: ping\n"),
-        (ResponseForm("model", {}), "response.created", b"event: response.in_progress\n"),
-        (OllamaForm("model", is_chat=False), None, b'"response":"","done":false'),
+        (MessageForm("model"), "ping", "message_start", b"event: ping\n"),
+        (ResponseForm("model", {}), "response.created", "response.created", b"event: response.in_progress\n"),
+        (OllamaForm("model", is_chat=False), None, None, b'"response":"","done":false'),
     ],
 )
 async def test_clients_that_count_events_or_lines_hear_some_while_nothing_else_comes(
-    form: AnswerForm, begins: str | None, said: bytes, monkeypatch: pytest.MonkeyPatch
+    form: AnswerForm, first: str | None, begins: str | None, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also before the answer has begun, as while its model is opened."""
     monkeypatch.setattr(answers, "QUICK_S", 0.01)
     monkeypatch.setattr(answers, "SILENCE_S", 0.01)
     model, client, is_prepared = FakeModel(), Client(), anyio.Event()
     async with answering(model, client, form=form, is_prepared=is_prepared):
-        await until(lambda: client.status == 200)
-        assert not client.body.replace(COMMENT, b"")
+        await until(lambda: client.body.count(said) >= 2)
+        n_said = client.body.count(said)
         is_prepared.set()
-        await until(lambda: client.body.count(said) >= 4)
+        await until(lambda: client.body.count(said) >= n_said + 4)
         model.goes_on.set()
-    lines = [line.removeprefix("data: ") for line in client.body.replace(COMMENT, b"").decode().splitlines()]
+    assert COMMENT not in client.body
+    lines = [line.removeprefix("data: ") for line in client.body.decode().splitlines()]
     documents = [json.loads(line) for line in lines if line.startswith("{")]
-    assert documents[0].get("type") == begins
+    kinds = [one.get("type") for one in documents]
+    assert kinds[0] == first
+    assert begins is None or kinds.count(begins) == 1
     numbers = [one["sequence_number"] for one in documents if "sequence_number" in one]
     assert numbers == [*range(len(numbers))]
 

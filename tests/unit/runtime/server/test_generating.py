@@ -128,6 +128,8 @@ async def test_a_response_says_which_item_was_cut(texts: tuple[str, ...], items:
 def test_what_fills_silence_in_a_response_is_short() -> None:
     told = {"instructions": "i" * 9000, "tools": ["t" * 9000], "text": {"format": "f" * 9000}, "metadata": {}}
     form = ResponseForm("model", told)
+    unasked: Any = None
+    form.begin(unasked, unasked)
     silence = form.silence()
     assert len(silence) < 1000
     said = json.loads(silence.decode().split("data: ")[1])

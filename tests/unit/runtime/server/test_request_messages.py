@@ -13,6 +13,7 @@ from chat_requests import HELLO, chat, refused
 from edge_run.base.errors import ConfigError
 from edge_run.runtime.server.apis.anthropic_messages import CountRequest
 from edge_run.runtime.server.apis.ollama import OllamaChatRequest
+from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.apis.openai_messages import template_messages
 from edge_run.runtime.server.apis.responses import ResponsesRequest
 from edge_run.runtime.server.bodies import convert, decode
@@ -257,3 +258,60 @@ def test_all_thoughts_of_a_message_are_the_models() -> None:
     body = {"messages": [{"role": "assistant", "content": blocks}]}
     (made,) = decode(json.dumps(body).encode(), CountRequest).task().messages
     assert made["reasoning_content"] == "First.\n\nThen."
+
+
+PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+PAGES = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aGk="}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "told"),
+    [
+        (
+            CountRequest,
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "4"}, PICTURE]}
+                        ],
+                    },
+                    {"role": "user", "content": [PAGES]},
+                ]
+            },
+            [
+                "4\n\n[image left out: this model reads text only]",
+                "[document left out: this model reads text only]",
+            ],
+        ),
+        (
+            ChatRequest,
+            {"messages": [{"role": "tool", "tool_call_id": "a", "content": [{"type": "image_url", "image_url": {}}]}]},
+            ["[image left out: this model reads text only]"],
+        ),
+        (
+            ResponsesRequest,
+            {
+                "input": [
+                    {
+                        "type": "function_call_output",
+                        "call_id": "a",
+                        "output": [{"type": "input_image", "image_url": "x"}, {"type": "input_text", "text": "4"}],
+                    }
+                ]
+            },
+            ["[image left out: this model reads text only]\n4"],
+        ),
+        (
+            OllamaChatRequest,
+            {"messages": [{"role": "tool", "content": "4", "images": ["aGk=", "aGk="]}]},
+            ["4\n\n[image left out: this model reads text only]"],
+        ),
+    ],
+)
+def test_what_a_tool_gave_that_is_no_text_is_left_out_and_a_text_says_so(
+    kind: Any, body: dict[str, Any], told: list[str]
+) -> None:
+    """Refused, it would end the conversation: programs send it again with each request."""
+    assert [message["content"] for message in convert(body, kind).task().messages] == told
