@@ -19,7 +19,13 @@ from edge_run.runtime.formats.output import OutputParser
 from edge_run.runtime.formats.tool_use import ToolUse, with_arguments
 from edge_run.runtime.generation.chat import ChatTemplate, leave_out_oldest, plain_messages, without_oldest
 from edge_run.runtime.generation.request import Message, Request
-from edge_run.runtime.llama.prompt_text import CLEARLY_IN_A_CHAT, refuse_what_is_too_long, tokenize_prompt
+from edge_run.runtime.llama.prompt_text import (
+    CLEARLY_IN_A_CHAT,
+    GapMarks,
+    gap_marks,
+    refuse_what_is_too_long,
+    tokenize_prompt,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,11 @@ class ModelTexts(Closing):
         Raises ContextFull for a text that is clearly too long, ConfigError for what the vocabulary cannot write.
         """
         return tokenize_prompt(self._opened.model, text, self.context_tokens)
+
+    @property
+    def gap_marks(self) -> GapMarks | None:
+        """The tokens that tell the model of a gap in a text, as in code; None where it was not made to fill any."""
+        return gap_marks(self._opened.model)
 
     def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
         """Return the text that the template makes of messages, as they are, without the BOS that `prompt_tokens` adds.

@@ -113,7 +113,8 @@ class SharedPasses:
     async def _submit(self, request: Request, inbox: _Inbox) -> None:
         """Take a request on, between two passes. Its grammar is opened before, beside the passes of others."""
         grammars, is_gone, asked_s = list[RoomedGrammar](), threading.Event(), time.monotonic()
-        sampling = functools.cache(functools.partial(self._model.sampling_of, request))  # which writes the schema of a forced call
+        # Once, however often it is tried: of a call that must be made this writes the schema.
+        sampling = functools.cache(functools.partial(self._model.sampling_of, request))
 
         def open_grammar() -> None:
             if grammar := self._model.open_grammar(sampling()):

@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edge_run.base.errors import ContextFull, option
 from edge_run.base.units import KIB, format_size
+from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.model import LlamaModel
 
 PIECE_CHARACTERS = 64 * KIB
 USUAL_CHARACTERS = 8  # of a token, at most: a text that is no longer may well fit
 CLEARLY = 2  # so many contexts do not fit, however the cuts between pieces fell
 CLEARLY_IN_A_CHAT = 8  # a template may leave out a part
+
+
+@dataclass(frozen=True, slots=True)
+class GapMarks:
+    """The tokens that tell a model of a gap in a text: what was before it and behind it follows them, then its own.
+
+    project, file: the name of what a text is from follows them; -1 where the vocabulary has none.
+    begins: what each text begins with.
+    """
+
+    before: int
+    behind: int
+    gap: int
+    project: int
+    file: int
+    begins: tuple[int, ...]
+
+
+def gap_marks(model: LlamaModel) -> GapMarks | None:
+    """Return a model's marks of a gap; None where its vocabulary lacks one that each gap needs."""
+
+    def read() -> GapMarks:
+        vocab = model.vocab
+        needed = L.llama_vocab_fim_pre(vocab), L.llama_vocab_fim_suf(vocab), L.llama_vocab_fim_mid(vocab)
+        begins = (model.bos_token,) if model.adds_bos else ()
+        return GapMarks(*needed, L.llama_vocab_fim_rep(vocab), L.llama_vocab_fim_sep(vocab), begins)
+
+    marks = model.visitors.visit(read)
+    return marks if min(marks.before, marks.behind, marks.gap) >= 0 else None
 
 
 def tokenize_prompt(model: LlamaModel, text: str, room_tokens: int) -> list[int]:

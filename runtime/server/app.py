@@ -66,6 +66,7 @@ def make_app(service: Service, access: Access, has_metrics: bool = False) -> Gua
         "/api/generate": ollama.ollama_generate,
         "/completion": llama_server.completion,
         "/completions": llama_server.completion,
+        "/infill": llama_server.infill,
         "/apply-template": llama_server.apply_template,
         "/v1/embeddings": embeddings.embeddings,
         "/api/embed": embeddings.ollama_embed,

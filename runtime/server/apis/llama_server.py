@@ -1,4 +1,4 @@
-"""What llama-server has besides: completions in its own words, tokens, templates, what it says of itself."""
+"""What llama-server has besides: completions in its own words, gaps, tokens, templates, what it says of itself."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.llama.prompt_text import check_room
 from edge_run.runtime.server.answers import AnswerForm, AnswerResponse, event, json_response
+from edge_run.runtime.server.apis.gaps import Gap, OtherPiece, infill_tokens
 from edge_run.runtime.server.apis.openai_chat import ChatRequest, Choices
 from edge_run.runtime.server.apis.openai_completions import MOST_ANSWERS, Token, check_answers
 from edge_run.runtime.server.catalogue.served_model import ServedModel
@@ -35,6 +36,7 @@ from edge_run.runtime.server.usage import timings
 
 MOST_LETTERS = 1 << 20  # to be turned into tokens at a time, which takes some 70 bytes for each
 MOST_PIECES = 1 << 17  # of text, for as many tokens: 300 bytes each
+MOST_FIELDS = 64  # of an answer, that are named
 
 
 class PromptObject(msgspec.Struct):
@@ -44,13 +46,9 @@ class PromptObject(msgspec.Struct):
     multimodal_data: list[Any] | None = None
 
 
-class NativeCompletionRequest(SamplingFields, kw_only=True):
-    """Texts to be continued, in llama-server's own words.
+class NativeRequest(SamplingFields, kw_only=True):
+    """What requests for text say in llama-server's own words."""
 
-    prompt: a text, or a list that is one prompt of texts and tokens where a token is in it, and else several prompts.
-    """
-
-    prompt: str | PromptObject | list[str | Token | PromptObject | list[str | Token]]
     model: Name | None = None
     n_predict: Count | None = None
     max_completion_tokens: Count | None = None
@@ -65,6 +63,7 @@ class NativeCompletionRequest(SamplingFields, kw_only=True):
     n_probs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] = 0
     post_sampling_probs: bool | None = None
     image_data: list[Any] | None = None
+    response_fields: Annotated[list[Name], Meta(max_length=MOST_FIELDS)] | None = None
 
     def check(self) -> None:
         """Raise Refusal for what cannot be served."""
@@ -74,14 +73,46 @@ class NativeCompletionRequest(SamplingFields, kw_only=True):
         """Return the JSON schema that the answer must follow, as text. Raises Refusal."""
         return None if self.json_schema is None else schema_text(self.json_schema, "json_schema")
 
+    @property
+    def most_tokens(self) -> int | None:
+        """How many tokens an answer may have; None where nothing is said."""
+        return first_given(self.n_predict, self.max_completion_tokens, self.max_tokens)
+
     async def prompts(self, served: ServedModel) -> list[list[int]]:
         """Return the tokens of each prompt. Raises Refusal, and what `ServedModel.prompt_tokens` raises."""
+        raise NotImplementedError
+
+
+class NativeCompletionRequest(NativeRequest, kw_only=True):
+    """Texts to be continued.
+
+    prompt: a text, or a list that is one prompt of texts and tokens where a token is in it, and else several prompts.
+    """
+
+    prompt: str | PromptObject | list[str | Token | PromptObject | list[str | Token]]
+
+    async def prompts(self, served: ServedModel) -> list[list[int]]:
+        """As of `NativeRequest`."""
         given = self.prompt
         if not isinstance(given, list) or any(isinstance(part, int) for part in given):
             return [await served.prepare(_prompt_tokens, served.model, given)]
         if not 0 < len(given) <= MOST_ANSWERS:
             raise Refusal(400, f"prompt: {len(given)} prompts, must be 1 to {MOST_ANSWERS}", param="prompt")
         return [await served.prepare(_prompt_tokens, served.model, part) for part in given if not isinstance(part, int)]
+
+
+class InfillRequest(NativeRequest, kw_only=True):
+    """A gap to be filled, as editors ask. prompt: the line of the cursor, up to the cursor."""
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: list[OtherPiece] | None = None
+    prompt: str = ""
+
+    async def prompts(self, served: ServedModel) -> list[list[int]]:
+        """As of `NativeRequest`."""
+        gap = Gap(self.input_prefix, self.input_suffix, self.prompt, self.input_extra or ())
+        return [await served.prepare(infill_tokens, served.model, gap, served.limit(self.most_tokens))]
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -103,24 +134,31 @@ class DetokenizeRequest(msgspec.Struct):
 
 async def completion(service: Service, request: Request) -> AnswerResponse:
     """Continue texts."""
-    asked = await service.read(request, NativeCompletionRequest)
+    return _answered(service, await service.read(request, NativeCompletionRequest))
+
+
+async def infill(service: Service, request: Request) -> AnswerResponse:
+    """Fill a gap between two texts."""
+    return _answered(service, await service.read(request, InfillRequest))
+
+
+def _answered(service: Service, asked: NativeRequest) -> AnswerResponse:
     asked.check()
     entry, schema = service.catalogue.asked(asked.model), asked.schema()
-    form = NativeCompletionForm(entry.name, asked.return_tokens, asked.return_progress)
+    form = NativeCompletionForm(entry.name, asked.return_tokens, asked.return_progress, asked.response_fields)
     return AnswerResponse(service, entry, partial(native_job, asked, schema), form, asked.stream)
 
 
-async def native_job(asked: NativeCompletionRequest, schema: str | None, served: ServedModel) -> Job:
+async def native_job(asked: NativeRequest, schema: str | None, served: ServedModel) -> Job:
     """Return what is to be generated for a request that was checked. Raises Refusal, and errors of ours.
 
     schema: that of the request, as text.
     """
     sampling = asked.sampling(served.sampling, schema, asked.n_probs or None)
-    most = first_given(asked.n_predict, asked.max_completion_tokens, asked.max_tokens)
     salt, choices = served.salt(asked.cache_salt), asked.n_cmpl or asked.n or 1
     first, *others = await asked.prompts(served)
     check_answers(choices * (1 + len(others)))
-    return Job(first, sampling, served.limit(most), choices, salt=salt, others=others)
+    return Job(first, sampling, served.limit(asked.most_tokens), choices, salt=salt, others=others)
 
 
 def _prompt_tokens(model: Model, prompt: str | PromptObject | Sequence[Any]) -> list[int]:
@@ -221,8 +259,10 @@ async def slots(service: Service, request: Request) -> Response:
 class NativeCompletionForm(AnswerForm):
     """Completions as llama-server writes them."""
 
-    def __init__(self, name: str, has_tokens: bool, wants_progress: bool) -> None:
+    def __init__(self, name: str, has_tokens: bool, wants_progress: bool, fields: Sequence[str] | None = None) -> None:
+        """fields: what a document has, of all that it could have; `a/b` is the `b` of its `a`."""
         self._name, self._has_tokens, self.wants_progress = name, has_tokens, wants_progress
+        self._fields = fields
         self._job: Job
         self._spell: Spell
 
@@ -258,6 +298,8 @@ class NativeCompletionForm(AnswerForm):
             }
             for number, outcome in enumerate(outcomes)
         ]
+        if self._fields is not None:
+            documents = [{field: value for field in self._fields for value in _values(one, field)} for one in documents]
         return msgspec.json.encode(documents if len(documents) > 1 else documents[0])
 
     def _document(self, number: int, outcome: FinishedAnswer, content: str, tokens: Sequence[int]) -> dict[str, Any]:
@@ -279,6 +321,16 @@ class NativeCompletionForm(AnswerForm):
             "generation_settings": {**_parameters(self._job.sampling, self._job.max_tokens), "seed": generation.seed},
             "timings": timings(generation),
         }
+
+
+def _values(document: Mapping[str, Any], field: str) -> list[Any]:
+    """Return the value of a field, `a/b` for the `b` of its `a`; none where there is none."""
+    found: Any = document
+    for name in field.split("/"):
+        if not isinstance(found, Mapping) or name not in found:
+            return []
+        found = found[name]
+    return [found]
 
 
 def _stop_type(outcome: FinishedAnswer) -> str:

@@ -20,6 +20,7 @@ from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.formats.tool_format import can_think
 from edge_run.runtime.formats.tools import Toolbox
 from edge_run.runtime.server.answers import JSON_LINES, AnswerForm, AnswerResponse, json_response, one_line
+from edge_run.runtime.server.apis.gaps import gap_tokens
 from edge_run.runtime.server.apis.keep_alive import KeepAlive, rest_s
 from edge_run.runtime.server.apis.openai_chat import ToolEntry
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, joined, left_out
@@ -146,7 +147,7 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
 
     def check(self) -> None:
         """Raise Refusal for what cannot be served."""
-        refuse_set(self, "suffix", "images", "template")
+        refuse_set(self, "images", "template")
 
 
 async def ollama_chat(service: Service, request: Request) -> ASGIApp:
@@ -184,10 +185,13 @@ async def ollama_generate(service: Service, request: Request) -> ASGIApp:
 async def generate_job(asked: OllamaGenerateRequest, prompt: str, served: ServedModel) -> Job:
     """Return what is to be generated for a prompt. Raises Refusal, and errors of ours."""
     sampling, most = asked.sampling(served.sampling), asked.said.num_predict
-    if asked.raw or not served.model.has_chat_template:
+    if asked.suffix or asked.raw or not served.model.has_chat_template:
         text = prompt if asked.raw or not asked.system else f"{asked.system}\n{prompt}"
-        salt = served.salt(asked.cache_salt)
-        return Job(await served.prompt_tokens(text), sampling, served.limit(most), salt=salt)
+        if asked.suffix:  # with which the prompt and it are taken as they are, as Ollama's models for code have it
+            tokens = await served.prepare(gap_tokens, served.model, prompt, asked.suffix)
+        else:
+            tokens = await served.prompt_tokens(text)
+        return Job(tokens, sampling, served.limit(most), salt=served.salt(asked.cache_salt))
     system = [{"role": "system", "content": asked.system}] if asked.system else []
     messages = [*system, {"role": "user", "content": prompt}]
     task = ChatTask(messages, variables=asked.variables(), salt=asked.cache_salt)

@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.server.answers import AnswerForm, AnswerResponse, event
+from edge_run.runtime.server.apis.gaps import gap_tokens
 from edge_run.runtime.server.apis.openai_chat import DONE, Choices, StreamOptions
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import FinishedAnswer, Job
@@ -59,7 +60,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     def check(self) -> None:
         """Raise Refusal for what cannot be served."""
-        refuse_set(self, "echo", "suffix")
+        refuse_set(self, "echo")
         if (self.best_of or 1) > (self.n or 1):
             raise Refusal(400, "best_of: more answers than n are not made", param="best_of")
 
@@ -77,7 +78,7 @@ async def completion_job(asked: CompletionRequest, served: ServedModel) -> Job:
     """Return what is to be generated for a request that was checked. Raises Refusal, and errors of ours."""
     schema = asked.response_format.text() if asked.response_format else None
     most = first_given(asked.max_completion_tokens, asked.max_tokens, USUAL_TOKENS)
-    first, *others = await _prompts_of(served, asked.prompt)
+    first, *others = await _prompts_of(served, asked.prompt, asked.suffix)
     choices = asked.n or 1
     check_answers(choices * (1 + len(others)))
     sampling = asked.sampling(served.sampling, schema, asked.logprobs)
@@ -91,14 +92,24 @@ def check_answers(n_answers: int) -> None:
         raise Refusal(400, f"prompt: more than {MOST_ANSWERS} answers in one request", param="prompt")
 
 
-async def _prompts_of(served: ServedModel, prompt: str | Sequence[str | int | list[int]]) -> list[list[int]]:
-    """Return the tokens of each prompt: one, or a list of texts or of lists of tokens. Raises Refusal."""
+async def _prompts_of(
+    served: ServedModel, prompt: str | Sequence[str | int | list[int]], suffix: str | None
+) -> list[list[int]]:
+    """Return the tokens of each prompt: one, or a list of texts or of lists of tokens. Raises Refusal.
+
+    suffix: what comes behind the answer, where it is to fill a gap.
+    """
     is_one = isinstance(prompt, str) or not prompt or any(isinstance(part, int) for part in prompt)
     parts: Sequence[Any] = [prompt] if is_one else prompt
     if len(parts) > MOST_ANSWERS:
         raise Refusal(400, f"prompt: more than {MOST_ANSWERS} prompts in one request", param="prompt")
     if not all(isinstance(part, str) or (part and all(isinstance(token, int) for token in part)) for part in parts):
         raise Refusal(400, "prompt: must be one text, or a list of tokens", param="prompt")
+    if suffix:
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) < len(parts):
+            raise Refusal(400, "prompt: must be text, where there is a suffix", param="prompt")
+        return [await served.prepare(gap_tokens, served.model, text, suffix) for text in texts]
     given = [token for part in parts if not isinstance(part, str) for token in part]
     if len(given) > QUICK_TOKENS:
         await served.prepare(served.model.check_tokens, "prompt", given)

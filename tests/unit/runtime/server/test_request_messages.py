@@ -261,6 +261,7 @@ def test_all_thoughts_of_a_message_are_the_models() -> None:
 
 
 PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+SEEN = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "4"}, PICTURE]}
 PAGES = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aGk="}}
 
 
@@ -269,17 +270,7 @@ PAGES = {"type": "document", "source": {"type": "base64", "media_type": "applica
     [
         (
             CountRequest,
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "4"}, PICTURE]}
-                        ],
-                    },
-                    {"role": "user", "content": [PAGES]},
-                ]
-            },
+            {"messages": [{"role": "user", "content": [SEEN]}, {"role": "user", "content": [PAGES]}]},
             [
                 "4\n\n[image left out: this model reads text only]",
                 "[document left out: this model reads text only]",
