@@ -171,7 +171,7 @@ class _Server(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen as uvicorn does, but with a deadline for TLS's handshake."""
+        """Listen as uvicorn does, but with a deadline for TLS's handshake, and take early connections over."""
         config, loop = self.config, asyncio.get_running_loop()
         protocol: Callable[..., asyncio.Protocol] = config.http_protocol_class
         make = partial(protocol, config=config, server_state=self.server_state, app_state={})
@@ -184,6 +184,8 @@ class _Server(uvicorn.Server):
         ]
         for listening in sockets or ():
             listening.listen(BACKLOG)
+            while isinstance(listening, BoundedListener) and listening.early:
+                await loop.connect_accepted_socket(make, listening.early.pop(0))
         self.started = True
         self._ready()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from functools import partial
@@ -125,6 +126,7 @@ def serve(context: click.Context, /, host: str, port: int, **given: Any) -> None
 
     from edge_run.devices.host.service_manager import ServiceManager
     from edge_run.runtime.server.access import Access, access_for, read_keys
+    from edge_run.runtime.server.connections import HealthBeforeServing
     from edge_run.runtime.server.serving import ServeOptions, bind, serve_folder, serve_model
 
     terminal: Terminal = context.obj
@@ -167,7 +169,12 @@ def serve(context: click.Context, /, host: str, port: int, **given: Any) -> None
             anyio.run(serve_folder, settings.model, partial(open_file, config=config), bound, options, terminal.say)
             return
         mesh = mesh_options(settings, terminal) if settings.is_mesh else None
-        with opened(settings.model, config, terminal, settings.chat_template, mesh=mesh) as model:
+        is_clear = given["tls_cert"] is None
+        with contextlib.ExitStack() as closing:
+            with HealthBeforeServing(bound) if is_clear else contextlib.nullcontext():
+                model = closing.enter_context(
+                    opened(settings.model, config, terminal, settings.chat_template, mesh=mesh)
+                )
             anyio.run(serve_model, model, bound, options, terminal.say)
 
 

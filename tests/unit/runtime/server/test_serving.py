@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import time
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 pytest.importorskip("uvicorn")
 
+import uvicorn
+
 from edge_run.base.errors import ConfigError
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.runtime.server import serving
+from edge_run.runtime.server import connections, serving
 from edge_run.runtime.server.access import access_for
 from edge_run.runtime.server.catalogue.catalogue import Catalogue
 from edge_run.runtime.server.catalogue.folder import ModelFolder
+from edge_run.runtime.server.connections import BoundedProtocol, HealthBeforeServing
 from edge_run.runtime.server.serving import ServeOptions, bind
 
 
@@ -37,3 +43,59 @@ def test_what_ends_a_server_comes_out_as_it_is(monkeypatch: pytest.MonkeyPatch) 
     options = ServeOptions(access_for("localhost", "127.0.0.1"), 1, SamplingConfig())
     with bind("127.0.0.1", 0) as bound, pytest.raises(OSError, match=r"^the network is gone$"):
         anyio.run(serving._serve, catalogue, "nothing", 1.0, bound, options, lambda line: None)
+
+
+def test_before_there_is_a_server_its_health_is_told_and_who_asks_for_more_waits_for_it() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+        await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+    def ask(path: str) -> socket.socket:
+        asking = connect()
+        asking.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        return asking
+
+    def connect() -> socket.socket:
+        return closing.enter_context(socket.create_connection(bound.getsockname(), 30))
+
+    async def serve() -> None:
+        server = serving._Server(
+            uvicorn.Config(app, http=BoundedProtocol, lifespan="off", log_config=None), lambda: None
+        )
+        server.config.load()
+        await server.startup([bound])
+        waiting[0].sendall(b"GET /one HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for connection, path in zip(waiting, ("/one", "/two"), strict=True):
+            found = await anyio.to_thread.run_sync(connection.recv, 4096)
+            assert found.endswith(path.encode())
+        server.servers[0].close()
+        for protocol in [*server.server_state.connections]:
+            protocol.transport.close()
+        await anyio.sleep(0)
+
+    with contextlib.ExitStack() as closing:
+        bound = closing.enter_context(bind("127.0.0.1", 0))
+        with HealthBeforeServing(bound):
+            waiting = [connect(), ask("/two")]
+            for path in ("/health", "/v1/health"):
+                with ask(path) as asking:
+                    told = asking.makefile("rb").read()
+                assert told.startswith(b"HTTP/1.1 503 ")
+                assert told.endswith(b'{"status":"loading model"}')
+        assert len(bound.early) == 2
+        anyio.run(serve)
+        assert not bound.early
+
+
+def test_few_connections_are_held_before_there_is_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST_EARLY", 2)
+    with contextlib.ExitStack() as closing:
+        bound = closing.enter_context(bind("127.0.0.1", 0))
+        with HealthBeforeServing(bound):
+            for _ in range(4):
+                asking = closing.enter_context(socket.create_connection(bound.getsockname(), 30))
+                asking.sendall(b"GET / HTTP/1.1\r\n")
+            while len(bound.early) < 2:
+                time.sleep(0.01)
+        assert len(bound.early) == 2
+        assert bound.accept()[0].recv(3) == b"GET", "the others wait in the system's queue"
