@@ -71,7 +71,7 @@ def test_before_there_is_a_server_its_health_is_told_and_who_asks_for_more_waits
         server.servers[0].close()
         for protocol in [*server.server_state.connections]:
             protocol.transport.close()
-        await anyio.sleep(0)
+        await anyio.sleep(0.01)
 
     with contextlib.ExitStack() as closing:
         bound = closing.enter_context(bind("127.0.0.1", 0))
@@ -98,4 +98,5 @@ def test_few_connections_are_held_before_there_is_a_server(monkeypatch: pytest.M
             while len(bound.early) < 2:
                 time.sleep(0.01)
         assert len(bound.early) == 2
-        assert bound.accept()[0].recv(3) == b"GET", "the others wait in the system's queue"
+        with bound.accept()[0] as other:
+            assert other.recv(3) == b"GET", "the others wait in the system's queue"
