@@ -13,6 +13,8 @@ import pytest
 
 from edge_run import Model
 from edge_run.base.results import Speculation
+from edge_run.runtime.llama.model import LlamaModel
+from edge_run.runtime.llama.prompt_text import GapMarks, gap_marks
 from edge_run.runtime.server.apis.llama_server import MOST_LETTERS, MOST_PIECES
 from edge_run.runtime.server.usage import timings
 from served import EXACTLY, TEMPLATE, Served, served
@@ -80,6 +82,23 @@ def test_prompts_of_every_kind(server: Served, model: Model) -> None:
     pictures = {"prompt_string": PROMPT, "multimodal_data": ["iVBO"]}
     for wrong in ([], [[]], [1, {"prompt_string": PROMPT}], pictures, ["a"] * 65, [2**30, "a"]):
         assert post(server, "/completion", prompt=wrong, **asked).status_code == 400
+
+
+def test_a_model_whose_vocabulary_marks_no_gaps_fills_none(server: Served) -> None:
+    gap = {"input_prefix": "a = ", "input_suffix": "", "prompt": ""}
+    for path, asked in (("/infill", gap), ("/v1/completions", {"prompt": "a = ", "suffix": "b"})):
+        found = post(server, path, **asked)
+        assert (found.status_code, found.json()["error"]["code"]) == (400, "not_supported")
+
+
+def test_the_marks_of_gaps_are_those_of_the_vocabulary(kit: Path) -> None:
+    names = [f"tokenizer.ggml.fim_{name}_token_id" for name in ("pre", "suf", "mid", "rep", "sep")]
+    marks = {name: 20 + number for number, name in enumerate(names)}
+    with LlamaModel([kit], metadata=marks, mode="vocabulary") as model:
+        begins = (model.bos_token,) if model.adds_bos else ()
+        assert gap_marks(model) == GapMarks(20, 21, 22, 23, 24, begins)
+    with LlamaModel([kit], metadata=dict([*marks.items()][:2]), mode="vocabulary") as model:
+        assert gap_marks(model) is None
 
 
 def test_salts_keep_beginnings_apart_and_a_prompt_may_have_several_answers(server: Served) -> None:

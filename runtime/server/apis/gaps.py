@@ -16,7 +16,7 @@ from edge_run.runtime.server.refusals import Refusal
 NEAR_TOKENS = 2048  # of what is before and behind a gap, as with llama-server: three quarters and one
 USUAL_ANSWER_TOKENS = 256  # that are kept free where a request says no number
 MOST_NAME_LETTERS = 4096
-MOST_LETTERS = 1 << 20  # around a gap of which all is taken
+MOST_LETTERS = 1 << 20  # to be turned into tokens at a time, which takes some 70 bytes for each
 _LETTERS_OF_A_TOKEN = 32  # at most, nearly always: so much of a text is turned into tokens
 _PROJECT, _FILE = "myproject\n", "filename\n"  # llama-server's names of what has none
 _SNIPPET = "\n\n--- snippet ---\n\n"  # before other pieces, where the vocabulary has no mark of files
@@ -97,11 +97,11 @@ def _named(marks: GapMarks, pieces: Sequence[OtherPiece]) -> Iterable[tuple[Sequ
 
 def _last(model: Model, text: str, n_tokens: int, *, has_marks: bool = False) -> list[int]:
     """Return the last `n_tokens` tokens of a text at most. has_marks: whether control tokens in it count as such."""
-    nearest = text[max(0, len(text) - _LETTERS_OF_A_TOKEN * n_tokens) :]
+    nearest = text[max(0, len(text) - min(MOST_LETTERS, _LETTERS_OF_A_TOKEN * n_tokens)) :]
     tokens = model.tokenize(nearest, add_special=False, parse_special=has_marks)
     return tokens[max(0, len(tokens) - n_tokens) :]
 
 
 def _first(model: Model, text: str, n_tokens: int) -> list[int]:
     """Return the first `n_tokens` tokens of a text at most."""
-    return model.tokenize(text[: _LETTERS_OF_A_TOKEN * n_tokens], add_special=False)[:n_tokens]
+    return model.tokenize(text[: min(MOST_LETTERS, _LETTERS_OF_A_TOKEN * n_tokens)], add_special=False)[:n_tokens]
