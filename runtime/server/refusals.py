@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge_run.base.errors import (
-    BudgetError,
     Cancelled,
     ConfigError,
     ContextFull,
     EdgeRunError,
     MeshError,
     NotSupported,
+    lacks_room,
 )
 from edge_run.base.files.texts import as_text
 
@@ -118,7 +118,7 @@ def refusal_of(error: EdgeRunError, prompt_param: str | None = None) -> Refusal:
         return Refusal(400, message)
     if isinstance(error, NotSupported):
         return Refusal(400, message, code="not_supported")
-    if isinstance(error, BudgetError | MeshError):
+    if isinstance(error, MeshError) or lacks_room(error):  # which another answer gives back when it ends
         return Refusal(503, message, retry_after_s=30)
     if isinstance(error, Cancelled):
         return Refusal(503, "the answer was ended by the server", code="cancelled")

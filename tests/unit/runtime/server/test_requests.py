@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 
 from chat_requests import HELLO, chat, refused
-from edge_run.base.errors import ContextFull, NotSupported
+from edge_run.base.errors import BudgetError, ContextFull, EdgeRunError, MeshError, NotSupported, TierReadError
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server import bodies
 from edge_run.runtime.server.apis.anthropic_messages import CountRequest, MessagesRequest
@@ -321,6 +322,20 @@ def test_what_is_told_of_a_file_whose_name_is_no_text_is_text() -> None:
     assert msgspec.json.decode(msgspec.json.encode(openai_error(refusal)))["error"]["message"] == (
         "mod\ufffdl.gguf: has no chat template"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (BudgetError("the memory is full"), 503),
+        (TierReadError("the drive is full", errno=errno.ENOSPC), 503),
+        (TierReadError("the drive failed", errno=errno.EIO), 500),
+        (MeshError("a device is gone"), 503),
+    ],
+)
+def test_what_may_work_later_is_to_be_asked_again(error: EdgeRunError, status: int) -> None:
+    refusal = refusal_of(error)
+    assert (refusal.status, refusal.headers()["x-should-retry"]) == (status, "true" if status == 503 else "false")
 
 
 def test_completions_that_cannot_be() -> None:
