@@ -68,7 +68,8 @@ def test_before_there_is_a_server_its_health_is_told_and_who_asks_for_more_waits
         for connection, path in zip(waiting, ("/one", "/two"), strict=True):
             found = b""
             while not found.endswith(path.encode()):
-                assert (piece := await anyio.to_thread.run_sync(connection.recv, 4096))
+                piece = await anyio.to_thread.run_sync(connection.recv, 4096)
+                assert piece
                 found += piece
         server.servers[0].close()
         for protocol in [*server.server_state.connections]:
