@@ -7,6 +7,7 @@ A file that is not exactly as this version writes it counts as none.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.errors import reason_of
+from edge_run.base.files.identity import FileIdentity
 from edge_run.base.files.whole import whole_file
 from edge_run.base.profile import DeviceProfile, DiskProfile, KernelSpeed, RepackedSpeed
 from edge_run.base.strict_json import decode, parse
@@ -234,6 +236,12 @@ class _Content:
     measurements: Measurements
 
 
+@functools.lru_cache(maxsize=1)
+def _content(path: Path, identity: FileIdentity, changed_ns: int) -> _Content:
+    """Return what the file at `path` says in that state: an opening asks several times, and reading it takes long."""
+    return decode(_Content, parse(path.read_bytes()))
+
+
 class ProfileStore:
     """Measurements in files under `cache_folder`. Several processes may use one folder: files are replaced whole.
 
@@ -249,9 +257,10 @@ class ProfileStore:
         """Return what is known of the device and not too old; nothing where its file is missing or not ours."""
         path = self._folder / identity.file_name
         try:
-            if path.stat().st_size > MOST_FILE_BYTES:
+            status = path.stat()
+            if status.st_size > MOST_FILE_BYTES:
                 return Measurements()
-            content = decode(_Content, parse(path.read_bytes()))
+            content = _content(path, FileIdentity.of(status), status.st_ctime_ns)
             if (content.format_version, content.identity) != (FORMAT_VERSION, identity):
                 return Measurements()
             return content.measurements.fresh_at(self._now())
