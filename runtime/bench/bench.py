@@ -17,8 +17,10 @@ from edge_run.base.errors import ContextFull
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
 from edge_run.devices.host.ledger import Ledger
+from edge_run.devices.host.machine import describe_machine
 from edge_run.devices.host.memory import default_budget_bytes
 from edge_run.devices.host.profile import ProfileStore, utc_now
+from edge_run.devices.host.scratch import NoScratchError
 from edge_run.runtime.bench.cold_run import ColdRuns, OutOfMemory, read_ahead_bytes
 from edge_run.runtime.bench.comparison import compare, same_tokens
 from edge_run.runtime.llama.library import library_version
@@ -62,14 +64,7 @@ class Bencher(Closing):
         """
         started_at = utc_now().isoformat(timespec="seconds")
         planner(self._path, self._config)  # what cannot be opened is refused before anything is measured
-        profile = profile or probe(
-            [self._path.absolute().parent],
-            self._path,
-            self._config,
-            on_step=self._on_step,
-            store=self._store,
-            measures_gpus=False,
-        )
+        profile = profile or self._profile()
         planned = planner(self._path, self._config)  # what was measured may decide how wide passes are, and the context
         self._check_context(planned.known.context_tokens)
         self._config = planned.config  # of all runs: they decide nothing anew
@@ -78,18 +73,19 @@ class Bencher(Closing):
         measurements, problem = self._measure(runs, planned, plan)
         limit_bytes = 0 if runs.group.reason else plan.budget_bytes
         has_both = len({measurement.backend for measurement in measurements}) > 1
+        machine = describe_machine()
         return Bench(
             model=self._path.name,
             started_at=started_at,
-            cpu=profile.cpu,
-            cores=profile.physical_cores,
+            cpu=machine.cpu,
+            cores=machine.cores.at_once,
             library=library_version(),
             numerics=measurements[0].numerics,
             prompt_tokens=self._task.prompt_tokens,
             predict_tokens=self._task.predict_tokens,
             rounds=self._task.rounds,
             plan=plan,
-            profiled_at=profile.measured_at,
+            profiled_at=profile.measured_at if profile else "",
             profile_problem=self._store.problem,
             box=MemoryBox(limit_bytes, runs.group.reason, read_ahead_bytes(self._path)),
             measurements=measurements,
@@ -102,6 +98,15 @@ class Bencher(Closing):
         """End what runs, and leave nothing. Idempotent."""
         if self._runs is not None:
             self._runs.close()
+
+    def _profile(self) -> DeviceProfile | None:
+        """Return what this device can do; None where its disk cannot be measured, which is a problem of the profile."""
+        folder, store, step = self._path.absolute().parent, self._store, self._on_step
+        try:
+            return probe([folder], self._path, self._config, on_step=step, store=store, measures_gpus=False)
+        except NoScratchError as error:
+            store.problem = str(error)
+            return None
 
     def _check_context(self, context_tokens: int) -> None:
         needed = self._task.prompt_tokens + self._task.predict_tokens

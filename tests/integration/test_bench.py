@@ -21,6 +21,7 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.units import MIB
 from edge_run.cli import app
 from edge_run.cli.shared.terminal import Terminal
+from edge_run.devices.host.scratch import NoScratchError
 from edge_run.runtime.bench import bench as module
 from edge_run.runtime.bench import cold_run
 from edge_run.runtime.bench.cold_run import ColdRuns, OutOfMemory
@@ -126,17 +127,27 @@ def test_other_tokens_are_an_error(
 def test_runs_are_of_what_was_planned(
     kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the width and the context that the plan chose where nobody asked for any."""
+    """With the width and the context that the plan chose where nobody asked for any, and without a forecast.
+
+    As of a small model in a folder that cannot be written to, beside which its disk cannot be measured.
+    """
     configs: list[ModelConfig] = []
+
+    def fail(*given: object, **named: object) -> None:
+        raise NoScratchError("/models: writing failed")
 
     def note(self: object, config: ModelConfig, *given: object) -> Measurement:
         configs.append(config)
         return samples.measurement(config.backend)
 
     monkeypatch.setattr(ColdRuns, "run", note)
+    monkeypatch.setattr(module, "probe", fail)
     words = ["bench", kit, "--memory", BUDGET_BYTES, "-t", 1, "--cache-dir", tmp_path, "--prompt-tokens", 16, "--json"]
     assert run(*map(str, words)) == 0
-    plan = json.loads(capsys.readouterr().out)["plan"]
+    found = json.loads(capsys.readouterr().out)
+    plan = found["plan"]
+    assert plan["forecast"] is None
+    assert (found["profiled_at"], found["profile_problem"]) == ("", "/models: writing failed")
     assert [config.backend for config in configs] == [OURS, MMAP, OURS, MMAP]
     shapes = {(config.context_tokens, config.micro_batch_tokens) for config in configs}
     assert shapes == {(plan["context_tokens"], plan["micro_batch_tokens"])}

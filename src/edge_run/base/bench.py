@@ -92,9 +92,10 @@ class Bench:
     """A prediction and what came of it.
 
     started_at: ISO 8601, UTC. plan: made before anything was measured, with its forecast; profiled_at: when the oldest
-    figure that it is made of was measured; profile_problem: what is wrong with those, empty for nothing. measurements:
-    in the order in which they ran. has_same_tokens: whether all gave the same tokens; None where nothing was compared.
-    mmap_problem: why mmap could not be measured to the end, empty where it was.
+    figure that it is made of was measured, empty without a forecast; profile_problem: what is wrong with those, or why
+    there are none, empty for nothing. measurements: in the order in which they ran. has_same_tokens: whether all gave
+    the same tokens; None where nothing was compared. mmap_problem: why mmap could not be measured to the end, empty
+    where it was.
     """
 
     model: str

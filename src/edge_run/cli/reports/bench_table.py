@@ -85,7 +85,7 @@ def _notes(bench: Bench) -> Iterator[str]:
         limit = "reading" if forecast.limit == "disk" else "computing"
         yield f"Predicted from the device's profile of {bench.profiled_at[:10]}: {limit} decides how fast tokens come."
     if bench.profile_problem:
-        yield f"About that profile: {bench.profile_problem}."
+        yield f"{'About that profile' if forecast else 'No times were predicted'}: {bench.profile_problem}."
     if bench.mmap_problem:
         yield f"llama.cpp's mmap was not measured to the end: {bench.mmap_problem}."
     yield from _about_tunables(bench)
