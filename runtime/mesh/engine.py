@@ -57,7 +57,7 @@ def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:
         if mesh is not options.mesh:
             stack.callback(mesh.close)
         if not _meet(mesh, options.interrupt.check):
-            options.say("nobody else is in the mesh: this device runs the model alone")
+            options.say("nobody else is in the mesh: this device runs the model alone until it is opened again")
             return Engine.open(path, config, gguf=gguf, interrupt=options.interrupt)
         return open_mesh_engine(path, config, mesh, options, gguf=gguf, after=stack)
 
