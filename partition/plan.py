@@ -7,6 +7,7 @@ so that reading never has to wait for computing, nor computing for reading.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,16 @@ from itertools import chain, islice
 
 from edge_run.base.errors import BudgetError, option
 from edge_run.base.units import KIB, MIB, format_size, round_up
-from edge_run.partition.window import SEGMENT_CHUNKS, Group, frames_needed, groups_of, is_enough, most_pinned, pins_for
+from edge_run.partition.window import (
+    SEGMENT_CHUNKS,
+    Group,
+    frames_needed,
+    groups_of,
+    is_enough,
+    most_pinned,
+    needed_together,
+    pins_for,
+)
 
 LOOKAHEAD_CHUNKS = 16
 LOOKAHEAD_SHARE = 8  # of the memory for weights beyond what must be there at once: the most that is for reading ahead
@@ -54,6 +64,67 @@ class ResidencyPlan:
 NOTHING_STAYS = ResidencyPlan((), (), 0, 0, 0)
 
 
+class PassPlans:
+    """Plans of one pass, for any room that there may be: which chunks stay.
+
+    minimum_chunks: the fewest chunks that must fit in memory where segments are as long as here.
+    """
+
+    def __init__(
+        self, segments: Sequence[Sequence[int]], must_pin: frozenset[int], segment_chunks: int = SEGMENT_CHUNKS
+    ) -> None:
+        """Plan the pass with `segments`; the arguments are those of `plan_residency`."""
+        self._segments, self._segment_chunks = segments, segment_chunks
+        self._uses = uses = Counter(_order(segments))
+        self._movable = [chunk for chunk in uses if chunk not in must_pin]
+        self._n_fixed = len(uses) - len(self._movable)
+        self._moving = [[chunk for chunk in segment if chunk not in must_pin] for segment in segments]
+        self._run = -(-len(self._movable) // MOST_RUNS)
+        self.minimum_chunks = least_chunks(segments, must_pin, segment_chunks)
+
+    def plan(
+        self, n_chunks: int, lookahead_chunks: int | None = None, lookahead_share: int = LOOKAHEAD_SHARE
+    ) -> ResidencyPlan:
+        """Return the plan where memory has room for `n_chunks`, at least the fewest; see `plan_residency`."""
+        n_places, minimum, uses = n_chunks - self._n_fixed, self.minimum_chunks, self._uses
+        if n_places >= len(self._movable):
+            return ResidencyPlan(tuple(uses), (), 0, 0, minimum, segment_chunks=self._segment_chunks)
+        groups, n_pinned = self._most_pinned(n_places, lookahead_chunks, lookahead_share)
+        streamed = _choose(groups, self._moving, uses, len(self._movable) - n_pinned, self._run)
+        chosen = frozenset(streamed)
+        pinned = tuple(chunk for chunk in uses if chunk not in chosen)
+        n_frames = n_places - n_pinned
+        n_reads = len(_reads(self._segments, chosen, n_frames))
+        return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, minimum, segment_chunks=self._segment_chunks)
+
+    def least_reads(self, n_chunks: int, n_lent: int) -> int:
+        """Return about how many chunks the same plan reads in a pass, of which `n_lent` have lent memory; quickly.
+
+        Those that a pass uses more than once are taken to be read once: few of them stream.
+        """
+        n_places = n_chunks - self._n_fixed
+        if n_places >= len(self._movable):
+            return 0
+        _, n_pinned = self._most_pinned(n_places, None, LOOKAHEAD_SHARE)
+        n_left = max(0, len(self._movable) - n_pinned - n_lent)
+        return n_left if n_left > n_places - n_pinned else 0
+
+    @functools.cached_property
+    def _together(self) -> Sequence[tuple[int, ...]]:
+        return needed_together(self._moving, self._uses)
+
+    def _most_pinned(
+        self, n_places: int, lookahead_chunks: int | None, lookahead_share: int
+    ) -> tuple[Sequence[Group], int]:
+        """Return what frames have to be enough for, and how many chunks may be pinned then."""
+        if lookahead_chunks is None:
+            n_beyond = n_places - self.minimum_chunks + self._n_fixed
+            lookahead_chunks = min(LOOKAHEAD_CHUNKS, n_beyond // lookahead_share)
+        n_ahead, tolerance = lookahead_chunks + 2 * self._run, 2 * self._run
+        groups = groups_of(self._together, n_places, n_ahead, tolerance, self._segment_chunks)
+        return groups, most_pinned(groups, min(n_places, len(self._movable)) - 1)
+
+
 def plan_residency(
     segments: Sequence[Sequence[int]],
     must_pin: frozenset[int],
@@ -78,29 +149,11 @@ def plan_residency(
 
     Raises BudgetError, with the smallest budget that works, when the largest segment does not fit.
     """
-    order = _order(segments)
-    uses = Counter(order)
-    movable = [chunk for chunk in uses if chunk not in must_pin]
-    fixed = must_pin.intersection(uses)
-    n_places = available_bytes // chunk_bytes - len(fixed)
-    minimum = least_chunks(segments, must_pin, segment_chunks)
-    if n_places < minimum - len(fixed):
-        least = other_bytes + minimum * chunk_bytes
+    plans, n_chunks = PassPlans(segments, must_pin, segment_chunks), available_bytes // chunk_bytes
+    if n_chunks < plans.minimum_chunks:
+        least = other_bytes + plans.minimum_chunks * chunk_bytes
         raise too_small(available_bytes + other_bytes, named_minimum(least), other_bytes)
-    if n_places >= len(movable):
-        return ResidencyPlan(tuple(uses), (), 0, 0, minimum, segment_chunks=segment_chunks)
-    if lookahead_chunks is None:
-        lookahead_chunks = min(LOOKAHEAD_CHUNKS, (n_places - minimum + len(fixed)) // lookahead_share)
-    moving = [[chunk for chunk in segment if chunk not in must_pin] for segment in segments]
-    run = -(-len(movable) // MOST_RUNS)
-    groups = groups_of(moving, uses, n_places, lookahead_chunks + 2 * run, 2 * run, segment_chunks)
-    n_pinned = most_pinned(groups, min(n_places, len(movable)) - 1)
-    streamed = _choose(groups, moving, uses, len(movable) - n_pinned, run)
-    chosen = frozenset(streamed)
-    pinned = tuple(chunk for chunk in uses if chunk not in chosen)
-    n_frames = n_places - n_pinned
-    n_reads = len(_reads(segments, chosen, n_frames))
-    return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, minimum, segment_chunks=segment_chunks)
+    return plans.plan(n_chunks, lookahead_chunks, lookahead_share)
 
 
 def least_chunks(segments: Sequence[Sequence[int]], must_pin: frozenset[int], segment_chunks: int) -> int:

@@ -59,35 +59,44 @@ def frames_needed(
     return max(most, min(segment_chunks, len(chosen)))
 
 
-def groups_of(
-    segments: Sequence[Sequence[int]],
-    uses: Mapping[int, int],
-    n_places: int,
-    n_ahead: int,
-    tolerance: int,
-    segment_chunks: int = SEGMENT_CHUNKS,
-) -> list[Group]:
-    """Return the groups of a pass: each segment, and each two in a row, the last and the first too.
+def needed_together(segments: Sequence[Sequence[int]], uses: Mapping[int, int]) -> list[tuple[int, ...]]:
+    """Return the chunks of each segment, and of it and the next one, in turn; the last and the first count as two too.
 
     They begin between the two smallest segments in a row, where the order matters least: a cycle has no first group.
 
     segments: the chunks of each segment that can move.
     uses: how often each chunk is used.
-    n_places: how many chunks memory has room for.
-    n_ahead: the frames that two segments leave for reading ahead. Where there is no room for that, no chunk outside the
-        two may be pinned, so that they leave as many as they can.
-    tolerance: how many of these a more even choice may take.
-    segment_chunks: as of `frames_needed`.
     """
     sizes = list(map(len, segments))
     start = min(range(len(sizes)), key=lambda i: sizes[i - 1] + sizes[i])
     cycle = [*segments[start:], *segments[:start]]
     last = {chunk: i for i, segment in enumerate(cycle) for chunk in segment}
     orders = [sorted(segment, key=lambda chunk: (uses[chunk], last[chunk]), reverse=True) for segment in cycle]
-    groups = [Group((), max(0, n_places - segment_chunks))]
+    together: list[tuple[int, ...]] = []
     for order, after in zip(orders, [*orders[1:], orders[0]], strict=True):
-        groups.append(Group(tuple(order), n_places - len(order)))
-        both = tuple(dict.fromkeys([*after, *order]))
+        together += tuple(order), tuple(dict.fromkeys([*after, *order]))
+    return together
+
+
+def groups_of(
+    together: Sequence[tuple[int, ...]],
+    n_places: int,
+    n_ahead: int,
+    tolerance: int,
+    segment_chunks: int = SEGMENT_CHUNKS,
+) -> list[Group]:
+    """Return the groups of a pass.
+
+    together: as of `needed_together`.
+    n_places: how many chunks memory has room for.
+    n_ahead: the frames that two segments leave for reading ahead. Where there is no room for that, no chunk outside the
+        two may be pinned, so that they leave as many as they can.
+    tolerance: how many of these a more even choice may take.
+    segment_chunks: as of `frames_needed`.
+    """
+    groups = [Group((), max(0, n_places - segment_chunks))]
+    for one, both in zip(together[::2], together[1::2], strict=True):
+        groups.append(Group(one, n_places - len(one)))
         groups.append(Group(both, max(0, n_places - len(both) - n_ahead), tolerance))
     return groups
 
@@ -108,6 +117,8 @@ def pins_for(groups: Sequence[Group], n_pinned: int) -> frozenset[int] | None:
     """Return chunks that must be among `n_pinned` pinned ones, as few as suffice; None where there are too many."""
     pinned: set[int] = set()
     for chunks, most_outside, _ in groups:
+        if n_pinned <= most_outside:  # whichever they are
+            continue
         lacking = n_pinned - most_outside - len(pinned.intersection(chunks))
         if lacking <= 0:
             continue
@@ -122,6 +133,7 @@ def is_enough(groups: Sequence[Group], streamed: Collection[int], n_pinned: int)
     """Return whether the frames are enough if `streamed` streams, and `n_pinned` chunks are pinned."""
     chosen = frozenset(streamed)
     return all(
-        n_pinned - len(group.chunks) + len(chosen.intersection(group.chunks)) <= group.most_outside + group.tolerance
-        for group in groups
+        n_pinned <= most_outside + tolerance  # whichever they are
+        or n_pinned - len(chunks) + len(chosen.intersection(chunks)) <= most_outside + tolerance
+        for chunks, most_outside, tolerance in groups
     )

@@ -77,24 +77,25 @@ def schedule_pass(
     So wherever a pass is cut, no such segment has a part in two segments (`frames_needed`).
     """
     spans: list[tuple[int, int, AbstractSet[int]]] = []
-    first, chunks = 0, frozenset[int]()
+    first, chunks = 0, set[int]()
     forced = frozenset(borders)
     parts = _parts(needs, may_cut, forced)
     for i, (needed, is_cut_allowed) in enumerate(zip(needs, may_cut, strict=True)):
         if i in forced:
             if chunks:
                 spans.append((first, i - 1, chunks))
-            first, chunks = i, frozenset()
+            first, chunks = i, set()
         if not needed:
             continue
-        if is_cut_allowed and chunks and len(chunks | parts[i]) > max(segment_chunks, len(chunks)):
+        n_more = len(parts[i] - chunks) if is_cut_allowed and chunks else 0
+        if n_more and len(chunks) + n_more > segment_chunks:
             spans.append((first, i - 1, chunks))
-            first, chunks = i, frozenset()
-        chunks = chunks | needed
+            first, chunks = i, set()
+        chunks |= needed
     if chunks or not spans:
         spans.append((first, len(needs) - 1, chunks))
-    befores = [frozenset[int](), *(chunks for _, _, chunks in spans[:-1])]
-    afters = [*(chunks for _, _, chunks in spans[1:]), frozenset[int]()]
+    befores: list[AbstractSet[int]] = [frozenset(), *(chunks for _, _, chunks in spans[:-1])]
+    afters: list[AbstractSet[int]] = [*(chunks for _, _, chunks in spans[1:]), frozenset()]
     return [
         Segment(first, last, tuple(sorted(now)), tuple(sorted(now - before)), tuple(sorted(now - after)))
         for (first, last, now), before, after in zip(spans, befores, afters, strict=True)

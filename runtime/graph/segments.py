@@ -38,7 +38,7 @@ def table_of(read: WeightRead, tables: Sequence[RowRange]) -> int | None:
     return next((i for i, table in enumerate(tables) if is_of(table)), None)
 
 
-def chunks_of(read: WeightRead, address_space: AddressSpace, tables: Sequence[RowRange]) -> Iterable[int]:
+def chunks_of(read: WeightRead, address_space: AddressSpace, tables: Sequence[RowRange]) -> Sequence[int]:
     """Return the chunks that `read` needs in memory; a lookup of rows needs at most the ends of its table."""
     chunks = address_space.chunks_of(read.address, read.length)
     number = table_of(read, tables) if read.row_bytes else None

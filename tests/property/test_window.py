@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from edge_run.partition.plan import (
     LOOKAHEAD_CHUNKS,
+    PassPlans,
     ResidencyPlan,
     plan_residency,
     reads_beside,
@@ -108,9 +109,14 @@ def test_look_ahead_costs_no_more_than_its_frames(segments: Segments, extra: int
 def test_a_larger_budget_never_means_more_reading(segments: Segments, n_ahead: int | None) -> None:
     n_chunks = len(set(chain.from_iterable(segments)))
     largest = frames_needed(segments, range(n_chunks))
-    plans = [plan_for(segments, n_places, n_ahead) for n_places in range(largest, n_chunks + 1, max(1, n_chunks // 40))]
-    reads = [plan.streamed_uses for plan in plans]
+    rooms = range(largest, n_chunks + 1, max(1, n_chunks // 40))
+    reads = [plan_for(segments, n_places, n_ahead).streamed_uses for n_places in rooms]
     assert reads == sorted(reads, reverse=True)
+    if n_ahead is None:
+        plans = PassPlans(segments, frozenset())
+        assert [plans.least_reads(n_places, 0) for n_places in rooms] == reads, "it is known beforehand"
+        lending = (with_lent(plan_for(segments, n_places), segments, 7).streamed_uses for n_places in rooms)
+        assert [plans.least_reads(n_places, 7) for n_places in rooms] == list(lending)
 
 
 @given(segments=passes(400, uses_again=True), share=st.floats(0, 1), n_ahead=st.sampled_from((None, 2, 6, 18)))
