@@ -36,18 +36,25 @@ if TYPE_CHECKING:
 LEAST_GAINS = {PLAIN: 1.0, "q8_0": 1.1, "q8_0/q4_0": 1.3}  # over 16 bits, to be worth what they cost in quality
 
 
+_UNMEASURED = "how fast attention is on fewer bits was not measured, so nothing was weighed"
+
+
 def choose_kv_type(
     gguf: GgufModel,
     config: ModelConfig,
     prepare: Callable[[ModelConfig], Prepared],
     recall: Callable[[Prepared], DeviceProfile | None],
+    *,
+    may_measure: bool = True,
 ) -> Prepared:
     """Return the model prepared with the type of keys and values that is best for it here.
 
-    prepare: prepares the model for a config with a type. recall: returns what is known of this device's speed. Raises
-    what `prepare` raises for 16 bits; BudgetError only where no type has room.
+    prepare: prepares the model for a config with a type. recall: returns what is known of this device's speed.
+    may_measure: whether the speeds of attention may be measured; where they are not known, nothing is weighed, and what
+    was chosen before stays, or 16 bits where these have room. Raises what `prepare` raises for 16 bits; BudgetError
+    only where no type has room.
     """
-    from edge_run.runtime.probing.attention import attention_speeds
+    from edge_run.runtime.probing.attention import attention_speeds, known_speeds
 
     options, refusal, n_tokens, speeds, is_disturbed = list[Weighed[str]](), None, 0, None, False
     for kv_type in LEAST_GAINS:
@@ -64,17 +71,24 @@ def choose_kv_type(
             refusal = smaller(refusal, error)
             continue
         n_tokens = n_tokens or max(1, plan.wanted_context_tokens // 2)
-        speeds = speeds or attention_speeds(config, list(LEAST_GAINS), prepared.budget_bytes)
+        speeds = speeds or (attention_speeds if may_measure else known_speeds)(
+            config, list(LEAST_GAINS), prepared.budget_bytes
+        )
+        if speeds is None:
+            options.append(Weighed(kv_type, prepared, plan, 0.0))
+            continue
         profile = recall(prepared)
         is_disturbed |= speeds.is_disturbed or bool(profile and profile.is_disturbed)
         options.append(_weighed(planner, plan, n_tokens, speeds, profile))
-    if speeds is None:
+    if not options:
         assert refusal is not None
         raise refusal
     key, findings = decision_key(replace(config, kv_type=PLAIN)), KeptFindings.of_model(config.cache / "kv-types", gguf)
     kept = findings.read(_decisions) or {}
     able = [one for one in options if one.has_room] or options
-    chosen = best(able, kept.get(key), is_kept_at_any_cost=is_disturbed)
+    chosen = best(able, kept.get(key), is_kept_at_any_cost=is_disturbed or speeds is None)
+    if speeds is None:
+        return replace(chosen.prepared, kv_type_reason=f"{chosen.way}: {_UNMEASURED}")
     if not is_disturbed:
         findings.decide(kept, {key: chosen.way})
     return replace(chosen.prepared, kv_type_reason=reason(options, chosen, n_tokens))

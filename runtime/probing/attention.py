@@ -18,6 +18,7 @@ from edge_run.runtime.probing.kept_findings import KeptFindings
 from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHARE, measured_now
 
 PLAIN = "f16"  # the type that others are held against
+_Speeds = Mapping[str, tuple[float, float]]  # by type, in narrow and in wide passes
 _DISTURBED = ", disturbed at "  # and the time, in the name of what was measured while other programs were at work
 
 
@@ -57,15 +58,12 @@ def attention_speeds(config: ModelConfig, types: Sequence[str], budget_bytes: in
 
     budget_bytes: of the run; measuring takes a part of it.
     """
-    from edge_run.runtime.probing.kernels import narrow_bytes
-
+    if known := known_speeds(config, types, budget_bytes):
+        return known
     threads = compute_threads(config.threads)
-    findings = _findings(config)
-    kept, how = findings.read(_kept) or {}, f"{_started(threads)}{narrow_bytes(budget_bytes)} bytes"
-    alike = {name: kept[name] for name in (how, *kept) if name in kept and name.partition(_DISTURBED)[0] == how}
-    for name, speeds in alike.items():  # what was not disturbed first
-        if all(kind in speeds for kind in types):
-            return AttentionSpeeds({kind: speeds[kind] for kind in types}, name != how)
+    findings, how = _findings(config), _measured_as(threads, budget_bytes)
+    kept = findings.read(_kept) or {}
+    alike = _alike(kept, how)
     before = [kind for speeds in alike.values() for kind in speeds]
     load = OtherLoad()
     found = {
@@ -76,6 +74,27 @@ def attention_speeds(config: ModelConfig, types: Sequence[str], budget_bytes: in
     others = {other: kept[other] for other in kept if other not in alike or (is_disturbed and other == how)}
     findings.write({**others, name: found})  # the latest is the last
     return AttentionSpeeds(found, is_disturbed)
+
+
+def known_speeds(config: ModelConfig, types: Sequence[str], budget_bytes: int) -> AttentionSpeeds | None:
+    """Return the same where all of it was measured; else None."""
+    how = _measured_as(compute_threads(config.threads), budget_bytes)
+    for name, speeds in _alike(_findings(config).read(_kept) or {}, how).items():  # what was not disturbed first
+        if all(kind in speeds for kind in types):
+            return AttentionSpeeds({kind: speeds[kind] for kind in types}, name != how)
+    return None
+
+
+def _measured_as(threads: int, budget_bytes: int) -> str:
+    """Return the name of what is measured with so many threads, in a part of a budget."""
+    from edge_run.runtime.probing.kernels import narrow_bytes
+
+    return f"{_started(threads)}{narrow_bytes(budget_bytes)} bytes"
+
+
+def _alike(kept: Mapping[str, _Speeds], how: str) -> dict[str, _Speeds]:
+    """Return what of `kept` was measured so, disturbed or not."""
+    return {name: kept[name] for name in (how, *kept) if name in kept and name.partition(_DISTURBED)[0] == how}
 
 
 def kind_of_keys(config: ModelConfig) -> str:
