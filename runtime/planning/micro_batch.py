@@ -54,13 +54,17 @@ def choose_micro_batch(
     decisions = findings.read(_decisions) or {}
     kept, found, refusal, is_disturbed = decisions.get(key), list[Weighed[int]](), None, False
     for width in widths(config):
-        if found and found[0].way == WIDTHS[0] and _is_easy(found[0].prepared) and width != kept:
+        if found and found[0].way == WIDTHS[0] and _is_easy(found[0].plan) and width != kept:
             continue
         try:
             prepared = prepare(replace(config, micro_batch_tokens=width))
             if prepared.known is None or prepared.why_plain or prepared.offload:
                 return prepared
-            plan, profile = _planned(prepared), recall(prepared)
+            plan = _planned(prepared)
+            if width == WIDTHS[0] and kept in (None, width) and _has_margin(plan) and _is_easy(plan):
+                findings.decide(decisions, {key: width})  # which no measurement has a part in
+                return prepared
+            profile = recall(prepared)
             cost_s = text_s(prepared, plan, PROMPT_TOKENS, width, profile)
             is_disturbed |= bool(profile and profile.is_disturbed)
             if found or width == widths(config)[-1] or _has_margin(plan):
@@ -84,9 +88,8 @@ def _planned(prepared: Prepared) -> Plan:
     return Planner(prepared).plan()
 
 
-def _is_easy(prepared: Prepared) -> bool:
+def _is_easy(plan: Plan) -> bool:
     """Return whether narrower passes could not gain much: all weights fit, or buffers take little of the budget."""
-    plan = _planned(prepared)
     buffers = sum(item.size_bytes for item in plan.items if item.what in ("buffers", "work"))
     is_whole = plan.context_tokens >= plan.wanted_context_tokens
     return plan.mode == "resident" or (is_whole and buffers <= SMALL_SHARE * plan.budget_bytes)

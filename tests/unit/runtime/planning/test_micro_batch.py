@@ -59,11 +59,12 @@ def chosen(tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch) ->
             streamed = {"mode": "streamed", "model_bytes": 100 * MIB, "streamed_bytes_per_batch": 80 * MIB}
             window_bytes = (6 if prepared.width in starved else 18) * MIB
             place = {**streamed, "window_bytes": window_bytes, "expert_bytes": 0}
-            return SimpleNamespace(**budget, **place, context_tokens=tokens, wanted_context_tokens=4096)
+            tokens_of = {"context_tokens": tokens, "wanted_context_tokens": 4096}
+            return SimpleNamespace(**budget, **place, **tokens_of, width=prepared.width)
 
         monkeypatch.setattr(micro_batch, "_planned", planned)
         monkeypatch.setattr(micro_batch, "text_s", lambda prepared, plan, n_tokens, width, profile: costs[width])
-        monkeypatch.setattr(micro_batch, "_is_easy", lambda prepared: prepared.width == easy)
+        monkeypatch.setattr(micro_batch, "_is_easy", lambda plan: plan.width == easy)
         config = ModelConfig(cache_folder=tmp_path / "cache", **options)
         profile = replace(PROFILE, is_disturbed=is_disturbed)
         found: Any = choose_micro_batch(gguf, config, prepare, lambda prepared: profile)
@@ -95,6 +96,8 @@ def test_buffers_do_not_take_the_window_of_many_answers(chosen: Any) -> None:
 def test_where_there_is_nothing_to_gain_nothing_else_is_looked_at(chosen: Any, asked: list[int]) -> None:
     assert chosen({512: 9, 128: 1, 32: 1, 1: 1}, easy=512) == 512
     assert asked == [512]
+    assert chosen({512: 9, 128: 1, 32: 1, 1: 1}, easy=512, memory="1GiB", is_disturbed=True) == 512
+    assert chosen({512: 9, 128: 8.5, 32: 9, 1: 9}, memory="1GiB") == 512, "it was kept, as nothing measured decided it"
 
 
 def test_a_choice_changes_for_more_than_a_tenth_only(chosen: Any) -> None:
