@@ -63,8 +63,11 @@ class Inspection:
 
     @functools.cached_property
     def graph(self) -> GraphMap:
-        """The graph of a pass of one token, its weights at file addresses; unpacked when it is first asked for."""
-        return tuple(map(_unpack, json.loads(self.packed_graph)))
+        """The graph of a pass of one token, its weights at file addresses; unpacked when it is first asked for.
+
+        It is the same object for all contexts of a model that have the same graph.
+        """
+        return _unpacked(self.packed_graph)
 
     def to_json(self) -> str:
         """Return it as one line of JSON."""
@@ -93,6 +96,11 @@ def pack_graph(graph: GraphMap) -> str:
 def _pack(node: Node) -> list[Any]:
     reads = [[read.name, read.address, read.length, read.row_bytes, read.product_row_bytes] for read in node.reads]
     return [node.name.decode("latin-1"), node.op, node.is_computed, node.expert_ids, *reads]
+
+
+@functools.lru_cache(maxsize=2)  # a model, and its draft model
+def _unpacked(text: str) -> GraphMap:
+    return tuple(map(_unpack, json.loads(text)))
 
 
 def _unpack(fields: list[Any]) -> Node:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import ContextPoint, Plan, PlanItem
-from edge_run.partition.plan import ResidencyPlan, named_minimum, plan_residency, reads_beside, too_small, with_lent
-from edge_run.partition.window import frames_needed
+from edge_run.partition.plan import ResidencyPlan, named_minimum, reads_beside, too_small, with_lent
 from edge_run.prefetch.experts import prediction_bytes
 from edge_run.runtime.forecasting.routing import hit_rate
 from edge_run.runtime.graph.nodes import GraphMap
-from edge_run.runtime.graph.segments import chunks_of
 from edge_run.runtime.planning.budget_causes import cause_named
-from edge_run.runtime.planning.experts import DensePart, ExpertMap, ExpertTensor, expert_chunk_bytes, expert_tensors
+from edge_run.runtime.planning.experts import (
+    Cuts,
+    ExpertLayout,
+    ExpertMap,
+    ExpertTensor,
+    expert_chunk_bytes,
+    expert_tensors,
+)
 from edge_run.runtime.planning.memory_plan import items_besides_weights, make_plan, row_ranges, with_page_tables
 from edge_run.runtime.planning.spill_terms import shortened
 from edge_run.runtime.planning.terms import Terms
@@ -33,9 +39,7 @@ class MoePlan:
     """The plan of a model that is streamed by expert.
 
     plan: what the user sees of it.
-    address_space: the weights in chunks of a size that suits the experts.
-    experts: the chunks of each expert.
-    dense: the chunks that every token needs: all weights but the experts, in order of use, and what cannot move.
+    layout: the weights in chunks of a size that suits the experts.
     ranges: the tables that are only read by row.
     n_frames: the frames of the experts.
     n_least: the fewest that they can do with.
@@ -45,9 +49,7 @@ class MoePlan:
     """
 
     plan: Plan
-    address_space: AddressSpace
-    experts: ExpertMap
-    dense: tuple[int, ...]
+    layout: ExpertLayout
     ranges: Sequence[RowRange]
     n_frames: int
     n_least: int
@@ -73,7 +75,7 @@ def token_bytes(terms: Terms, tensors: Iterable[ExpertTensor], *, is_packed: boo
     return int(size * terms.packed.share) if terms.packed and is_packed else size
 
 
-def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoePlan | None:
+def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace, cuts: Cuts | None = None) -> MoePlan | None:
     """Return the plan of a mixture of experts that does not fit; None where a model has no experts to choose from.
 
     The larger the budget, the larger are its chunks, and what is needed at least is counted in whole ones. So a budget
@@ -81,42 +83,40 @@ def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoeP
     names a minimum of its own chunks, which works too: to cut a large model into small chunks takes seconds, which only
     a plan that is told takes (`planner.told`).
 
-    Raises BudgetError below the minimum.
+    cuts: has those of other plans of the model, and gets those of this one. Raises BudgetError below the minimum.
     """
+    sharing = _fitting(terms, graph, address_space, cuts)
+    return sharing and sharing.plan()
+
+
+def moe_terms(terms: Terms, graph: GraphMap, address_space: AddressSpace, cuts: Cuts | None = None) -> Terms | None:
+    """Return the terms of the plan of `plan_moe`, whose context has room; which weights stay takes longer to find."""
+    sharing = _fitting(terms, graph, address_space, cuts)
+    return sharing and sharing.terms
+
+
+def _fitting(terms: Terms, graph: GraphMap, address_space: AddressSpace, cuts: Cuts | None) -> _Sharing | None:
     tensors = expert_tensors(graph, terms.gguf, has_row_slices=terms.has_row_slices)
     if not tensors:
         return None
+    known, has_row_slices = cuts or Cuts(), terms.has_row_slices
 
     def chunk_bytes(budget_bytes: int) -> int:
         return min(address_space.chunk_bytes, expert_chunk_bytes(tensors, budget_bytes))
 
     def sharing(size: int) -> _Sharing:
-        return _sharing(terms, graph, AddressSpace(address_space.spans, size, staying=address_space.staying), tensors)
+        space = AddressSpace(address_space.spans, size, staying=address_space.staying)
+        ranges = row_ranges(graph, space, terms.micro_batch_tokens, has_row_slices=has_row_slices)
+        cut = functools.partial(ExpertLayout.of, graph, space, tensors, ranges, has_row_slices=has_row_slices)
+        return _Sharing(terms, known.get(graph, space, ("experts", has_row_slices), cut), ranges)
 
     with contextlib.suppress(BudgetError):
-        return sharing(chunk_bytes(terms.budget_bytes)).plan()
+        return sharing(chunk_bytes(terms.budget_bytes)).fitting()
     size = chunk_bytes(0)
     smallest = sharing(size)
     while (larger := chunk_bytes(smallest.least_bytes)) > size:
         size, smallest = larger, sharing(larger)
-    return smallest.plan()
-
-
-def _sharing(terms: Terms, graph: GraphMap, address_space: AddressSpace, tensors: Sequence[ExpertTensor]) -> _Sharing:
-    """Return how the budget is shared between experts and the other weights, in the chunks of `address_space`.
-
-    tensors: of the experts.
-    """
-    ranges = row_ranges(graph, address_space, terms.micro_batch_tokens, has_row_slices=terms.has_row_slices)
-    routed = {tensor.address for tensor in tensors}
-    reads = (read for node in graph for read in node.reads if read.address not in routed)
-    whole = (chunk for read in reads for chunk in chunks_of(read, address_space, ranges))
-    dense = tuple(dict.fromkeys((*whole, *sorted(address_space.unmovable))))
-    experts = ExpertMap(tensors, address_space, frozenset(dense))
-
-    part = DensePart.of(experts, dense, has_row_slices=terms.has_row_slices)
-    needs = [segment.needs for segment in part.segments(graph, address_space, ranges)]
-    return _Sharing(terms, address_space, experts, dense, ranges, needs, part.segment_chunks)
+    return smallest.fitting()
 
 
 class _Sharing:
@@ -126,20 +126,12 @@ class _Sharing:
     they stream in the order of a pass, through a window of their own, and experts get as much as saves most reads.
     """
 
-    def __init__(
-        self,
-        terms: Terms,
-        address_space: AddressSpace,
-        experts: ExpertMap,
-        dense: tuple[int, ...],
-        ranges: Sequence[RowRange],
-        needs: Sequence[Sequence[int]],
-        segment_chunks: int,
-    ) -> None:
-        """needs: the dense chunks that each segment of a pass needs, at most `segment_chunks` or one matrix."""
-        self._needs, self._segment_chunks = needs, segment_chunks
-        self._terms, self._address_space, self._experts, self._dense = terms, address_space, experts, dense
-        self._ranges, self._rows = ranges, sum(r.budget_bytes for r in ranges)
+    def __init__(self, terms: Terms, layout: ExpertLayout, ranges: Sequence[RowRange]) -> None:
+        """ranges: the tables that are only read by row."""
+        self.terms, self._layout, self._ranges = terms, layout, ranges
+        self._address_space, self._experts, self._dense = layout.address_space, layout.experts, layout.dense
+        address_space, experts, dense = layout.address_space, layout.experts, layout.dense
+        self._rows = sum(r.budget_bytes for r in ranges)
         is_learnt = terms.expert_prefetch != "off"
         self._prediction = prediction_bytes(len(experts.layers), experts.n_experts) if is_learnt else 0
         n_pieces = sum(tensor.n_experts for tensor in experts.at.values())
@@ -158,83 +150,78 @@ class _Sharing:
     @property
     def least_bytes(self) -> int:
         """The smallest budget that works, with the shortest context."""
-        terms = self._terms
+        terms = self.terms
         shortest = shortened(terms, terms.pool_bytes) or terms
         return self._other_bytes(shortest, 0) + self._least_chunks * self._chunk_cost
 
     @property
     def _least_chunks(self) -> int:
-        """The chunks of the fewest frames for experts, and of the largest segment of dense weights."""
-        unmovable = self._address_space.unmovable
-        window = frames_needed(self._needs, set(self._dense) - unmovable, self._segment_chunks)
-        return self._least + window + len(unmovable)
+        """The chunks of the fewest frames for experts, and of the fewest for dense weights."""
+        return self._least + self._layout.dense_plans.minimum_chunks
 
-    def plan(self) -> MoePlan:
-        """Return the plan, for a shorter context where that asked for has no room.
+    def fitting(self) -> _Sharing:
+        """Return the same for a context that has room, which is shorter where that asked for has none.
 
         Raises BudgetError, with the smallest budget that works, where even the shortest has none.
         """
-        n_places = self._places(self._prediction)
-        if n_places - len(self._dense) >= self._least:
-            return self._with(min(n_places - len(self._dense), self._most), None)
         n_places = self._places(0)  # routers that stream are not there to predict with
-        residency = self._stream_dense(n_places)
-        if residency:
-            n_held = len(residency.pinned) + residency.n_frames
-            return self._with(min(n_places - n_held, self._most), residency)
-        shorter = shortened(self._terms, max(1, self._least_chunks - n_places) * self._chunk_cost)
+        if self._pins_dense or n_places >= self._least_chunks:
+            return self
+        shorter = shortened(self.terms, max(1, self._least_chunks - n_places) * self._chunk_cost)
         if shorter is None:
-            with cause_named(self._terms):
+            with cause_named(self.terms):
                 raise self._refusal()
-        return self._for(shorter).plan()
+        return _Sharing(shorter, self._layout, self._ranges).fitting()
+
+    def plan(self) -> MoePlan:
+        """Return the plan, for which there must be room (`fitting`)."""
+        if self._pins_dense:
+            return self._with(min(self._places(self._prediction) - len(self._dense), self._most), None)
+        n_places = self._places(0)
+        residency = self._stream_dense(n_places)
+        return self._with(min(n_places - len(residency.pinned) - residency.n_frames, self._most), residency)
+
+    @property
+    def _pins_dense(self) -> bool:
+        """Whether all dense weights stay."""
+        return self._places(self._prediction) - len(self._dense) >= self._least
 
     def _refusal(self) -> BudgetError:
-        found_bytes, minimum_bytes = self._terms.budget_bytes, named_minimum(self.least_bytes)
-        return too_small(found_bytes, minimum_bytes, self._other_bytes(self._terms, 0))
-
-    def _for(self, terms: Terms) -> _Sharing:
-        dense, ranges, needs = self._dense, self._ranges, self._needs
-        return _Sharing(terms, self._address_space, self._experts, dense, ranges, needs, self._segment_chunks)
+        found_bytes, minimum_bytes = self.terms.budget_bytes, named_minimum(self.least_bytes)
+        return too_small(found_bytes, minimum_bytes, self._other_bytes(self.terms, 0))
 
     def _places(self, prediction_bytes: int) -> int:
         """Return the chunks that the budget has room for, beside what is learnt for predictions."""
-        return (self._terms.budget_bytes - self._other_bytes(self._terms, prediction_bytes)) // self._chunk_cost
+        return (self.terms.budget_bytes - self._other_bytes(self.terms, prediction_bytes)) // self._chunk_cost
 
     def _other_bytes(self, terms: Terms, prediction_bytes: int) -> int:
         held = terms.holdings.total_bytes + self._rows + self._books + prediction_bytes + terms.packed_bytes
         return with_page_tables(held)
 
-    def _stream_dense(self, n_places: int) -> ResidencyPlan | None:
-        """Return which dense chunks stay beside experts, in `n_places` chunks for both; None for too few."""
-        found: tuple[float, ResidencyPlan] | None = None
-        needs, most = self._needs, max(self._least, min(n_places, self._most))
-        for step in range(_SHARES_TRIED):
-            n_frames = round(self._least * (most / self._least) ** (step / (_SHARES_TRIED - 1)))
-            try:
-                available = (n_places - n_frames) * self._chunk_cost
-                residency = plan_residency(
-                    needs,
-                    self._address_space.unmovable,
-                    self._chunk_cost,
-                    available,
-                    0,
-                    segment_chunks=self._segment_chunks,
-                )
-            except BudgetError:
-                break  # more for experts leaves less for these
-            residency = with_lent(residency, needs, self._terms.lent_bytes // self._chunk_cost)
-            read = residency.streamed_uses * self._chunk_bytes + self._missing_bytes(n_frames * self._chunk_bytes)
-            if found is None or read < found[0]:
-                found = read, residency
-        return found[1] if found else None
+    def _stream_dense(self, n_places: int) -> ResidencyPlan:
+        """Return which dense chunks stay beside experts, in `n_places` chunks for both.
+
+        What experts get is what saves most reads, of a few shares that are tried.
+        """
+        plans, n_lent = self._layout.dense_plans, self.terms.lent_bytes // self._chunk_cost
+        most, least = min(n_places, self._most), self._least
+        steps = (step / (_SHARES_TRIED - 1) for step in range(_SHARES_TRIED))
+        shares = (round(least * (max(least, most) / least) ** step) for step in steps)
+
+        def read_bytes(n_frames: int) -> int:
+            n_reads = plans.least_reads(n_places - n_frames, n_lent)
+            return n_reads * self._chunk_bytes + self._missing_bytes(n_frames * self._chunk_bytes)
+
+        able = [n_frames for n_frames in shares if n_places - n_frames >= plans.minimum_chunks]
+        return with_lent(plans.plan(n_places - min(able, key=read_bytes)), self._layout.needs, n_lent)
 
     def _missing_bytes(self, room_bytes: int) -> int:
         """Return what a token reads of experts that have `room_bytes`, if they are chosen as in earlier runs."""
-        return int(self._used_bytes * (1 - hit_rate(self._terms.experience.points, room_bytes / self._all_bytes)))
+        return int(self._used_bytes * (1 - hit_rate(self.terms.experience.points, room_bytes / self._all_bytes)))
 
     def _with(self, n_frames: int, residency: ResidencyPlan | None) -> MoePlan:
         """Return the plan in which experts have `n_frames`. residency: of dense weights that stream."""
-        terms, address_space, chunk_bytes = self._terms, self._address_space, self._chunk_bytes
+        terms, address_space, chunk_bytes = self.terms, self._address_space, self._chunk_bytes
         if residency:
             pinned, window = address_space.total_bytes(residency.pinned), residency.n_frames * chunk_bytes
             n_lent, dense_read = 0, residency.streamed_uses * chunk_bytes
@@ -246,7 +233,7 @@ class _Sharing:
         room = n_frames * chunk_bytes
         steps = terms.context_steps if lent_bytes or terms.away_bytes else []
         kept = [min(lent_bytes // chunk_bytes, terms.loans_at(tokens, self._chunk_cost)) for tokens in steps]
-        dense_reads = reads_beside(residency, self._needs, [*kept, 0]) if residency else [0] * (len(kept) + 1)
+        dense_reads = reads_beside(residency, self._layout.needs, [*kept, 0]) if residency else [0] * (len(kept) + 1)
         points = []
         for tokens, n_kept, n_reads in zip(steps, kept, dense_reads, strict=False):
             kept_bytes = n_kept * chunk_bytes
@@ -283,9 +270,7 @@ class _Sharing:
         room_share = 0.0 if residency else (room + lent_bytes) / self._all_bytes
         return MoePlan(
             plan=plan,
-            address_space=address_space,
-            experts=self._experts,
-            dense=self._dense,
+            layout=self._layout,
             ranges=self._ranges,
             n_frames=n_frames,
             n_least=self._least,

@@ -1,12 +1,16 @@
-"""Where the experts of a mixture of experts lie: the tensors that hold them, by layer, and their chunks."""
+"""Where the weights of a mixture of experts lie: the tensors that hold the experts, by layer, and the chunks of all."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import functools
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from edge_run.base.config import CHUNK_BYTES
 from edge_run.base.units import KIB, MIB, round_down
+from edge_run.partition.plan import PassPlans
 from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
@@ -19,7 +23,10 @@ LEAST_EXPERT_CHUNK_BYTES = 64 * KIB
 SEGMENT_BYTES = 8 * MIB  # of dense weights beside experts, whose chunks are small
 CHUNKS_PER_PIECE = 48  # more would read less beside the piece, but each costs some 25 µs
 CROWDED_SHARE = 0.5  # of a layer's experts, in use at once: they come tensor by tensor, each while one is computed
+MOST_CUTS = 6  # that are kept: one takes some MB
 MOST_FRAMES = 24_000  # each may be a mapping of its own, of which Linux allows 65,530
+
+_Cut = TypeVar("_Cut")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +161,13 @@ class DensePart:
     """The part of a model that every token reads, of one whose experts stream as they are chosen.
 
     routed: the addresses of the tensors of experts.
-    chunks: the chunks that dense weights lie in, which may hold ends of those tensors too.
+    chunks: the chunks that dense weights lie in, by number; these may hold ends of those tensors too.
     segment_chunks: the most chunks of a segment that is more than one matrix.
     has_row_slices: as of `Terms`.
     """
 
     routed: Collection[int]
-    chunks: frozenset[int]
+    chunks: Sequence[int]
     segment_chunks: int
     has_row_slices: bool
 
@@ -168,11 +175,13 @@ class DensePart:
     def of(cls, experts: ExpertMap, dense: Collection[int], *, has_row_slices: bool) -> DensePart:
         """Return the part that is not of `experts`, in the chunks `dense`."""
         most_chunks = max(SEGMENT_CHUNKS, SEGMENT_BYTES // experts.chunk_bytes)
-        return cls(experts.at.keys(), frozenset(dense), most_chunks, has_row_slices)
+        return cls(experts.at.keys(), tuple(sorted(dense)), most_chunks, has_row_slices)
 
-    def needs(self, read: WeightRead, chunks: Iterable[int]) -> Iterable[int]:
-        """Return those of the `chunks` of `read` that are dense."""
-        return (chunk for chunk in chunks if chunk in self.chunks) if read.address in self.routed else chunks
+    def needs(self, read: WeightRead, chunks: Sequence[int]) -> Sequence[int]:
+        """Return those of the `chunks` of `read`, a run of them, that are dense."""
+        if read.address not in self.routed:
+            return chunks
+        return self.chunks[bisect_left(self.chunks, chunks[0]) : bisect_right(self.chunks, chunks[-1])]
 
     def segments(self, graph: GraphMap, address_space: AddressSpace, tables: Sequence[RowRange]) -> list[Segment]:
         """Return the segments of `graph`, of which only this part counts."""
@@ -180,3 +189,70 @@ class DensePart:
         return cut_into_segments(
             graph, lambda read: self.needs(read, chunks_of(read, address_space, tables)), self.segment_chunks, sliced
         )
+
+
+@dataclass(frozen=True)
+class ExpertLayout:
+    """A mixture's weights, in chunks of one size.
+
+    address_space: where they lie.
+    experts: the chunks of each expert.
+    dense: the chunks that every token needs: all weights but the experts, in order of use, and what cannot move.
+    part: the same as a part of the model.
+    segments: of a pass of one token, in which only this part counts.
+    """
+
+    address_space: AddressSpace
+    experts: ExpertMap
+    dense: tuple[int, ...]
+    part: DensePart
+    segments: Sequence[Segment]
+
+    @classmethod
+    def of(
+        cls,
+        graph: GraphMap,
+        address_space: AddressSpace,
+        tensors: Sequence[ExpertTensor],
+        tables: Sequence[RowRange],
+        *,
+        has_row_slices: bool,
+    ) -> ExpertLayout:
+        """Return the layout of the weights that `graph` reads. tensors: of the experts. tables: those read by row."""
+        routed = {tensor.address for tensor in tensors}
+        reads = (read for node in graph for read in node.reads if read.address not in routed)
+        whole = (chunk for read in reads for chunk in chunks_of(read, address_space, tables))
+        dense = tuple(dict.fromkeys((*whole, *sorted(address_space.unmovable))))
+        experts = ExpertMap(tensors, address_space, frozenset(dense))
+        part = DensePart.of(experts, dense, has_row_slices=has_row_slices)
+        return cls(address_space, experts, dense, part, part.segments(graph, address_space, tables))
+
+    @functools.cached_property
+    def needs(self) -> list[Sequence[int]]:
+        """The dense chunks that each segment needs."""
+        return [segment.needs for segment in self.segments]
+
+    @functools.cached_property
+    def dense_plans(self) -> PassPlans:
+        """Which of them stay, whatever room there is."""
+        return PassPlans(self.needs, self.address_space.unmovable, self.part.segment_chunks)
+
+
+class Cuts:
+    """How the graph of one model is cut, for all plans of it that are weighed: of a large one that takes a second."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], tuple[GraphMap, Any]] = {}
+
+    def get(self, graph: GraphMap, address_space: AddressSpace, kind: tuple[Any, ...], cut: Callable[[], _Cut]) -> _Cut:
+        """Return what `cut` made of `graph`, whose weights lie in `address_space`, the first time.
+
+        kind: what else tells one way to cut from others.
+        """
+        key = id(graph), address_space.spans, address_space.staying, address_space.chunk_bytes, *kind
+        if key not in self._known:
+            for oldest in list(self._known)[: 1 - MOST_CUTS]:
+                del self._known[oldest]
+            self._known[key] = graph, cut()  # with the graph, so that no other one is taken for it
+        found: _Cut = self._known[key][1]
+        return found

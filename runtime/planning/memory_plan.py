@@ -15,8 +15,10 @@ from edge_run.partition.plan import (
     SHARED_LOOKAHEAD_SHARE,
     ResidencyPlan,
     least_chunks,
+    named_minimum,
     plan_residency,
     reads_beside,
+    too_small,
     with_lent,
 )
 from edge_run.partition.stage_visits import plan_stage_visits
@@ -109,6 +111,41 @@ def plan_streamed(
     return _plan_streamed(terms, address_space, cut, SHORT_SEGMENT_CHUNKS, ranges, visits)
 
 
+def streamed_terms(
+    terms: Terms, address_space: AddressSpace, cut: Callable[[int], Sequence[Segment]], ranges: Sequence[RowRange]
+) -> Terms:
+    """Return the terms of the plan of `plan_streamed` on one device, whose context has room. Raises BudgetError.
+
+    Which weights stay takes longer to find. Short segments decide: usual ones remain only where they need no more.
+    """
+    return _with_room(terms, address_space, _needs(cut, SHORT_SEGMENT_CHUNKS), SHORT_SEGMENT_CHUNKS, ranges)
+
+
+def _with_room(
+    terms: Terms,
+    address_space: AddressSpace,
+    segments: Sequence[Sequence[int]],
+    segment_chunks: int,
+    ranges: Sequence[RowRange],
+) -> Terms:
+    """Return `terms`, with a shorter context where that asked for has no room. Raises BudgetError."""
+    n_least, chunk_bytes = least_chunks(segments, address_space.unmovable, segment_chunks), address_space.chunk_bytes
+    least_bytes = n_least * with_page_tables(chunk_bytes)
+    while terms.budget_bytes - (other := _bytes_besides(terms, ranges)) < least_bytes:
+        error = too_small(terms.budget_bytes, named_minimum(other + least_bytes), other)
+        shorter = shortened(terms, error.minimum_bytes - error.found_bytes)
+        if not shorter:
+            with cause_named(terms):
+                raise error
+        terms = shorter
+    return terms
+
+
+def _bytes_besides(terms: Terms, ranges: Sequence[RowRange]) -> int:
+    """Return what a run holds besides weights."""
+    return with_page_tables(terms.holdings.total_bytes + sum(r.budget_bytes for r in ranges))
+
+
 def _plan_streamed(
     terms: Terms,
     address_space: AddressSpace,
@@ -118,28 +155,18 @@ def _plan_streamed(
     visits: Sequence[Sequence[int]],
 ) -> tuple[Plan, ResidencyPlan]:
     segments = _needs(cut, segment_chunks)
-    rows = sum(r.budget_bytes for r in ranges)
-    other = with_page_tables(terms.holdings.total_bytes + rows)
-    chunk_bytes = with_page_tables(address_space.chunk_bytes)
-    # while others compute, all that streams in a stage visit is read ahead, as the planner of a mesh expects
-    ahead = LOOKAHEAD_CHUNKS if len(visits) > 1 else None
-    try:
-        with cause_named(terms):
-            residency = plan_residency(
-                segments,
-                address_space.unmovable,
-                chunk_bytes,
-                terms.budget_bytes - other,
-                other,
-                ahead,
-                segment_chunks,
-                SHARED_LOOKAHEAD_SHARE if terms.sequences > 1 else LOOKAHEAD_SHARE,
-            )
-    except BudgetError as error:
-        shorter = shortened(terms, error.minimum_bytes - error.found_bytes)
-        if not shorter:
-            raise
-        return _plan_streamed(shorter, address_space, cut, segment_chunks, ranges, visits)
+    terms = _with_room(terms, address_space, segments, segment_chunks, ranges)
+    other, chunk_bytes = _bytes_besides(terms, ranges), with_page_tables(address_space.chunk_bytes)
+    residency = plan_residency(
+        segments,
+        address_space.unmovable,
+        chunk_bytes,
+        terms.budget_bytes - other,
+        other,
+        LOOKAHEAD_CHUNKS if len(visits) > 1 else None,  # while others compute, all of a stage visit is read ahead
+        segment_chunks,
+        SHARED_LOOKAHEAD_SHARE if terms.sequences > 1 else LOOKAHEAD_SHARE,
+    )
     per_batch = residency.streamed_uses
     if residency.n_frames:
         n_most, n_always = terms.most_lent_bytes // chunk_bytes, terms.idle_bytes // chunk_bytes
@@ -163,7 +190,7 @@ def _plan_streamed(
     ]
     shortest, short_needs = shortened(terms, terms.pool_bytes) or terms, _needs(cut, SHORT_SEGMENT_CHUNKS)
     minimum_chunks = least_chunks(short_needs, address_space.unmovable, SHORT_SEGMENT_CHUNKS)
-    least_other = with_page_tables(shortest.holdings.total_bytes + rows)
+    rows, least_other = sum(r.budget_bytes for r in ranges), _bytes_besides(shortest, ranges)
     window = residency.n_frames * address_space.chunk_bytes
     plan = make_plan(
         terms,

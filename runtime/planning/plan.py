@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-def planner(path: Path, config: ModelConfig) -> Planner:
-    """Return the planner of the model at `path`. Raises as `prepare` does for a plan."""
-    return Planner(prepare(read_gguf(path), config, is_opened=False))
+def planner(path: Path, config: ModelConfig, *, may_measure: bool = True) -> Planner:
+    """Return the planner of the model at `path`. may_measure: as of `prepare`, which this raises as for a plan."""
+    return Planner(prepare(read_gguf(path), config, is_opened=False, may_measure=may_measure))
 
 
 @system_errors("planning")

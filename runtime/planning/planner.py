@@ -18,7 +18,7 @@ from edge_run.base.results import ContextPoint, Plan
 from edge_run.base.units import MIB, round_up
 from edge_run.devices.host.machine import compute_threads
 from edge_run.devices.host.profile import disk_of
-from edge_run.partition.cost import TILE_TOKENS, AttentionWindow
+from edge_run.partition.cost import TILE_TOKENS, AttentionWindow, PassWork
 from edge_run.partition.parallel import NUMBERS
 from edge_run.partition.window import segment_chunks_in
 from edge_run.prefetch.schedule import Segment
@@ -33,14 +33,16 @@ from edge_run.runtime.llama.context_shape import context_shape, lends_cells
 from edge_run.runtime.llama.holdings import Holdings, lookup_bytes, text_reserve_bytes
 from edge_run.runtime.llama.logit_rows import LOGIT_BYTES
 from edge_run.runtime.llama.work_buffer import work_bytes
-from edge_run.runtime.planning.expert_plan import plan_moe
-from edge_run.runtime.planning.experts import routed_read
+from edge_run.runtime.planning.expert_plan import moe_terms, plan_moe
+from edge_run.runtime.planning.experts import Cuts, routed_read
 from edge_run.runtime.planning.keep_terms import with_bounds
 from edge_run.runtime.planning.memory_plan import (
+    make_plan,
     plan_plain,
     plan_resident,
     plan_streamed,
     row_ranges,
+    streamed_terms,
     with_page_tables,
 )
 from edge_run.runtime.planning.prepared import Prepared
@@ -142,25 +144,57 @@ class Planner:
 
     @functools.cached_property
     def _cut(self) -> Callable[[int], list[Segment]]:
-        space, ranges, sliced = self._address_space, self._ranges, self._terms.has_row_slices
-        by_read = functools.partial(chunks_of, address_space=space, tables=ranges)
-        return functools.cache(lambda most: cut_into_segments(self._graph, by_read, most, space if sliced else None))
+        graph, space, sliced = self._graph, self._address_space, self._terms.has_row_slices
+        by_read = functools.partial(chunks_of, address_space=space, tables=self._ranges)
+
+        def cut(most: int) -> list[Segment]:
+            return cut_into_segments(graph, by_read, most, space if sliced else None)
+
+        return lambda most: self._cuts.get(graph, space, ("pass", sliced, most), functools.partial(cut, most))
 
     def plan(self, budget_bytes: int | None = None) -> Plan:
         """Return the plan under a budget, by default the configured one. Raises BudgetError when it is too small."""
+        if unstreamed := self._unstreamed(budget_bytes):
+            return unstreamed
+        terms = self._terms_under(budget_bytes)
+        if moe := plan_moe(terms, self._graph, self._address_space, self._cuts):
+            return moe.plan
+        return plan_streamed(terms, self._address_space, self._cut, self._ranges)[0]
+
+    def sketch(self, budget_bytes: int | None = None) -> Plan:
+        """Return the plan; where weights stream, only its mode, its context and what it holds besides weights.
+
+        Which weights of a large model stay takes long to find. Raises BudgetError as `plan` does.
+        """
+        if unstreamed := self._unstreamed(budget_bytes):
+            return unstreamed
+        terms = self._terms_under(budget_bytes)
+        fitting = moe_terms(terms, self._graph, self._address_space, self._cuts) or streamed_terms(
+            terms, self._address_space, self._cut, self._ranges
+        )
+        return make_plan(fitting, mode="streamed", items=fitting.holdings.items())
+
+    def _unstreamed(self, budget_bytes: int | None) -> Plan | None:
+        """Return the plan of a run in which nothing streams; None where not all has room."""
         budget_bytes = self.prepared.budget_bytes if budget_bytes is None else budget_bytes
-        terms = replace(self._streamed_terms, budget_bytes=budget_bytes)
         if self.prepared.why_plain:
-            return plan_plain(
-                replace(terms, holdings=Holdings(0, self._holdings.reserve_bytes, self._holdings.kv_bytes))
-            )
+            held = Holdings(0, self._holdings.reserve_bytes, self._holdings.kv_bytes)
+            return plan_plain(replace(self._streamed_terms, budget_bytes=budget_bytes, holdings=held))
         if self._whole_bytes <= budget_bytes and not self.config.kv_keep:  # whose choice is made in passes that stop
             resident = replace(self._resident_terms, budget_bytes=budget_bytes)
             return plan_resident(resident, self._address_space, self._chunks)
-        terms = replace(terms, gpu=self.offload.streamed(self.gguf).plan if self.offload else None)
-        if moe := plan_moe(terms, self._graph, self._address_space):
-            return moe.plan
-        return plan_streamed(terms, self._address_space, self._cut, self._ranges)[0]
+        return None
+
+    def _terms_under(self, budget_bytes: int | None) -> Terms:
+        """Return the terms of a run whose weights stream, under a budget."""
+        budget_bytes = self.prepared.budget_bytes if budget_bytes is None else budget_bytes
+        gpu = self.offload.streamed(self.gguf).plan if self.offload else None
+        return replace(self._streamed_terms, budget_bytes=budget_bytes, gpu=gpu)
+
+    @functools.cached_property
+    def _cuts(self) -> Cuts:
+        """What this and other plans cut already; each part for a GPU leaves another graph."""
+        return (None if self.offload else self.prepared.cuts) or Cuts()
 
     @functools.cached_property
     def _streamed_terms(self) -> Terms:
@@ -199,6 +233,11 @@ class Planner:
         known = replace(self.known, micro_batch_tokens=tokens, buffer_bytes=buffer_bytes)
         return Planner(replace(self.prepared, known=known))
 
+    @functools.cached_property
+    def work(self) -> PassWork:
+        """The work of a pass that does not stop, wherever its parts are computed."""
+        return pass_work(self.gguf, self.known.graph, 0, window=self.window)
+
     def times(self, plan: Plan, profile: DeviceProfile) -> PassTimes:
         """Return the times of `plan`'s passes on the device of `profile`, with the drive that holds the model."""
         profile, n_stops = with_attention_on(profile, self.prepared), 0
@@ -216,7 +255,7 @@ class Planner:
                 self.gguf, self.known.graph, n_stops, names, has_op_offload=has_op_offload, window=self.window
             )
             return PassTimes(plan, work, profile, disk, self.threads, points, (gpu, there))
-        work = pass_work(self.gguf, self.known.graph, n_stops, window=self.window)
+        work = replace(self.work, n_stops=n_stops)
         return PassTimes(plan, work, profile, disk, self.threads, points)
 
     def can_time(self, profile: DeviceProfile) -> bool:
@@ -242,7 +281,7 @@ class Planner:
         Where the device, or a GPU that has a part of the model, was not measured, there is no forecast.
         prompt_tokens: None for a usual number. Raises ConfigError or ContextFull for one that cannot be.
         """
-        prompt_tokens = timed_tokens(self, prompt_tokens)
+        prompt_tokens = timed_tokens(self, plan.context_tokens, prompt_tokens)
         if profile is None or not self.can_time(profile):
             return plan
         fresh_bytes = max(0, plan.kv_bytes - (self.known.cell_bytes if self._terms.cells else 0))
@@ -271,7 +310,7 @@ def told(planner: Planner, budget_bytes: int | None = None) -> Plan:
 
 def abreast(planner: Planner, plan: Plan, profile: DeviceProfile | None) -> Abreast:
     """Return what many answers at once would make under `plan`, on the device of `profile`, or on a usual one."""
-    work = pass_work(planner.gguf, planner.known.graph, 0)
+    work = planner.work
     earlier = routing.recall(planner.gguf, planner.config.cache).points
     hoped_bytes = 0 if earlier else PassBytes(plan, work).hoped_bytes
 
@@ -288,12 +327,11 @@ def abreast(planner: Planner, plan: Plan, profile: DeviceProfile | None) -> Abre
     return Abreast(plan, pass_s, answer_bytes, config.sequences, most, hoped_bytes, config.request_tokens)
 
 
-def timed_tokens(planner: Planner, asked: int | None) -> int:
+def timed_tokens(planner: Planner, context_tokens: int, asked: int | None) -> int:
     """Return the length of the prompt to time: what is asked for, or a usual one as far as the context has room.
 
-    Raises ConfigError for no token, ContextFull for more than there is room for.
+    context_tokens: those of a plan. Raises ConfigError for no token, ContextFull for more than there is room for.
     """
-    context_tokens = planner.known.context_tokens
     most_tokens = context_tokens - (not planner.config.embeddings)  # an answer has a token too
     if asked is None:
         return min(PROMPT_TOKENS, most_tokens)

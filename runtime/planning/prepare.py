@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from edge_run.base.config import KV_AUTO, WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.errors import BudgetError, NotSupported, option
@@ -31,6 +32,7 @@ from edge_run.runtime.inspection.model_kind import check_kind
 from edge_run.runtime.llama.backend_choice import check_backend, is_library_known, why_not_ours
 from edge_run.runtime.llama.context_shape import wants_streams
 from edge_run.runtime.llama.library import library_build
+from edge_run.runtime.planning.experts import Cuts
 from edge_run.runtime.planning.kv_type_choice import choose_kv_type
 from edge_run.runtime.planning.micro_batch import choose_micro_batch
 from edge_run.runtime.planning.packed_choice import choose_packed, choose_repacked_file
@@ -56,6 +58,7 @@ def prepare(
     *,
     is_opened: bool = True,
     is_slice: bool = False,
+    may_measure: bool = True,
 ) -> Prepared:
     """Return what is known of `gguf` before it is opened as `config` says; no weights are read.
 
@@ -64,13 +67,12 @@ def prepare(
         child process, and its budget must suffice for opening it.
     is_slice: this device computes a part of it, whose size is not known yet. So its passes and its context are as long
         as asked for, and the same on all devices.
+    may_measure: whether this device may be measured for what is left open.
 
     Raises ModelFileError, ConfigError, NotSupported, KernelError or TierReadError; where it is to be opened, also
     BudgetError.
     """
     check_kind(gguf)
-    if config.kv_type == KV_AUTO and not is_slice:
-        return choose_kv_type(gguf, config, lambda typed: prepare(gguf, typed, ledger, is_opened=is_opened), _recalled)
     if is_opened:
         check_backend(config)
     check_positions(gguf, config.context_tokens or 0, config.sequences or USUAL_PARALLEL)
@@ -78,11 +80,16 @@ def prepare(
     config = embedding_config(config, gguf, lambda: _budget_bytes(config, ledger))
     if is_slice:
         _check_slice(config)
+    elif config.kv_type == KV_AUTO:
+        typed = partial(prepare, gguf, ledger=ledger, is_opened=is_opened)
+        return choose_kv_type(gguf, config, typed, _recalled, may_measure=may_measure)
     check_kv_types(gguf, config)
     if not config.micro_batch_tokens and (is_slice or config.gpu_memory != 0):  # a GPU has buffers of another kind
         config = replace(config, micro_batch_tokens=WIDEST_MICRO_BATCH)
     opening = _Opening(gguf, ledger, is_opened=is_opened, is_slice=is_slice)
     prepared = _shaped(opening, config)
+    if is_opened:
+        prepared = replace(prepared, cuts=None)
     if is_slice or prepared.offload or prepared.why_plain:
         return prepared
     file = choose_repacked_file(gguf, prepared.config) if prepared.config.repack != "off" else None
@@ -209,6 +216,7 @@ class _Opening:
     ledger: Ledger
     is_opened: bool
     is_slice: bool
+    cuts: Cuts = field(default_factory=Cuts)
 
     def prepare(self, asked: ModelConfig) -> Prepared:
         """Return what is known of the model before it is opened with passes of a given width."""
@@ -222,7 +230,8 @@ class _Opening:
             draft.check_budget(budget_bytes)
         why_plain = why_not_ours(config, is_loaded=self.is_opened)
         packed = None if why_plain else choose_packed(gguf, config)
-        prepared = Prepared(gguf, config, budget_bytes, why_plain, draft, packed, attention=known_ratio(config))
+        attention = known_ratio(config)
+        prepared = Prepared(gguf, config, budget_bytes, why_plain, draft, packed, attention=attention, cuts=self.cuts)
         if self.is_opened and not is_library_known():  # what it does cannot be said
             return prepared
         prepared = replace(prepared, known=_tried(gguf, config) if self.is_opened else _outlined(gguf, config))
@@ -263,7 +272,8 @@ class _Opening:
         draft = self._draft(config, is_tried=False)
         budget_bytes = _budget_bytes(config, self.ledger)
         packed = choose_packed(self.gguf, config)
-        return Prepared(self.gguf, config, budget_bytes, draft=draft, packed=packed, known=_outlined(self.gguf, config))
+        known = _outlined(self.gguf, config)
+        return Prepared(self.gguf, config, budget_bytes, draft=draft, packed=packed, known=known, cuts=self.cuts)
 
     def _draft(self, config: ModelConfig, *, is_tried: bool) -> DraftFile | None:
         return DraftFile.read(config.draft_model, config, self.gguf, is_tried=is_tried) if config.draft_model else None
@@ -281,7 +291,7 @@ class _Opening:
         if is_fixed or wanted <= LEAST_CONTEXT_TOKENS:
             return wanted
         try:
-            found = Planner(prepared).plan().context_tokens
+            found = Planner(prepared).sketch().context_tokens
         except BudgetError:  # the buffers of a shorter context are smaller
             found = wanted // MOST_SHORTENED
         return max(LEAST_CONTEXT_TOKENS, round_down(found, STEP_TOKENS)) if found < wanted else wanted
@@ -328,4 +338,4 @@ def _check_budget(prepared: Prepared, ledger: Ledger) -> None:
     if planner.opening_bytes > ledger.free_bytes:
         ledger.check(planner.minimum_bytes, prepared.gguf.shards[0].path.name)
     if planner.opening_bytes > prepared.budget_bytes:
-        planner.plan()
+        planner.sketch()  # which may raise

@@ -25,6 +25,7 @@ from edge_run.tiers.packed_file import PackedFile
 
 if TYPE_CHECKING:
     from edge_run.runtime.gpu.offload import Offload
+    from edge_run.runtime.planning.experts import Cuts
     from edge_run.runtime.probing.attention import AttentionRatio
 
 
@@ -49,6 +50,7 @@ class Prepared:
     repacked_streamed: the same where weights stream, and are repacked as often as they are read.
     repacked_file: holds weights repacked, to be read so where they stream.
     wanted_context_tokens: the context that was asked for, where the budget has room for a shorter one; else 0.
+    cuts: what plans of the model share, while it is prepared; None where it is open, as they take some MB.
     """
 
     gguf: GgufModel
@@ -67,6 +69,7 @@ class Prepared:
     repacked_file: PackedFile | None = None
     kv_type_reason: str = ""
     attention: AttentionRatio | None = None
+    cuts: Cuts | None = None
 
     @property
     def why_nothing_kept(self) -> str:

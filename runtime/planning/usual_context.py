@@ -53,7 +53,7 @@ def longest_that_fits(usual: Prepared, longest: Prepared, lengths: list[int]) ->
     """
     assert usual.known is not None
     try:
-        least = Planner(usual).plan()
+        least = Planner(usual).sketch()
     except BudgetError:
         return lengths[-1]
     room_tokens = lengths[0] if least.context_tokens >= usual.known.context_tokens else 0
@@ -62,7 +62,7 @@ def longest_that_fits(usual: Prepared, longest: Prepared, lengths: list[int]) ->
             continue
         between = _between(usual, longest, tokens)
         try:
-            plan = Planner(between).plan()
+            plan = Planner(between).sketch()
         except BudgetError:
             continue
         more_bytes = _draft_buffer_bytes(between) - _draft_buffer_bytes(usual)

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
-from edge_run.runtime.forecasting.forecast import pass_work, window_of_many
+from edge_run.runtime.forecasting.forecast import window_of_many
 from edge_run.runtime.forecasting.pass_bytes import PassBytes
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
@@ -97,7 +97,7 @@ def text_s(
         prompt_s = planner.times(plan, profile).prefill_s(n_tokens, width, is_first=False)
         token_s = planner.times(answering, profile).pass_s(n_texts, n_tokens, n_texts, is_first=False)
         return n_texts * prompt_s + ANSWER_TOKENS * token_s
-    work = pass_work(planner.gguf, planner.known.graph, 0, window=planner.window)
+    work = planner.work
     narrow, wide = attention or (math.inf, math.inf)
     n_passes, attention_s = -(-n_tokens // width), n_texts * work.attention_of(1, n_tokens) / narrow
     prompt_s = n_passes * PassBytes(plan, work).usual_s(width, 1) + work.attention_of(n_tokens, 0) / wide

@@ -20,7 +20,7 @@ from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.llama.row_products import RowProducts
 from edge_run.runtime.planning.expert_plan import MoePlan, plan_moe, token_bytes
-from edge_run.runtime.planning.experts import DensePart
+from edge_run.runtime.planning.experts import ExpertLayout
 from edge_run.runtime.planning.memory_plan import plan_streamed, row_ranges
 from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.streaming.experts import Adaptation, ExpertRoom, ExpertStreaming
@@ -119,7 +119,7 @@ def open_streams(
             opened = _in_order(graph, terms, memory, grant, undo)
         else:
             grant(moe.plan)
-            opened = moe.plan, _by_expert(graph, moe, memory, terms, undo)
+            opened = moe.plan, _by_expert(moe, memory, terms, undo)
         undo.pop_all()
     return opened
 
@@ -159,26 +159,24 @@ def _in_order(
     return plan, [streaming]
 
 
-def _by_expert(
-    graph: GraphMap, moe: MoePlan, memory: WeightMemory, terms: Terms, undo: contextlib.ExitStack
-) -> Streams:
+def _by_expert(moe: MoePlan, memory: WeightMemory, terms: Terms, undo: contextlib.ExitStack) -> Streams:
     """Stream experts as they are chosen; pin all other weights, or stream them in order, as the plan says."""
     n_used = terms.gguf.used_experts
-    address_space, experts, n_frames = moe.address_space, moe.experts, moe.n_frames
+    layout, n_frames = moe.layout, moe.n_frames
+    address_space, experts, part = layout.address_space, layout.experts, layout.part
     sources, blocks = _unpacking(memory.sources, terms, undo)
     memory = replace(memory, address_space=address_space)
     # Ragged chunks are dense, and have memory of their own.
-    n_dense_frames = 0 if moe.residency else len(moe.dense) - len(address_space.unmovable)
+    n_dense_frames = 0 if moe.residency else len(layout.dense) - len(address_space.unmovable)
     states = OnDemand(address_space.n_chunks, n_dense_frames + n_frames, address_space.unmovable)
     weights = memory.weights_on_demand(states, READ_BYTES // address_space.chunk_bytes, sources)
-    part = DensePart.of(experts, moe.dense, has_row_slices=terms.has_row_slices)
     lookups = memory.lookups(moe.ranges, undo)
     dense: WeightStreaming
     if moe.residency:
-        dense = _dense_in_order(graph, moe.residency, part, lookups, memory)
+        dense = _dense_in_order(layout, moe.residency, lookups, memory)
     else:
         dense = PinnedWeights(weights, address_space, lookups, part)
-        weights.hold(moe.dense)
+        weights.hold(layout.dense)
     shape = MoeShape(tuple(range(len(experts.layers))), experts.n_experts, n_used)
     policy = make_policy(terms.expert_policy, shape)
     cache = ExpertCache(n_frames, dict(enumerate(experts.sizes)), policy, experts.size_of)
@@ -190,18 +188,16 @@ def _by_expert(
 
 
 def _dense_in_order(
-    graph: GraphMap, residency: ResidencyPlan, part: DensePart, lookups: Lookups, memory: WeightMemory
+    layout: ExpertLayout, residency: ResidencyPlan, lookups: Lookups, memory: WeightMemory
 ) -> WeightStreaming:
     """Stream the dense part of a model in the order of a pass, through frames of its own."""
-    address_space = memory.address_space
-    segments = part.segments(graph, address_space, lookups.ranges)
-    order = [chunk for segment in segments for chunk in segment.acquire]
+    address_space, part = memory.address_space, layout.part
+    order = [chunk for segment in layout.segments for chunk in segment.acquire]
     states = Residency(address_space.n_chunks, order, residency.pinned, residency.n_frames)
     weights = memory.weights_in_order(states, READ_BYTES // address_space.chunk_bytes)
     weights.start()
     products = memory.products if part.has_row_slices else None
-    needs = [segment.needs for segment in segments]
-    residency = with_spare(residency, needs, address_space.unmovable)
+    residency = with_spare(residency, layout.needs, address_space.unmovable)
     return WeightStreaming(weights, address_space, lookups, residency, part, products)
 
 
@@ -228,7 +224,7 @@ def _adaptation(
 ) -> Adaptation:
     """Return the adaptation: every tunable that the user has not set is to be found by measuring."""
     # Predictions look at routers where they lie: no router may come and go.
-    asked, tensors = OFF if moe.residency else terms.expert_prefetch, moe.experts.at.values()
+    asked, tensors = OFF if moe.residency else terms.expert_prefetch, moe.layout.experts.at.values()
     usage = Usage(moe.room_share, token_bytes(terms, tensors, is_packed=True), weights, readers)
 
     def set_prefetch(setting: str) -> None:

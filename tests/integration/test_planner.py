@@ -15,21 +15,24 @@ import pytest
 from edge_run import BudgetError, ModelConfig
 from edge_run.base.results import Plan
 from edge_run.base.units import GIB, MIB
+from edge_run.partition.plan import PassPlans, ResidencyPlan
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import Driver
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.inspection.cache import inspect
 from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.planning import expert_plan
-from edge_run.runtime.planning.expert_plan import plan_moe
-from edge_run.runtime.planning.experts import LEAST_EXPERT_CHUNK_BYTES, MOST_FRAMES
+from edge_run.runtime.planning.expert_plan import _Sharing, plan_moe
+from edge_run.runtime.planning.experts import LEAST_EXPERT_CHUNK_BYTES, MOST_FRAMES, ExpertLayout
 from edge_run.runtime.planning.memory_plan import PAGE_TABLE_SHARE
 from edge_run.runtime.planning.plan import planner
 from edge_run.runtime.planning.planner import Planner, told
 from edge_run.tiers._libc import PAGE
+from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.kv.cells import Cells
 from in_child import in_child
@@ -143,6 +146,32 @@ def test_what_layers_with_a_window_keep_is_what_their_context_has(name: str, tmp
         assert abs(known.cells.bytes_for(n_cells) - found.bytes_for(n_cells)) <= PAGE * len(found.tensors)
 
 
+def check_that_a_mixture_is_cut_once(plans: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all plans that an opening weighs: of a large one that takes a second, as does planning what streams."""
+    cut, planned, of, plan = list[int](), list[int](), ExpertLayout.of, PassPlans.plan
+
+    def noted(graph: GraphMap, space: AddressSpace, *others: Any, **options: Any) -> ExpertLayout:
+        cut.append(space.chunk_bytes)
+        return of(graph, space, *others, **options)
+
+    def counted(passes: PassPlans, *given: Any) -> ResidencyPlan:
+        planned.append(len(cut))
+        return plan(passes, *given)
+
+    monkeypatch.setattr(ExpertLayout, "of", noted)
+    monkeypatch.setattr(PassPlans, "plan", counted)
+    monkeypatch.setattr(_Sharing, "_pins_dense", False)  # what is dense streams too
+    shorter = dataclasses.replace(plans.known, context_tokens=128)
+    others = [Planner(dataclasses.replace(plans.prepared, known=known)) for known in (plans.known, shorter)]
+    sketched = [other.sketch(256 * MIB) for other in others]
+    assert (len(cut), planned) == (1, [])
+    for other, sketch in zip(others, sketched, strict=True):
+        plan_of_all = other.plan(256 * MIB)
+        assert plan_of_all.mode == sketch.mode == "streamed"
+        assert plan_of_all.context_tokens == sketch.context_tokens
+    assert (len(cut), planned) == (1, [1, 1])
+
+
 def test_the_smallest_budgets_that_are_named_of_a_mixture_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans = planner(make_model("qwen3moe", tmp_path), ModelConfig(**OPTIONS, cache_folder=tmp_path / "cache"))
     terms = plans._streamed_terms
@@ -160,6 +189,9 @@ def test_the_smallest_budgets_that_are_named_of_a_mixture_work(tmp_path: Path, m
         planned(planned(budget_bytes).minimum_bytes)
     with monkeypatch.context() as patch:
         patch.setattr(Planner, "_whole_bytes", 1 << 60)  # so that it streams
+        check_that_a_mixture_is_cut_once(plans, patch)
+    with monkeypatch.context() as patch:
+        patch.setattr(Planner, "_whole_bytes", 1 << 60)
         told_bytes = told(plans, 32 * GIB).minimum_bytes
         assert told_bytes < plans.plan(32 * GIB).minimum_bytes, "of larger chunks"
         plans.plan(told_bytes)

@@ -86,6 +86,9 @@ def test_a_plan_says_what_was_weighed(path: Path, cache: Path, monkeypatch: pyte
     monkeypatch.setattr(attention, "attention_speeds", speeds(3.0))
     roomy = plan(path, memory="1GiB", kv_type="auto", **given)
     assert roomy.kv_type_reason.startswith("f16, for 8,192 tokens of text and 256 more: f16 ")
+    plan(path, memory="1GiB", kv_type="auto", embeddings=False, **given)  # as the command line says it
+    (place,) = cache.glob("kv-types/*")
+    assert list(json.loads(place.read_bytes()).values()) == ["f16"], "one decision for both"
     small = plan(path, memory="1GiB", kv_type="q8_0", **given)
     assert not small.kv_type_reason
     config = ModelConfig(memory="1GiB", kv_type="q8_0", **given)
@@ -102,6 +105,24 @@ def test_a_plan_says_what_was_weighed(path: Path, cache: Path, monkeypatch: pyte
     assert "f16" in short.kv_type_reason
     assert "no room for the whole context" in short.kv_type_reason
     assert (short.kv_bytes, short.context_tokens) == (small.kv_bytes, 16384)
+
+
+def test_without_leave_to_measure_nothing_is_weighed(
+    gguf: GgufModel, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `plan --no-probe`: what was chosen before stays, at first 16 bits; what is known is weighed all the same."""
+    monkeypatch.setattr(attention, "_measure", lambda *given: pytest.fail("it measures"))
+    sizes: dict[str, Any] = {"context_tokens": 512, "micro_batch_tokens": 64, "threads": 1}
+    config = ModelConfig(memory="1GiB", kv_type="auto", cache_folder=cache, **sizes)
+    unknown = prepare(gguf, config, is_opened=False, may_measure=False)
+    assert unknown.kv_type_reason.startswith("f16: how fast attention is on fewer bits was not measured")
+    assert not list(cache.glob("kv-types/*")), "nothing was decided"
+    kept = {kind: (1e3 * 1e6**i, 1e3 * 1e6**i) for i, kind in enumerate(LEAST_GAINS)}
+    attention._findings(config).write({attention._measured_as(1, 1 << 30): kept})
+    known = prepare(gguf, config, is_opened=False, may_measure=False)
+    assert known.kv_type_reason.startswith("q8_0/q4_0, for ")
+    attention._findings(config).write({})
+    assert prepare(gguf, config, is_opened=False, may_measure=False).config.kv_type == "q8_0/q4_0"
 
 
 def test_a_disturbed_measurement_changes_no_choice(path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
