@@ -19,7 +19,7 @@ from edge_run.base.profile import DeviceProfile, RepackedSpeed
 from edge_run.base.results import Plan, Progress
 from edge_run.base.units import GIB, MIB
 from edge_run.cli import app
-from edge_run.cli.commands.plan import _profile
+from edge_run.cli.commands.plan import _measured
 from edge_run.cli.reports import forecasts
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.terminal import Terminal
@@ -236,8 +236,7 @@ def test_a_gpu_that_the_run_leaves_alone_is_not_looked_at(
     know_device(tmp_path, grown)
     config = edge_run.ModelConfig(memory="160MiB", context_tokens=256, micro_batch_tokens=16, cache_folder=tmp_path)
     monkeypatch.setattr(devices, "find_gpus", lambda: pytest.fail("it is looked at"))
-    monkeypatch.setattr(probing, "recall", lambda gguf, config: None)
-    profile = _profile(planner(grown, config), grown, Terminal())
+    profile = _measured(planner(grown, config), grown, Terminal())
     assert profile
     assert (bool(profile.kernels), profile.gpus) == (True, ())
     monkeypatch.setattr(bench, "ColdRuns", end)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edge_run.base.config import PROMPT_TOKENS
-from edge_run.base.errors import BudgetError
+from edge_run.base.errors import BudgetError, ContextFull
 from edge_run.base.results import Forecast, Plan, Sweep
 from edge_run.base.units import format_rate, format_size
 from edge_run.cli.reports import forecasts
@@ -72,12 +72,13 @@ def plan(
     if (reason := why_unavailable()) and not given["json"]:
         _show_plain(model_file, reason, terminal)
         return
-    planned = planner(model_file, config)
-    profile = _profile(planned, model_file, terminal) if is_probed else None
-    if profile:  # it may decide what is repacked, how wide passes are, how many answers share them, and the context
+    planned = planner(model_file, config, may_measure=is_probed)
+    profile = _known(planned) if is_probed else None
+    if is_probed and not profile and (profile := _measured(planned, model_file, terminal)):
+        # It may decide what is repacked, how wide passes are, how many answers share them, and the context.
         planned = planner(model_file, config)
     if sweep:
-        budgets = Sweep(tuple(planned.timed(one, profile, prompt_tokens) for one in planned.sweep()))
+        budgets = Sweep(tuple(_timed(planned, planned.sweep(), profile, prompt_tokens)))
         terminal.write_result(budgets, given["json"], lambda found: f"{forecasts.table(found.plans)}\n")
         return
     one = planned.timed(told(planned), profile, prompt_tokens)
@@ -85,15 +86,33 @@ def plan(
     terminal.write_result(one, given["json"], lambda found: "\n".join(_paragraphs(found, planned, columns, profile)))
 
 
-def _profile(planned: Planner, model: Path, terminal: Terminal) -> DeviceProfile | None:
-    """Return what this device can do; None where its disk cannot be measured, which is said."""
+def _timed(
+    planned: Planner, plans: Sequence[Plan], profile: DeviceProfile | None, prompt_tokens: int | None
+) -> Iterator[Plan]:
+    """Yield plans of ever more memory with their times; without, where the prompt has no room, but has in the last."""
+    largest = planned.timed(plans[-1], profile, prompt_tokens)
+    for one in plans[:-1]:
+        try:
+            yield planned.timed(one, profile, prompt_tokens)
+        except ContextFull:
+            yield one
+    yield largest
+
+
+def _known(planned: Planner) -> DeviceProfile | None:
+    """Return what is known of this device; None where something is missing that the model needs."""
+    from edge_run.runtime.probing.attention import is_ratio_missing
+    from edge_run.runtime.probing.probe import recall
+
+    return None if is_ratio_missing(planned.config) else recall(planned.gguf, planned.config)
+
+
+def _measured(planned: Planner, model: Path, terminal: Terminal) -> DeviceProfile | None:
+    """Measure what this device can do; None where its disk cannot be measured, which is said."""
     from edge_run.devices.host.profile import ProfileStore
     from edge_run.devices.host.scratch import NoScratchError
-    from edge_run.runtime.probing.attention import is_ratio_missing
-    from edge_run.runtime.probing.probe import probe, recall
+    from edge_run.runtime.probing.probe import probe
 
-    if not is_ratio_missing(planned.config) and (known := recall(planned.gguf, planned.config)):
-        return known
     terminal.say("Measuring this device for this model; it takes some seconds.", NOTICE)
     store = ProfileStore(planned.config.cache)
     try:
