@@ -86,13 +86,13 @@ def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace, cuts: C
     cuts: has those of other plans of the model, and gets those of this one. Raises BudgetError below the minimum.
     """
     sharing = _fitting(terms, graph, address_space, cuts)
-    return sharing and sharing.plan()
+    return sharing.plan() if sharing else None
 
 
 def moe_terms(terms: Terms, graph: GraphMap, address_space: AddressSpace, cuts: Cuts | None = None) -> Terms | None:
     """Return the terms of the plan of `plan_moe`, whose context has room; which weights stay takes longer to find."""
     sharing = _fitting(terms, graph, address_space, cuts)
-    return sharing and sharing.terms
+    return sharing.terms if sharing else None
 
 
 def _fitting(terms: Terms, graph: GraphMap, address_space: AddressSpace, cuts: Cuts | None) -> _Sharing | None:

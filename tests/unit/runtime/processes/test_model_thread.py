@@ -154,7 +154,7 @@ def test_a_thread_at_rest_is_told_once_until_the_next_call(monkeypatch: pytest.M
         thread = ModelThread(lambda: rests.append(threading.get_ident()))
         for n_rests in (1, 2):
             number = await thread.run(threading.get_ident)
-            await anyio.to_thread.run_sync(wait_until, lambda n_rests=n_rests: len(rests) == n_rests)
+            await anyio.to_thread.run_sync(until, lambda n_rests=n_rests: len(rests) == n_rests)
             await anyio.sleep(0.05)
             assert rests == [number] * n_rests
         thread.close()
