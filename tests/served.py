@@ -31,7 +31,7 @@ class Served:
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self._log = process, log
-        found = _READY.search(wait_for(lambda: self.said if self._is_ready else "", START_S, lambda: self.said))
+        found = _READY.search(until(lambda: self.said if self._is_ready else "", START_S, lambda: self.said))
         assert found
         self.url = f"{found[1]}://{found[2]}:{found[3]}"
         self.host, self.port = found[2].strip("[]"), int(found[3])

@@ -20,8 +20,11 @@ def control_groups(controller: str, process: int | str, root: Path) -> Iterator[
 
     With each comes whether it is of the one tree of all controllers (version 2). None where there are no groups.
     """
-    lines = system_text(root / "proc" / str(process) / "cgroup").split("\n")  # names may have other ends of lines
-    for line in filter(None, lines):
+    try:
+        told = os.fsdecode((root / "proc" / str(process) / "cgroup").read_bytes())
+    except OSError:
+        return
+    for line in filter(None, told.split("\n")):  # names may have other ends of lines, and may be no text
         _, controllers, path = line.split(":", 2)
         is_unified = controllers == ""
         if is_unified or controller in controllers.split(","):

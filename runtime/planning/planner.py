@@ -64,7 +64,7 @@ SWEPT_SHARES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
 class Planner:
-    """Plans one model under any number of budgets. Reads nothing."""
+    """Plans one model under any number of budgets. Reads nothing. It is large because its plans share what it finds."""
 
     def __init__(self, prepared: Prepared, *, is_packed: bool = False) -> None:
         """Plan the model of `prepared`, whose file must have been inspected.

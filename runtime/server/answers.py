@@ -277,7 +277,10 @@ class AnswerResponse:
             if isinstance(item, _Last | Refusal):
                 break
             item = await _next(receiver, pause_s)
-            frames = [self._form.failed(item) if isinstance(item, Refusal) else item or self._fill_silence()]
+            if isinstance(item, Refusal):
+                frames = [self._form.failed(item)]
+            else:
+                frames = [self._fill_silence() if item is None else item]
         await send(_body(b"", is_last=True))
 
     def _fill_silence(self) -> bytes:

@@ -99,8 +99,14 @@ class HealthBeforeServing:
         self._until.close()
 
     def _run(self) -> None:
-        silent = dict[int, socket.socket]()  # those that have said nothing yet, by their file descriptors
+        silent, is_listening = dict[int, socket.socket](), True  # those that said nothing yet, by file descriptors
         while True:
+            has_room = len(silent) + len(self._listener.early) < MOST_EARLY
+            if has_room and not is_listening:
+                self._selector.register(self._listener, selectors.EVENT_READ)
+            elif is_listening and not has_room:
+                self._selector.unregister(self._listener)
+            is_listening = has_room
             ready = {key.fd for key, _ in self._selector.select()}
             if self._until.fileno() in ready:
                 self._listener.early += silent.values()
@@ -118,13 +124,15 @@ class HealthBeforeServing:
                 connection.setblocking(False)
                 self._selector.register(connection, selectors.EVENT_READ)
                 silent[connection.fileno()] = connection
-                if len(silent) + len(self._listener.early) == MOST_EARLY:
-                    self._selector.unregister(self._listener)
 
     def _answer(self, connection: socket.socket) -> None:
         """Answer what is first said on a connection, or hold it."""
         with contextlib.suppress(OSError):
-            said = connection.recv(max(map(len, _HEALTH)), socket.MSG_PEEK)
+            try:
+                said = connection.recv(max(map(len, _HEALTH)), socket.MSG_PEEK)
+            except BlockingIOError:  # it has not said anything after all
+                self._listener.early.append(connection)
+                return
             if said and not said.startswith(_HEALTH):
                 self._listener.early.append(connection)
                 return

@@ -149,9 +149,10 @@ def test_a_prompt_must_fit_the_context_of_the_plan_that_is_told(
         left = iter(contexts)
         monkeypatch.setattr(
             "edge_run.runtime.planning.plan.planner",
-            lambda path, config, left=left: planner(path, replace(config, context_tokens=next(left))),
+            lambda path, config, left=left, **how: planner(path, replace(config, context_tokens=next(left)), **how),
         )
-        monkeypatch.setattr("edge_run.cli.commands.plan._profile", lambda *given: PROFILE)
+        monkeypatch.setattr("edge_run.cli.commands.plan._known", lambda planned: None)
+        monkeypatch.setattr("edge_run.cli.commands.plan._measured", lambda *given: PROFILE)
         assert app._run([*map(str, words), "--json"], Terminal()) == code
     told = capsys.readouterr()
     assert json.loads(told.out)["context_tokens"] == 512

@@ -19,8 +19,8 @@ from edge_run.runtime.generation.chat import ChatTemplate
 from edge_run.runtime.processes import cell
 from kit_models import KIT
 from program import ending, next_line
-from served import wait_for
 from tight_limits import growing_less_than, quick
+from waiting import until
 
 USER = {"role": "user", "content": "Hello"}
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}x"
@@ -139,7 +139,7 @@ def rendering() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
             process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             stack.enter_context(ending(process))
             assert next_line(process) == "ready\n"
-            wait_for(lambda: is_busy(process.pid), 50, lambda: "nothing is rendered")
+            until(lambda: is_busy(process.pid), 50, lambda: "nothing is rendered")
             return process
 
         yield start
@@ -153,7 +153,7 @@ def test_a_signal_ends_rendering_and_its_process(
     (child,) = children(process.pid)
     process.send_signal(number)
     assert word in process.communicate(timeout=60)[1]
-    wait_for(lambda: has_ended(child), 50, lambda: "the child goes on")
+    until(lambda: has_ended(child), 50, lambda: "the child goes on")
 
 
 def has_ended(process: int) -> bool:
@@ -169,7 +169,7 @@ def test_an_interrupt_ends_the_opening_of_a_model_whose_template_never_compiles(
     with subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     ) as process:
-        wait_for(lambda: is_busy(process.pid), 60, lambda: "no template is compiled")
+        until(lambda: is_busy(process.pid), 60, lambda: "no template is compiled")
         started_s = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         notices = process.communicate(timeout=60)[1]

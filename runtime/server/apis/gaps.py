@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from edge_run.runtime.generation.model import Model
-from edge_run.runtime.llama.prompt_text import GapMarks
+from edge_run.runtime.llama.prompt_text import GapMarks, check_room
 from edge_run.runtime.server.refusals import Refusal
 
 NEAR_TOKENS = 2048  # of what is before and behind a gap, as with llama-server: three quarters and one
@@ -47,12 +47,17 @@ def marks_of(model: Model) -> GapMarks:
 
 
 def gap_tokens(model: Model, prompt: str, suffix: str) -> list[int]:
-    """Return the prompt for the gap between two texts, of which nothing is left out. Raises Refusal. Takes its time."""
+    """Return the prompt for the gap between two texts, of which nothing is left out. Takes its time.
+
+    Raises Refusal, and ContextFull for more than the context has room for.
+    """
     marks = marks_of(model)
     if (n_letters := len(prompt) + len(suffix)) > MOST_LETTERS:
         raise Refusal(400, f"prompt and suffix: {n_letters:,} letters, {MOST_LETTERS:,} are the most", param="prompt")
     before, behind = (model.tokenize(text, add_special=False) for text in (prompt, suffix))
-    return [*marks.begins, marks.before, *before, marks.behind, *behind, marks.gap]
+    tokens = [*marks.begins, marks.before, *before, marks.behind, *behind, marks.gap]
+    check_room(len(tokens), model.context_tokens)  # before those of another prompt with this suffix are made
+    return tokens
 
 
 def infill_tokens(model: Model, gap: Gap, most_tokens: int | None) -> list[int]:
@@ -67,7 +72,8 @@ def infill_tokens(model: Model, gap: Gap, most_tokens: int | None) -> list[int]:
     before, line = _last(model, gap.before, 3 * (near // 4)), _last(model, gap.line, near // 4, has_marks=True)
     behind = _first(model, gap.behind, max(0, near // 4 - 2 - len(line)))
     here = [*marks.begins, marks.before, *before, *line, marks.behind, *behind, marks.gap]
-    return [*_others(model, marks, gap.pieces, context_tokens - answer_tokens - len(here)), *here]
+    room_tokens = context_tokens - answer_tokens - near - len(marks.begins) - 3  # where others are cut hangs on no text
+    return [*_others(model, marks, gap.pieces, room_tokens), *here]
 
 
 def _others(model: Model, marks: GapMarks, pieces: Sequence[OtherPiece], room_tokens: int) -> list[int]:

@@ -16,7 +16,7 @@ from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.llama.prompt_text import check_room
 from edge_run.runtime.server.answers import AnswerForm, AnswerResponse, event, json_response
-from edge_run.runtime.server.apis.gaps import Gap, OtherPiece, infill_tokens
+from edge_run.runtime.server.apis.gaps import MOST_LETTERS, Gap, OtherPiece, infill_tokens
 from edge_run.runtime.server.apis.openai_chat import ChatRequest, Choices
 from edge_run.runtime.server.apis.openai_completions import MOST_ANSWERS, Token, check_answers
 from edge_run.runtime.server.catalogue.served_model import ServedModel
@@ -34,7 +34,6 @@ from edge_run.runtime.server.sampling_fields import (
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.usage import timings
 
-MOST_LETTERS = 1 << 20  # to be turned into tokens at a time, which takes some 70 bytes for each
 MOST_PIECES = 1 << 17  # of text, for as many tokens: 300 bytes each
 MOST_FIELDS = 64  # of an answer, that are named
 
@@ -298,7 +297,7 @@ class NativeCompletionForm(AnswerForm):
             }
             for number, outcome in enumerate(outcomes)
         ]
-        if self._fields is not None:
+        if self._fields:
             documents = [{field: value for field in self._fields for value in _values(one, field)} for one in documents]
         return msgspec.json.encode(documents if len(documents) > 1 else documents[0])
 

@@ -186,11 +186,11 @@ async def generate_job(asked: OllamaGenerateRequest, prompt: str, served: Served
     """Return what is to be generated for a prompt. Raises Refusal, and errors of ours."""
     sampling, most = asked.sampling(served.sampling), asked.said.num_predict
     if asked.suffix or asked.raw or not served.model.has_chat_template:
-        text = prompt if asked.raw or not asked.system else f"{asked.system}\n{prompt}"
         if asked.suffix:  # with which the prompt and it are taken as they are, as Ollama's models for code have it
             tokens = await served.prepare(gap_tokens, served.model, prompt, asked.suffix)
         else:
-            tokens = await served.prompt_tokens(text)
+            has_system = asked.system and not asked.raw
+            tokens = await served.prompt_tokens(f"{asked.system}\n{prompt}" if has_system else prompt)
         return Job(tokens, sampling, served.limit(most), salt=served.salt(asked.cache_salt))
     system = [{"role": "system", "content": asked.system}] if asked.system else []
     messages = [*system, {"role": "user", "content": prompt}]

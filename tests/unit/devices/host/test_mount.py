@@ -75,8 +75,8 @@ def test_this_machine(tmp_path: Path) -> None:
 
 
 def test_version_2_limits_of_all_groups_above(tmp_path: Path) -> None:
-    write(tmp_path / "proc/self/cgroup", "0::/slice/a\x0c\u2028pp\n")
-    write(tmp_path / "sys/fs/cgroup/slice/a\x0c\u2028pp/io.max", "8:0 rbps=500000000 wbps=max riops=max wiops=max\n")
+    write(tmp_path / "proc/self/cgroup", "0::/slice/a\x0c\r\u2028pp\n")
+    write(tmp_path / "sys/fs/cgroup/slice/a\x0c\r\u2028pp/io.max", "8:0 rbps=500000000 wbps=max riops=max wiops=max\n")
     write(tmp_path / "sys/fs/cgroup/slice/io.max", "8:0 rbps=max wbps=max riops=120 wiops=max\n")
     assert read_limits(root=tmp_path) == "8:0 rbps=500000000; 8:0 riops=120"
 

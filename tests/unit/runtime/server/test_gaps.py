@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edge_run.base.errors import ContextFull
 from edge_run.runtime.llama.prompt_text import GapMarks
 from edge_run.runtime.server.apis import gaps
 from edge_run.runtime.server.apis.gaps import Gap, OtherPiece, gap_tokens, infill_tokens
@@ -59,7 +60,9 @@ def test_of_what_is_around_a_gap_the_nearest_is_taken_and_of_other_pieces_what_h
     model, gap = Letters(), Gap("p" * 5000, "s" * 5000, "l" * 100, [OtherPiece("o" * 90_000), OtherPiece("n" * 500)])
     text = prompt(model, gap, 96)
     assert [text.count(letter) for letter in "pls"] == [1536 + 1, 100 + 1, 512 - 2 - 100]  # with those of names
-    assert len(text) == model.context_tokens - 96
+    assert len(text) == model.context_tokens - 96 - 2
+    other = prompt(model, Gap("p" * 5000, "s" * 5000, "l" * 90, gap.pieces), 96)
+    assert other.startswith(text[: text.index("<")]), "what is typed leaves the beginning as it was"
     assert text.index("n" * 500) > text.index("o" * 100)
     assert model.n_letters < 100_000, "of a long text only what may be taken is turned into tokens"
 
@@ -99,6 +102,11 @@ async def test_what_cannot_be_filled_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(gaps, "MOST_LETTERS", 3)
     with pytest.raises(Refusal, match="4 letters, 3 are the most"):
         gap_tokens(model, "ab", "cd")
+    monkeypatch.setattr(gaps, "MOST_LETTERS", 1000)
+    model = Letters(context_tokens=90)
+    with pytest.raises(ContextFull):
+        await completion_job(convert({"prompt": ["a"] * 64, "suffix": "c" * 99}, CompletionRequest), served(model))
+    assert model.n_letters == 100, "no other prompt is made"
     with pytest.raises(Refusal) as caught:
         infill_tokens(Letters(marks=None), Gap("a", "c"), None)  # type: ignore[arg-type]
     assert caught.value.code == "not_supported"
@@ -112,7 +120,12 @@ def test_an_answer_has_the_fields_that_were_asked_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(NativeCompletionForm, "_document", lambda *_: document)
     outcome: Any = SimpleNamespace(content="b", generation=SimpleNamespace(token_ids=(), logprobs=()))
     fields = ["content", "timings/prompt_n", "content/x", "", "y"]
-    for asked, wanted in ((fields, {"content": "b", "timings/prompt_n": 3}), ([""], {}), (None, document)):
+    for asked, wanted in (
+        (fields, {"content": "b", "timings/prompt_n": 3}),
+        ([""], {}),
+        ([], document),
+        (None, document),
+    ):
         form = NativeCompletionForm("x", False, False, asked)
         form.begin(served(Letters()), outcome)
         assert json.loads(form.whole([outcome])) == wanted

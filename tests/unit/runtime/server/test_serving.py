@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from typing import Any
 
 import anyio
@@ -23,6 +22,7 @@ from edge_run.runtime.server.catalogue.catalogue import Catalogue
 from edge_run.runtime.server.catalogue.folder import ModelFolder
 from edge_run.runtime.server.connections import BoundedProtocol, HealthBeforeServing
 from edge_run.runtime.server.serving import ServeOptions, bind
+from waiting import until
 
 
 def test_an_address_is_taken_before_its_server_serves() -> None:
@@ -95,11 +95,19 @@ def test_few_connections_are_held_before_there_is_a_server(monkeypatch: pytest.M
     with contextlib.ExitStack() as closing:
         bound = closing.enter_context(bind("127.0.0.1", 0))
         with HealthBeforeServing(bound):
-            for _ in range(4):
+
+            def ask(path: str) -> socket.socket:
                 asking = closing.enter_context(socket.create_connection(bound.getsockname(), 30))
-                asking.sendall(b"GET / HTTP/1.1\r\n")
-            while len(bound.early) < 2:
-                time.sleep(0.01)
+                asking.sendall(f"GET {path} HTTP/1.1\r\n".encode())
+                return asking
+
+            ask("/")
+            until(lambda: len(bound.early) == 1)
+            for _ in range(2):  # each has the last place for a moment
+                assert ask("/health").makefile("rb").read().startswith(b"HTTP/1.1 503 ")
+            for _ in range(3):
+                ask("/")
+            until(lambda: len(bound.early) == 2)
         assert len(bound.early) == 2
         with bound.accept()[0] as other:
             assert other.recv(3) == b"GET", "the others wait in the system's queue"
