@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import edge_run
 from edge_run.base.errors import BudgetError, ConfigError, ModelFileError
 from edge_run.cli.app import _run
+from edge_run.cli.reports import replay_plot
 from edge_run.cli.shared.terminal import Terminal
 from edge_run.prefetch.replay import BUDGET_SHARES, NAMES
 from routes import EXPERT_BYTES, SMALL, write_trace
@@ -61,16 +63,21 @@ def test_table(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_picture(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    odd = trace.rename(trace.with_name("caf\udce9.csv"))
-    assert run(odd, "--plot", tmp_path / "hits.png") == 0
+    assert run(trace, "--plot", tmp_path / "hits.png") == 0
     assert (tmp_path / "hits.png").read_bytes().startswith(b"\x89PNG")
     assert f"Drawn: {tmp_path / 'hits.png'}" in capsys.readouterr().err
     assert not list(tmp_path.glob(".*.part"))
-    assert run(odd, "--plot", tmp_path / "hits.png") == 2
+    assert run(trace, "--plot", tmp_path / "hits.png") == 2
     refused = capsys.readouterr()
     assert "hits.png: exists; choose another name, or replace it with --force" in refused.err
     assert not refused.out
-    assert run(odd, "--plot", tmp_path / "hits.png", "--force") == 0
+    assert run(trace, "--plot", tmp_path / "hits.png", "--force") == 0
+
+
+def test_a_picture_of_a_trace_whose_name_is_no_text(trace: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    replay_plot.draw(replace(edge_run.replay(trace), trace="caf\udce9.csv"), figure)
+    assert figure.get_suptitle().startswith("caf\ufffd.csv: ")
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_of_what_is_around_a_gap_the_nearest_is_taken_and_of_other_pieces_what_h
     text = prompt(model, gap, 96)
     assert [text.count(letter) for letter in "pls"] == [1536 + 1, 100 + 1, 512 - 2 - 100]  # with those of names
     assert len(text) == model.context_tokens - 96 - 2
-    other = prompt(model, Gap("p" * 5000, "s" * 5000, "l" * 90, gap.pieces), 96)
+    other = prompt(Letters(), Gap("p" * 5000, "s" * 5000, "l" * 90, gap.pieces), 96)
     assert other.startswith(text[: text.index("<")]), "what is typed leaves the beginning as it was"
     assert text.index("n" * 500) > text.index("o" * 100)
     assert model.n_letters < 100_000, "of a long text only what may be taken is turned into tokens"
