@@ -240,7 +240,11 @@ class ScheduledPasses:
                 held = self._decoder.rewind(sequence, n_tokens)
             except BaseException as error:
                 raised.append(error)
-                held = self._decoder.rewind(sequence, 0)
+                held = 0
+                try:
+                    self._decoder.rewind(sequence, 0)
+                except BaseException as another:
+                    raised.append(another)
             self._scheduler.placed(sequence, held)
         if raised:
             raise raised[-1]

@@ -71,9 +71,9 @@ def choose_kv_type(
             refusal = smaller(refusal, error)
             continue
         n_tokens = n_tokens or max(1, plan.wanted_context_tokens // 2)
-        speeds = speeds or (attention_speeds if may_measure else known_speeds)(
-            config, list(LEAST_GAINS), prepared.budget_bytes
-        )
+        if not options:  # what is known of all types is the same
+            speeds_of = attention_speeds if may_measure else known_speeds
+            speeds = speeds_of(config, list(LEAST_GAINS), prepared.budget_bytes)
         if speeds is None:
             options.append(Weighed(kv_type, prepared, plan, 0.0))
             continue

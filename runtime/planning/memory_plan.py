@@ -116,7 +116,8 @@ def streamed_terms(
 ) -> Terms:
     """Return the terms of the plan of `plan_streamed` on one device, whose context has room. Raises BudgetError.
 
-    Which weights stay takes longer to find. Short segments decide: usual ones remain only where they need no more.
+    Which weights stay takes longer to find. Short segments decide; where a large budget has usual ones all the same,
+    the context of the plan is shorter by what two chunks more take.
     """
     return _with_room(terms, address_space, _needs(cut, SHORT_SEGMENT_CHUNKS), SHORT_SEGMENT_CHUNKS, ranges)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from typing import TypeVar
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
+
+logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 _Calls = SimpleQueue["Callable[[], None] | None"]
@@ -101,5 +104,8 @@ def _call_all(calls: _Calls, at_rest: Callable[[], object]) -> None:
 def _next(calls: _Calls, at_rest: Callable[[], object]) -> Callable[[], None] | None:
     with contextlib.suppress(Empty):
         return calls.get(timeout=REST_S)
-    at_rest()
+    try:
+        at_rest()
+    except Exception:
+        logger.exception("A thread that is at rest keeps what it has")
     return calls.get()

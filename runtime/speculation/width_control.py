@@ -217,7 +217,7 @@ class WidthControl:
         }
 
     def _unrested_s(self, width: int) -> float:
-        """Return what a pass takes for which drafters have their memory, which they may not have in the latest ones."""
+        """Return what a pass would take once drafters that rest had their memory again."""
         share = self.rested_share if self._is_resting and self._costs.is_read_bound(width) else 0.0
         return self._costs.pass_s(width) * (1 + share)
 
