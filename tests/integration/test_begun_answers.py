@@ -81,8 +81,8 @@ def test_an_answer_is_whole_whatever_becomes_of_what_a_next_one_goes_on_with(
     def fail(self: Session) -> None:
         raise error
 
-    wanted = model_of_two.complete("Once", max_tokens=3)
-    stream = model_of_two.generate("Once", max_tokens=3)
+    wanted = model_of_two.complete("Once", max_tokens=3, temperature=0)
+    stream = model_of_two.generate("Once", max_tokens=3, temperature=0)
     with monkeypatch.context() as patch:
         patch.setattr(Session, "finish", fail)
         with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext():
