@@ -216,7 +216,8 @@ class LocalDecoder:
         tokens = [BatchToken(0, start + i, wants_logits=True) for i in range(n_rows)]
         logits = self._rows.take(n_rows)
         try:
-            self._plain_pass(tokens, logits, 0)
+            with self._driver.interrupt.hearing_signals():
+                self._plain_pass(tokens, logits, 0)
         except Cancelled:
             self._driver.interrupt.reset()
             raise
@@ -291,7 +292,7 @@ class LocalDecoder:
         try:
             with self._driver.interrupt.hearing_signals():
                 self._prepare(batch)
-            self._note_forks(batch)
+                self._note_forks(batch)
             self._run_passes(batch, logits)
         except Cancelled:
             self._driver.interrupt.reset()  # it was for this batch
@@ -302,11 +303,12 @@ class LocalDecoder:
     def _run_passes(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
         n_done = filled = 0
         try:
-            for tokens in self._passes_of(batch):
-                self._driver.interrupt.check()
-                filled = self._pass(tokens, logits, filled)
-                n_done += len(tokens)
-                self._timeline.advance()
+            with self._driver.interrupt.hearing_signals():
+                for tokens in self._passes_of(batch):
+                    self._driver.interrupt.check()
+                    filled = self._pass(tokens, logits, filled)
+                    n_done += len(tokens)
+                    self._timeline.advance()
         except BaseException as error:
             lost = batch[self._n_kept(batch, n_done, error) :]
             self.watcher.taken_back(len(lost) + self.limits.has_padding)
@@ -342,11 +344,11 @@ class LocalDecoder:
     ) -> int:
         """Compute a pass; write the logits that it gives from row `filled` on; return the row after them.
 
-        kept: the numbers of the tokens whose logits are written; None: of all that have some.
+        For who hears signals. kept: the numbers of the tokens whose logits are written; None: of all that have some.
         """
         self._fill(tokens)
         outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
-        with self._driver.interrupt.hearing_signals(), self._driver.running(PassShape(len(tokens), len(outputs))):
+        with self._driver.running(PassShape(len(tokens), len(outputs))):
             self._rollback.begin(tokens)
             code = self._context.decode(self._batch)
             if code == STOPPED:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.errors import ContextFull
@@ -241,10 +241,8 @@ class ScheduledPasses:
             except BaseException as error:
                 raised.append(error)
                 held = 0
-                try:
+                with suppress(BaseException):
                     self._decoder.rewind(sequence, 0)
-                except BaseException as another:
-                    raised.append(another)
             self._scheduler.placed(sequence, held)
         if raised:
             raise raised[-1]

@@ -60,13 +60,15 @@ def test_while_it_rests_weights_of_the_model_have_its_room(folder: Path, quantis
             assert held_bytes(engine) == 0
 
         talk.go_on(TEXT[:200], 4)
-        awake, whole = loans.n_loans, held_bytes(engine)
+        whole = held_bytes(engine)
         rest()
         rest()
         talk.go_on(TEXT[:300], 4)
         assert held_bytes(engine) == whole
         guesses(engine, 100)
         before = guesses(engine, 100)  # its last token read alone, as it will be again
+        lender_of(engine).before_pass(1)
+        awake = loans.n_loans
         rest()
         lender_of(engine).before_pass(1)
         gained = (loans.n_loans - awake) * loans.loan_bytes
