@@ -77,10 +77,6 @@ class NativeRequest(SamplingFields, kw_only=True):
         """How many tokens an answer may have; None where nothing is said."""
         return first_given(self.n_predict, self.max_completion_tokens, self.max_tokens)
 
-    async def prompts(self, served: ServedModel) -> list[list[int]]:
-        """Return the tokens of each prompt. Raises Refusal, and what `ServedModel.prompt_tokens` raises."""
-        raise NotImplementedError
-
 
 class NativeCompletionRequest(NativeRequest, kw_only=True):
     """Texts to be continued.
@@ -91,7 +87,7 @@ class NativeCompletionRequest(NativeRequest, kw_only=True):
     prompt: str | PromptObject | list[str | Token | PromptObject | list[str | Token]]
 
     async def prompts(self, served: ServedModel) -> list[list[int]]:
-        """As of `NativeRequest`."""
+        """Return the tokens of each prompt. Raises Refusal, and what `ServedModel.prompt_tokens` raises."""
         given = self.prompt
         if not isinstance(given, list) or any(isinstance(part, int) for part in given):
             return [await served.prepare(_prompt_tokens, served.model, given)]
@@ -109,7 +105,7 @@ class InfillRequest(NativeRequest, kw_only=True):
     prompt: str = ""
 
     async def prompts(self, served: ServedModel) -> list[list[int]]:
-        """As of `NativeRequest`."""
+        """Return the tokens of the one prompt. Raises Refusal."""
         gap = Gap(self.input_prefix, self.input_suffix, self.prompt, self.input_extra or ())
         return [await served.prepare(infill_tokens, served.model, gap, served.limit(self.most_tokens))]
 
@@ -141,14 +137,14 @@ async def infill(service: Service, request: Request) -> AnswerResponse:
     return _answered(service, await service.read(request, InfillRequest))
 
 
-def _answered(service: Service, asked: NativeRequest) -> AnswerResponse:
+def _answered(service: Service, asked: NativeCompletionRequest | InfillRequest) -> AnswerResponse:
     asked.check()
     entry, schema = service.catalogue.asked(asked.model), asked.schema()
     form = NativeCompletionForm(entry.name, asked.return_tokens, asked.return_progress, asked.response_fields)
     return AnswerResponse(service, entry, partial(native_job, asked, schema), form, asked.stream)
 
 
-async def native_job(asked: NativeRequest, schema: str | None, served: ServedModel) -> Job:
+async def native_job(asked: NativeCompletionRequest | InfillRequest, schema: str | None, served: ServedModel) -> Job:
     """Return what is to be generated for a request that was checked. Raises Refusal, and errors of ours.
 
     schema: that of the request, as text.
