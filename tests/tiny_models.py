@@ -39,6 +39,7 @@ from recipes.recurrent import HYBRID, RECURRENT
 
 N_VOCAB = 384
 N_CTX = 1024
+NARROW = 128
 
 ARCHITECTURES: dict[str, Recipe] = {
     recipe.name or recipe.architecture: recipe for recipe in (*DENSE, *MIXTURES, *RECURRENT, *HYBRID)
@@ -87,6 +88,18 @@ def make_trained_on(tokens: int, name: str, folder: Path) -> Path:
     recipe = ARCHITECTURES[name]
     ARCHITECTURES[f"{name}-{tokens}"] = replace(recipe, metadata={**recipe.metadata, "context_length": tokens})
     return make_model(f"{name}-{tokens}", folder)
+
+
+def make_narrow(name: str, folder: Path, tokens: int = N_CTX) -> Path:
+    """Write the model `name`, trained on so many tokens, with narrow feed-forward layers.
+
+    For tests of what attention and states keep: the other layers take most of the time that passes take.
+    """
+    recipe = ARCHITECTURES[name]
+    n_ff = recipe.n_ff if isinstance(recipe.n_ff, tuple) else (recipe.n_ff,)
+    narrow = tuple(min(width, NARROW) for width in n_ff)
+    ARCHITECTURES[f"{name}-narrow"] = replace(recipe, n_ff=narrow if len(narrow) > 1 else narrow[0])
+    return make_trained_on(tokens, f"{name}-narrow", folder)
 
 
 def split_model(path: Path, parts: int, folder: Path) -> list[Path]:

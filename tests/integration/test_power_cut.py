@@ -23,7 +23,7 @@ from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.keeping.conversations import Conversation, Conversations
 from edge_run.runtime.keeping.opening import open_keeper
 from in_child import in_child
-from tiny_models import N_VOCAB, make_model
+from tiny_models import N_VOCAB, make_narrow
 
 TEXT = np.random.default_rng(0).integers(1, N_VOCAB, 700).tolist()
 OPTIONS: dict[str, Any] = {"context_tokens": 1024, "micro_batch_tokens": 128, "threads": 1, "check_file": False}
@@ -84,7 +84,7 @@ def lay(files: dict[Path, bytes], folder: Path) -> None:
 @in_child
 def test_the_next_start_is_right(name: str, tmp_path: Path) -> None:
     kept, rng = tmp_path / "kept", random.Random(0)
-    engine = Engine.open(make_model(name, tmp_path), ModelConfig(**OPTIONS, prompt_cache=kept, backend="edge-run"))
+    engine = Engine.open(make_narrow(name, tmp_path), ModelConfig(**OPTIONS, prompt_cache=kept, backend="edge-run"))
     plain = Session(engine.decoder)
     wanted = plain.feed(TEXT)[0].copy()
     plain.forget()

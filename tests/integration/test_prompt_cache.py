@@ -12,7 +12,7 @@ import pytest
 from edge_run.base.errors import Cancelled
 from in_child import in_child
 from kept_prompts import TOKENS, WIDTH, opened, same, talk, talks
-from tiny_models import make_model, make_trained_on
+from tiny_models import make_model, make_narrow
 
 # Attention alone, latent, shared and looped; windows; recurrent, with and without layers of attention; compressed.
 ROWS = ["llama", "gpt2", "deepseek2", "hrm_text", "qwen3moe", "minicpm3"]
@@ -32,14 +32,14 @@ def compare(path: Path, kept: Path, expected: Sequence[int], **options: Any) -> 
 @pytest.mark.parametrize("name", ROWS)
 @in_child
 def test_rows_come_back_as_they_were(name: str, folder: Path, kept: Path) -> None:
-    compare(make_model(name, folder), kept, [0, 512, 512, 512])
+    compare(make_narrow(name, folder), kept, [0, 512, 512, 512])
 
 
 @pytest.mark.parametrize("name", SNAPSHOTS)
 @in_child
 def test_what_is_not_by_token_comes_back_as_it_was(name: str, folder: Path, kept: Path) -> None:
     """The third prompt parts from the others before the snapshot: it leaves one where they part."""
-    path = make_model(name, folder)
+    path = make_narrow(name, folder)
     prompts = TOKENS[:350], TOKENS[:350], [*TOKENS[:310], *TOKENS[700:800]], TOKENS[:600]
     last = [*TOKENS[:310], *TOKENS[600:700]]
     *wanted, wanted_again = talks(path, None, *prompts, last)
@@ -67,7 +67,7 @@ def test_rows_are_found_in_contexts_of_other_lengths(
     name: str, options: dict[str, Any], folder: Path, kept: Path
 ) -> None:
     """As free memory changes, so does the length that a context has by default."""
-    path = make_trained_on(4096, name, folder)
+    path = make_narrow(name, folder, 4096)
     talks(path, kept, TOKENS[:600], context_tokens=2048, **options)
     for tokens in (1024, 4096):
         wanted = talks(path, None, TOKENS[:600], context_tokens=tokens, **options)[0]
@@ -113,12 +113,12 @@ def test_the_length_counts_where_it_changes_what_is_computed_or_kept(
 def test_other_numerics(options: dict[str, Any], folder: Path, kept: Path) -> None:
     width = options.get("micro_batch_tokens", WIDTH)
     at = 512 // width * width
-    compare(make_model("llama", folder), kept, [0, at, at, at], **options)
+    compare(make_narrow("llama", folder), kept, [0, at, at, at], **options)
 
 
 @in_child
 def test_where_the_width_of_passes_does_not_matter_every_row_is_kept(folder: Path, kept: Path) -> None:
-    path = make_model("llama", folder)
+    path = make_narrow("llama", folder)
     tokens = TOKENS[:500] + TOKENS[900:905] + TOKENS[600:720]
     wanted = talks(path, None, tokens, TOKENS[:500] + TOKENS[900:905] + TOKENS[100:150], exact=True)
     with opened(path, kept, exact=True) as (session, keeper, _):
@@ -153,7 +153,7 @@ def test_streamed_with_lent_memory(name: str, folder: Path, kept: Path) -> None:
 def test_a_conversation_goes_on_as_if_it_had_not_been_interrupted(folder: Path, kept: Path) -> None:
     """Its rows come from prompts of any length and from single tokens; what no block has is computed anew."""
     for name in ("llama", "gemma3", "mamba"):
-        path, place = make_model(name, folder), kept / name
+        path, place = make_narrow(name, folder), kept / name
         with opened(path, place) as (session, keeper, _):
             assert keeper
             keeper.keeps_answers = True
@@ -184,7 +184,7 @@ def test_a_conversation_goes_on_as_if_it_had_not_been_interrupted(folder: Path, 
 @pytest.mark.parametrize("n_cells", [64, 512], ids=["while cells are placed", "while rows are read"])
 @in_child
 def test_stopped_while_it_reads_leaves_an_empty_context(n_cells: int, folder: Path, kept: Path) -> None:
-    path = make_model("llama", folder)
+    path = make_narrow("llama", folder)
     wanted = talks(path, kept, TOKENS[:600])[0]
     with opened(path, kept) as (session, keeper, _):
         assert keeper
