@@ -53,7 +53,7 @@ def open_lending(path: Path, settings: dict[str, Any]) -> Engine:
     [
         ("llama", 256, 2, {"exact": True}),
         ("qwen3moe", 256, 2, {}),
-        ("llama", 2048, 1, {"kv_type": "f32", "micro_batch_tokens": 256}),
+        ("llama", 1024, 1, {"kv_type": "f32", "micro_batch_tokens": 256}),
     ],
 )
 @in_child

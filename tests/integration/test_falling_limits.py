@@ -46,7 +46,8 @@ def test_weights_give_up_what_is_taken_and_have_it_again(name: str, scale: int, 
     engine.tell(notices.append)
     talk = Talk(engine.decoder, witness.look)
     talk.prompt(100)
-    for _ in range(FILLING):
+    n_before = FILLING if by_expert else 1
+    for _ in range(n_before):
         talk_on(talk)
     n_usual, held_bytes = lender.loans.n_loans, witness.weight_bytes()
     for share in (0.3, 0.6):
@@ -71,7 +72,7 @@ def test_weights_give_up_what_is_taken_and_have_it_again(name: str, scale: int, 
 
     def all_of_it(wanted: Talk) -> None:
         wanted.prompt(100)
-        for _ in range(FILLING + 4):
+        for _ in range(n_before + 4):
             talk_on(wanted)
         wanted.rewind(200)
         wanted.step(2)
