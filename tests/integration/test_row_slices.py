@@ -186,7 +186,7 @@ def decode_anew(engine: Engine) -> np.ndarray:
     engine.decoder.clear()
     talk = Talk(engine.decoder)
     talk.prompt(20)
-    talk.step(3)
+    talk.step(2)
     return np.concatenate(talk.rows)
 
 
