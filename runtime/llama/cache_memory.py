@@ -32,6 +32,7 @@ MAPS = Path("/proc/self/maps")
 HUGE_PAGE = 2 * MIB
 MOST_PIECES = 4096  # mappings of one cache while it is cleared, of which Linux allows 65,530 in all
 _ABOUT_TO_ALLOCATE = b": dev = "  # said of each layer, right before
+_HAS_ALLOCATED = b"buffer size"
 _ALLOCATED = re.compile(rb"KV buffer size =\s*([\d.]+) MiB")
 _ANONYMOUS = re.compile(rb"^(\w+)-(\w+) rw-p \S+ \S+ \S+ *$", re.MULTILINE)
 _HEADER_BYTES = 64  # of the allocator, and what ggml keeps before a buffer's own bytes
@@ -49,6 +50,7 @@ class CacheMemory:
         _libc.map_large_allocations(LEAST_SPARSE_BYTES)
         self.ranges: list[tuple[int, int]] = []
         self._before: list[tuple[int, int]] = []
+        self._is_listed = False  # since the last allocation: to list what is mapped takes longer than all else here
         self._peak_bytes = 0
 
     @property
@@ -72,9 +74,13 @@ class CacheMemory:
 
     def _hear(self, text: bytes) -> None:
         if _ABOUT_TO_ALLOCATE in text:
-            self._before = _anonymous()
-        elif (found := _ALLOCATED.search(text)) and (size_bytes := int(float(found[1]) * MIB)) >= LEAST_SPARSE_BYTES:
-            self._take(size_bytes)
+            if not self._is_listed:
+                self._before, self._is_listed = _anonymous(), True
+        elif _HAS_ALLOCATED in text:
+            self._is_listed = False
+            found = _ALLOCATED.search(text)
+            if found and (size_bytes := int(float(found[1]) * MIB)) >= LEAST_SPARSE_BYTES:
+                self._take(size_bytes)
 
     def _take(self, size_bytes: int) -> None:
         """Lay a small piece of memory under the cache of about `size_bytes` bytes that has just been allocated."""
