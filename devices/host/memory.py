@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_run.base.units import MIB
@@ -100,6 +101,33 @@ def process_memory(process: int | None = None) -> ProcessMemory:
     )
     earlier_peak = 0 if process else _Peak.earlier_bytes
     return ProcessMemory(resident, max(peak, earlier_peak), swapped, data, files)
+
+
+class BesideBudgets:
+    """What this process holds for a while that is in no budget, such as what a server was asked. Thread-safe.
+
+    changing: is held by who takes memory of which it is not known yet how much it will be, until that is added.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self.changing = threading.Lock(), threading.Lock()
+        self.n_bytes = 0
+
+    def add(self, n_bytes: int) -> None:
+        """Note that so many bytes are held from now on; less than 0: that they are given back."""
+        with self._lock:
+            self.n_bytes += n_bytes
+
+
+BESIDE_BUDGETS = BesideBudgets()
+
+
+def budgeted_memory() -> ProcessMemory:
+    """Return what this process holds now, less what is beside budgets: of that no plan is made."""
+    with BESIDE_BUDGETS.changing:
+        found, beside_bytes = process_memory(), BESIDE_BUDGETS.n_bytes
+    resident_bytes, data_bytes = found.resident_bytes - beside_bytes, found.data_bytes - beside_bytes
+    return replace(found, resident_bytes=max(0, resident_bytes), data_bytes=max(0, data_bytes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from edge_run.base.files.identity import FileIdentity
 from edge_run.base.results import Backend, Numerics, Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.machine import compute_threads
-from edge_run.devices.host.memory import process_memory
+from edge_run.devices.host.memory import budgeted_memory
 from edge_run.runtime.decoding.driver import Driver
 from edge_run.runtime.decoding.repacked_weights import RepackedWeights
 from edge_run.runtime.decoding.short_pass import map_short_pass
@@ -317,7 +317,7 @@ class _Loading:
         if self._offload and stops:
             self._offload = self._offload.streamed(gguf)
         _libc.trim_heap()
-        before = process_memory()
+        before = budgeted_memory()
         if self._offload and not self._is_warm:
             passes = usual_passes(shape.micro_batch_tokens, is_software=self._offload.gpu.is_software)
             warm_up(model, shape, passes, self._prepared.budget_bytes)

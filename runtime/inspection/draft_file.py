@@ -10,7 +10,7 @@ from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig
 from edge_run.base.errors import BudgetError, NotSupported, not_opened, option, reason_of
 from edge_run.base.units import MIB, format_size, round_down, round_up
 from edge_run.devices.host.machine import compute_threads
-from edge_run.devices.host.memory import process_memory
+from edge_run.devices.host.memory import budgeted_memory
 from edge_run.runtime.inspection.cache import inspect
 from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.learned_positions import learned_positions
@@ -130,7 +130,7 @@ class DraftFile:
         moved_bytes: as of `host_bytes`; of a model that is on a GPU, no keys and values are lent.
         """
         own_bytes = self.host_bytes(moved_bytes) if moved_bytes else self.least_bytes
-        needed = own_bytes + process_memory().resident_bytes
+        needed = own_bytes + budgeted_memory().resident_bytes
         if needed > budget_bytes:
             raise BudgetError(
                 f"memory budget {format_size(budget_bytes)}: too small for the draft model {self.path}, which with the "

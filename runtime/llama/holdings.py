@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edge_run.base.config import ModelConfig
 from edge_run.base.results import PlanItem
 from edge_run.base.units import MIB, round_up
-from edge_run.devices.host.memory import ProcessMemory, process_memory
+from edge_run.devices.host.memory import ProcessMemory, budgeted_memory
 from edge_run.runtime.llama.logit_rows import LOGIT_BYTES
 from edge_run.tiers._libc import PAGE
 
@@ -80,12 +80,15 @@ class Holdings:
     @classmethod
     def now(cls, vocabulary: int) -> Holdings:
         """Return what is held before there is a context."""
-        return cls(process_memory().resident_bytes, text_reserve_bytes(vocabulary))
+        return cls(budgeted_memory().resident_bytes, text_reserve_bytes(vocabulary))
 
     @classmethod
     def since(cls, before: ProcessMemory, context: LlamaContext, work_bytes: int, reserve_bytes: int) -> Holdings:
-        """Return what is held after `context` was made; besides its buffers it takes what memory grew by."""
-        after, cleared_bytes = process_memory(), context.kv_bytes - context.untouched_bytes
+        """Return what is held after `context` was made; besides its buffers it takes what memory grew by.
+
+        before: the `budgeted_memory` before that.
+        """
+        after, cleared_bytes = budgeted_memory(), context.kv_bytes - context.untouched_bytes
         if not context.buffer_bytes:
             buffers = max(after.data_bytes - before.data_bytes, after.resident_bytes - before.resident_bytes)
             return cls(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from edge_run.base import strict_json
 from edge_run.base.units import MIB, format_size
+from edge_run.devices.host.memory import BESIDE_BUDGETS
 from edge_run.runtime.processes.fair_room import FairRoom
 from edge_run.runtime.server.access import whose
 from edge_run.runtime.server.refusals import Refusal
@@ -26,6 +28,7 @@ MOST_ROOM_BYTES = 64 * MIB
 BODY = "edge_run.body"  # of an ASGI scope: an ExitStack, closed when what the body said is needed no more
 BYTES_OF_A_VALUE = 64  # that most of them take once they are read, at least
 SMALL_BYTES = 1 << 16  # of each body, which the bound of connections bounds; parsed in less than a few milliseconds
+LARGEST_SHARED = 256  # whole numbers that are there once, however often a document has them
 
 _Kind = TypeVar("_Kind")
 _type_info: Callable[[Any], inspect.Type] = functools.cache(inspect.type_info)  # which takes milliseconds
@@ -35,7 +38,8 @@ class BodyRoom:
     """What all bodies may take together until a request is understood, so that many large ones cannot fill the memory.
 
     Room is held until the stack at BODY of the request's scope is closed: what a body says may wait for its model, and
-    for its turn to be prepared. Without such a stack, until it is read.
+    for its turn to be prepared. Without such a stack, until it is read. What it takes is beside budgets meanwhile: a
+    model may be opened for it.
 
     The first SMALL_BYTES of a body are not counted, so that large ones that come slowly hold up large ones only; and
     where there are keys, those of one key may take a half.
@@ -49,34 +53,36 @@ class BodyRoom:
     async def read(self, request: Request, kind: type[_Kind]) -> _Kind:
         """Return the body of a request as a `kind`. Raises Refusal."""
         _check_encoding(request.headers)
-        body, key = bytearray(), whose(request.scope)
+        body, key, held = bytearray(), whose(request.scope), _Held()
         with contextlib.ExitStack() as reading:
-            held = _Held()
             (request.scope.get(BODY) or reading).callback(self._give_back, held, key)
+            reading.callback(lambda: BESIDE_BUDGETS.add(-len(body)))
             try:
                 async for piece in request.stream():
                     if len(body) + len(piece) > MOST_BODY_BYTES:
                         raise _too_large()
                     self._hold(held, len(body) + len(piece) - SMALL_BYTES, key)
                     body += piece
+                    BESIDE_BUDGETS.add(len(piece))
             except ClientDisconnect:
                 raise Refusal(400, "the client went away before it had sent the request", closes=True) from None
             if len(body) <= SMALL_BYTES:
-                return decode(body, kind)
+                return _decoded(held, body, kind)
             self._hold(held, min(BYTES_OF_A_VALUE * body.count(b","), self._room_bytes // 4), key)  # half a key's share
             async with self._turn.held(key):
-                return await anyio.to_thread.run_sync(decode, body, kind)
+                return await anyio.to_thread.run_sync(_decoded_alone, held, body, kind)
 
     def _hold(self, held: _Held, n_bytes: int, key: str) -> None:
         """Hold so many bytes, if fewer were held so far. Raises Refusal where there is no room."""
-        more_bytes = max(0, n_bytes - held.n_bytes)
+        more_bytes = max(0, n_bytes - held.room_bytes)
         if more_bytes > self._free_bytes(key):
             raise Refusal(503, "too many large requests at once", retry_after_s=5, closes=True)
-        held.n_bytes += more_bytes
+        held.room_bytes += more_bytes
         self._held_bytes[key] += more_bytes
 
     def _give_back(self, held: _Held, key: str) -> None:
-        self._held_bytes[key] -= held.n_bytes
+        BESIDE_BUDGETS.add(-held.memory_bytes)
+        self._held_bytes[key] -= held.room_bytes
         if not self._held_bytes[key]:
             del self._held_bytes[key]
 
@@ -87,9 +93,47 @@ class BodyRoom:
 
 @dataclass(slots=True)
 class _Held:
-    """The room that a request holds."""
+    """What a request holds: of the room, and of the memory once it is read."""
 
-    n_bytes: int = 0
+    room_bytes: int = 0
+    memory_bytes: int = 0
+
+
+def _decoded(held: _Held, body: bytearray, kind: type[_Kind]) -> _Kind:
+    """Return what `decode` does, and note what that takes."""
+    value = decode(body, kind)
+    held.memory_bytes = value_bytes(value)
+    BESIDE_BUDGETS.add(held.memory_bytes)
+    return value
+
+
+def _decoded_alone(held: _Held, body: bytearray, kind: type[_Kind]) -> _Kind:
+    """Return what `_decoded` does; nobody measures memory before it is known what it takes."""
+    with BESIDE_BUDGETS.changing:
+        return _decoded(held, body, kind)
+
+
+def value_bytes(value: Any) -> int:
+    """Return what a value of JSON takes, or a struct with such: what Python has for many of them is not counted."""
+    n_bytes, outer = sys.getsizeof(value), [value]
+    while outer:
+        inner = [one for each in outer for one in _inside(each)]
+        n_bytes += sum(sys.getsizeof(one) for one in inner if not _is_shared(one))
+        outer = [one for one in inner if isinstance(one, list | dict | tuple | msgspec.Struct)]
+    return n_bytes
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else [getattr(value, name) for name in value.__struct_fields__]
+
+
+def _is_shared(value: object) -> bool:
+    """Return whether it is there once, however often a document has it."""
+    if isinstance(value, str):
+        return len(value) < 2
+    return value is None or (isinstance(value, int) and abs(value) <= LARGEST_SHARED)
 
 
 def decode(body: bytes | bytearray, kind: type[_Kind], what: str = "the body") -> _Kind:

@@ -21,6 +21,7 @@ from starlette.types import Message, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edge_run.base.units import MIB
+from edge_run.devices.host.memory import BESIDE_BUDGETS
 
 HEAD_S = 20.0
 BODY_S = 60.0
@@ -146,7 +147,7 @@ class UnreadRoom:
     """What answers hold that their clients have not read yet.
 
     Where all together hold more than `most_bytes`, of the key that holds most the client is dropped that has read
-    nothing for longest.
+    nothing for longest. What they hold is beside budgets: another model may be opened meanwhile.
     """
 
     def __init__(self, most_bytes: int = MOST_UNREAD_BYTES) -> None:
@@ -159,6 +160,7 @@ class UnreadRoom:
         Returns whether all was sent.
         """
         body, has_more = message["body"], message.get("more_body", False)
+        BESIDE_BUDGETS.add(len(body))
         with anyio.CancelScope() as scope:
             try:
                 for start in range(0, len(body), PIECE_BYTES):
@@ -169,6 +171,7 @@ class UnreadRoom:
                     await send({**message, "body": body[start:end], "more_body": has_more or end < len(body)})
             finally:
                 self._held.pop(scope, None)
+                BESIDE_BUDGETS.add(-len(body))
         return not scope.cancelled_caught
 
     def _make_room(self) -> None:

@@ -16,7 +16,7 @@ from edge_run.base.errors import Cancelled, NotSupported, option
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.protocols import BatchToken
 from edge_run.devices.host.machine import compute_threads
-from edge_run.devices.host.memory import process_memory
+from edge_run.devices.host.memory import budgeted_memory
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import Driver
 from edge_run.runtime.decoding.repacked_weights import RepackedWeights
@@ -61,7 +61,7 @@ class DraftModel(Closing):
         repacked: the kinds of weights that are repacked, where they have a kernel for it here.
         interrupt: that of the target, which ends passes of the draft model too, as they can be many.
         """
-        before = process_memory()
+        before = budgeted_memory()
         self.path, self.context_tokens = file.path, file.context_tokens
         shape = ContextShape(
             context_tokens=file.context_tokens,
@@ -111,7 +111,7 @@ class DraftModel(Closing):
             self._trees = DraftTrees(self._decoder, branches, BEAM, self.model.vocabulary)
             self._translation: Translation | None = None
             self._stack = stack.pop_all()
-        self.resident_bytes = max(0, process_memory().resident_bytes - before.resident_bytes)
+        self.resident_bytes = max(0, budgeted_memory().resident_bytes - before.resident_bytes)
         all_bytes = self.resident_bytes + self._context.untouched_bytes
         self.held_bytes = max(all_bytes, file.host_bytes(offload.moved_bytes if offload else 0))
 

@@ -117,6 +117,18 @@ def test_a_stream_for_another_model_has_its_headers_at_once(server: Served) -> N
     assert json.loads(last)["choices"][0]["finish_reason"] == "length"
 
 
+def test_what_a_request_takes_is_not_the_programs_of_the_model_that_is_opened_for_it(server: Served) -> None:
+    program_bytes, n_large = list[int](), 900_000  # of 40 bytes each, once they are read
+    for prompt in ([1], [*range(100_000, 100_000 + n_large)]):
+        text(server, "kit")
+        answer = post(server, "/v1/completions", model="tiny", prompt=prompt, max_tokens=1)
+        assert answer.status_code == (200 if len(prompt) == 1 else 400)
+        items = get(server, "/edge-run/status")["memory"]["items"]
+        program_bytes += [item["size_bytes"] for item in items if item["what"] == "program"]
+    small, large = program_bytes
+    assert abs(large - small) < 40 * n_large // 3
+
+
 def test_ollamas_names_and_how_long_a_model_stays(server: Served) -> None:
     assert [one["name"] for one in get(server, "/api/tags")["models"]] == ["kit:latest", "tiny:latest", "wrong:latest"]
     shown = post(server, "/api/show", model="tiny:latest").json()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
 from edge_run.base.units import MIB
+from edge_run.devices.host.memory import BESIDE_BUDGETS
 from edge_run.runtime.server.access import WHOSE
 from edge_run.runtime.server.admission import Admission
-from edge_run.runtime.server.bodies import BODY, SMALL_BYTES, BodyRoom
+from edge_run.runtime.server.bodies import BODY, SMALL_BYTES, BodyRoom, decode, value_bytes
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.service import Service
 
@@ -106,3 +109,60 @@ async def test_who_is_counted_holds_no_room_while_the_answer_is_read(monkeypatch
     async with service.visit(SimpleNamespace(name="m"), request) as served:  # type: ignore[arg-type]
         assert (served, closed) == ("served", [])
     assert closed == ["room"]
+
+
+class Asked(msgspec.Struct):
+    """A request of all kinds of values."""
+
+    texts: list[str] = []
+    numbers: list[int] | None = None
+    other: dict[str, Any] | None = None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"texts": ["word%d" % n for n in range(20_000)]},
+        {"texts": ["\N{SNOWMAN}" + "a" * 500_000], "other": {"x": [1.5, None, {"y": [True, "z" * 1000]}] * 500}},
+        {"numbers": [*range(50_000), *[7] * 50_000]},
+        {"texts": ["a", ""] * 50_000},
+    ],
+    ids=["words", "one text and trees", "numbers", "letters"],
+)
+def test_what_a_value_takes_is_what_python_took_for_it(asked: dict[str, Any]) -> None:
+    body = msgspec.json.encode(asked)
+    decode(b"{}", Asked)
+    tracemalloc.start()
+    try:
+        value = decode(body, Asked)
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert value.texts or value.numbers
+    assert 0.9 * taken_bytes < value_bytes(value) < 1.02 * taken_bytes
+
+
+@pytest.mark.parametrize("n_values", [100, 100_000], ids=["small", "large"])
+async def test_what_requests_take_is_beside_budgets_until_it_is_needed_no_more(n_values: int) -> None:
+    before = BESIDE_BUDGETS.n_bytes
+    room, upload = BodyRoom(), Upload(0, is_slow=True)
+    body = b'{"numbers": [%b]}' % b",".join(b"%d" % n for n in range(1000, 1000 + n_values))
+    upload._pieces = [body, b" "]
+    stack = upload.request.scope[BODY] = contextlib.ExitStack()
+    async with anyio.create_task_group() as group:
+        group.start_soon(room.read, upload.request, Asked)
+        await anyio.wait_all_tasks_blocked()
+        assert BESIDE_BUDGETS.n_bytes - before == len(body)
+        upload.may_end.set()
+    assert 36 * n_values <= BESIDE_BUDGETS.n_bytes - before < 48 * n_values + 1000
+    stack.close()
+    assert BESIDE_BUDGETS.n_bytes == before
+
+
+async def test_what_is_refused_takes_nothing() -> None:
+    before = BESIDE_BUDGETS.n_bytes
+    upload = Upload(2 * SMALL_BYTES)
+    upload.request.scope[BODY] = contextlib.ExitStack()
+    upload._pieces[-1] = b"}"
+    assert await status(BodyRoom(), upload) == 400
+    assert BESIDE_BUDGETS.n_bytes == before

@@ -11,6 +11,7 @@ import anyio.lowlevel
 import pytest
 from starlette.types import Message
 
+from edge_run.devices.host.memory import BESIDE_BUDGETS
 from edge_run.runtime.server.access import Access
 from edge_run.runtime.server.answers import json_response
 from edge_run.runtime.server.app import Guard
@@ -57,7 +58,7 @@ class Reader:
 
 
 async def test_the_client_is_dropped_that_read_nothing_for_longest_of_the_key_that_holds_most() -> None:
-    room, sent = UnreadRoom(8 * PIECE_BYTES), dict[str, bool]()
+    room, sent, before = UnreadRoom(8 * PIECE_BYTES), dict[str, bool](), BESIDE_BUDGETS.n_bytes
     body: Message = {"type": "http.response.body", "body": b"x" * (3 * PIECE_BYTES)}
 
     async def write(name: str, key: str, reader: Reader) -> None:
@@ -69,11 +70,13 @@ async def test_the_client_is_dropped_that_read_nothing_for_longest_of_the_key_th
                 group.start_soon(write, name, key, Reader(1))
                 await anyio.wait_all_tasks_blocked()
             assert sent == {"first": False}
+            assert BESIDE_BUDGETS.n_bytes - before == 6 * PIECE_BYTES
             reader = Reader()
             await write("reads", "c", reader)
             assert (sent["reads"], len(reader.pieces)) == (True, 3)
             group.cancel_scope.cancel()
     assert not room._held
+    assert BESIDE_BUDGETS.n_bytes == before
 
 
 async def ask(guard: Guard, send: Callable[[Message], Any]) -> None:
