@@ -11,13 +11,13 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from catalogues import open_catalogue
 from edge_run.base.errors import ConfigError
 from edge_run.base.results import Piece, Progress, Speculation
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.answers import AnswerForm, AnswerResponse
 from edge_run.runtime.server.apis.openai_completions import CompletionForm, CompletionRequest
-from edge_run.runtime.server.catalogue.catalogue import Catalogue
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import Job
 from edge_run.runtime.server.service import Service
@@ -117,7 +117,7 @@ async def answering(
 
     n_tokens: of the prompt. is_prepared: what its job waits for.
     """
-    catalogue = Catalogue.of(model, model)  # type: ignore[arg-type]
+    catalogue = open_catalogue(model)
     service = Service(catalogue, Admission(0))
 
     async def make_job(served: ServedModel) -> Job:

@@ -12,8 +12,8 @@ import anyio
 
 from edge_run.base.errors import ModelFileError
 from edge_run.base.interrupt import Interrupt
-from edge_run.runtime.server.catalogue.catalogue import Catalogue
-from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder
+from edge_run.runtime.server.catalogue.catalogue import Catalogue, OpenModel, as_opened
+from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, model_name
 
 FOUND = ModelFolder(tuple(ModelEntry(name, Path(f"{name}.gguf")) for name in ("a", "b", "broken")))
 
@@ -36,8 +36,22 @@ class Files:
             close=lambda: self.open.remove(path.stem),
             cancel=lambda: None,
             forecast=lambda: None,
+            metadata=lambda key: None,
+            plan=SimpleNamespace(model_bytes=7),
+            embedding=None,
+            chat_template="",
+            trained_context_tokens=0,
             _workplace=SimpleNamespace(wait_here=lambda: None),
         )
+
+
+def open_catalogue(model: Any) -> Catalogue:
+    """Return the catalogue of one model, which is open, and which tasks may share as it is."""
+    entry = as_opened(ModelEntry(model_name(model.path), model.path), model)
+    made = Catalogue(ModelFolder((entry,)), lambda path, interrupt: model)
+    made.open = OpenModel(entry, model, model, model.forecast())
+    made._turns.opened(entry.name)
+    return made
 
 
 @asynccontextmanager

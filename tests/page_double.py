@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 import uvicorn
 
+from catalogues import open_catalogue
 from edge_run.base.errors import ConfigError
 from edge_run.base.mesh_status import MeshNode, MeshUse
 from edge_run.base.results import (
@@ -36,7 +37,6 @@ from edge_run.base.units import GIB, MIB
 from edge_run.runtime.server.access import access_for
 from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.app import make_app
-from edge_run.runtime.server.catalogue.catalogue import Catalogue
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.serving import bind
 
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="without a chat template")
     given = parser.parse_args()
     model: Any = RepeatingModel(given.name, not given.plain)
-    service = Service(Catalogue.of(model, model), Admission(4), version="0")
+    service = Service(open_catalogue(model), Admission(4), version="0")
     with bind("127.0.0.1", given.port) as bound:
         app: Any = make_app(service, access_for("127.0.0.1", "127.0.0.1", keys=given.key))
         print(f"serving {given.name} at http://127.0.0.1:{bound.getsockname()[1]}", file=sys.stderr, flush=True)

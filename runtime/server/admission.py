@@ -40,11 +40,10 @@ class Admission:
 
     max_queue: requests that may wait while another one waits for its first token, be it read or queued itself. Beyond
         that a key may still have its share of them, until all have twice as many.
-    expected_s: what an answer is expected to take before any was measured.
     """
 
-    def __init__(self, max_queue: int, expected_s: float = USUAL_S, clock: Clock = time.monotonic) -> None:
-        self.max_queue, self._answer_s, self._clock = max_queue, expected_s, clock
+    def __init__(self, max_queue: int, clock: Clock = time.monotonic) -> None:
+        self.max_queue, self._answer_s, self._clock = max_queue, USUAL_S, clock
         self._places: set[Place] = set()
         self.is_closed = False
 
@@ -96,6 +95,10 @@ class Admission:
     def expected_wait_s(self) -> float:
         """When the first of those that wait is expected to have its answer: answers wait for each other."""
         return min(max(1.0, self._answer_s), MOST_RETRY_S)
+
+    def expect(self, answer_s: float) -> None:
+        """Take an answer to last so long, while none was measured."""
+        self._answer_s = answer_s
 
     def close(self) -> None:
         """Let nobody in any more."""

@@ -202,7 +202,9 @@ def _preflight(headers: Mapping[str, str]) -> Response:
 
 
 async def health(service: Service, request: Request) -> Response:
-    """Say whether requests are taken."""
+    """Say whether requests are taken, and have an answer before long."""
     if service.admission.is_closed:
         return json_response({"status": "shutting down"}, 503)
+    if not service.catalogue.is_usable:
+        return json_response({"status": "loading model"}, 503)
     return json_response({"status": "ok"})

@@ -6,11 +6,7 @@ uvicorn bounds the size of headers and how long an idle connection stays; what i
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import selectors
 import socket
-import threading
-import time
 from collections import Counter
 from typing import Any
 from weakref import WeakSet
@@ -30,38 +26,18 @@ AHEAD_S = 5.0  # for an answer, where more than PIECE_BYTES follow its request
 MOST_CONNECTIONS = 4096
 MOST_UNREAD_BYTES = 256 * MIB
 PIECE_BYTES = 1 << 16
-MOST_EARLY = 64  # connections that are held before there is a server; others wait in the system's queue
-RETRY_S = 0.1
 # Of clients whose request is whole; h11 documents the second one, and forgets to export it.
 _ASKED = h11.DONE, h11.MIGHT_SWITCH_PROTOCOL  # type: ignore[attr-defined]
 
 
-_HEALTH = b"GET /health HTTP/1.", b"GET /v1/health HTTP/1."
-_LOADING = b'{"status":"loading model"}'
-_NOT_YET = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%b" % (len(_LOADING), _LOADING)
-)
-
-
 class BoundedListener(socket.socket):
-    """A socket that takes so many connections at most, whether they speak HTTP yet or are still at TLS's handshake.
-
-    early: connections that were taken before there was a server, of which nothing was read.
-    """
+    """A socket that takes so many connections at most, whether they speak HTTP yet or are still at TLS's handshake."""
 
     most_connections = MOST_CONNECTIONS
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._taken = WeakSet[socket.socket]()
-        self.early: list[socket.socket] = []
-
-    def close(self) -> None:
-        """Close it, and the connections that nobody took over."""
-        for connection in self.early:
-            connection.close()
-        super().close()
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Take a connection. Raises ConnectionAbortedError, which asyncio takes for none, where it is one too many."""
@@ -73,74 +49,6 @@ class BoundedListener(socket.socket):
             raise ConnectionAbortedError("there are too many connections")
         self._taken.add(connection)
         return connection, address
-
-
-class HealthBeforeServing:
-    """Says in this block, in a thread, that the server's model is being opened, to who asks how it is.
-
-    Who asks for something else waits, and nothing of it is read: at the end of the block those connections are the
-    listener's early ones, up to MOST_EARLY. For a server without TLS.
-    """
-
-    def __init__(self, listener: BoundedListener) -> None:
-        self._listener, self._selector = listener, selectors.DefaultSelector()
-        self._thread = threading.Thread(target=self._run, name="edge-run-health", daemon=True)
-
-    def __enter__(self) -> None:
-        self._until, self._end = socket.socketpair()
-        self._listener.setblocking(False)
-        for one in (self._until, self._listener):
-            self._selector.register(one, selectors.EVENT_READ)
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._end.close()
-        self._thread.join()
-        self._selector.close()
-        self._until.close()
-
-    def _run(self) -> None:
-        silent, is_listening = dict[int, socket.socket](), True  # those that said nothing yet, by file descriptors
-        while True:
-            has_room = len(silent) + len(self._listener.early) < MOST_EARLY
-            if has_room and not is_listening:
-                self._selector.register(self._listener, selectors.EVENT_READ)
-            elif is_listening and not has_room:
-                self._selector.unregister(self._listener)
-            is_listening = has_room
-            ready = {key.fd for key, _ in self._selector.select()}
-            if self._until.fileno() in ready:
-                self._listener.early += silent.values()
-                return
-            for number in ready & silent.keys():
-                connection = silent.pop(number)
-                self._selector.unregister(connection)
-                self._answer(connection)
-            if self._listener.fileno() in ready:
-                try:
-                    connection, _ = self._listener.accept()
-                except OSError:  # who connected has left again, or this process has too many files open
-                    time.sleep(RETRY_S)
-                    continue
-                connection.setblocking(False)
-                self._selector.register(connection, selectors.EVENT_READ)
-                silent[connection.fileno()] = connection
-
-    def _answer(self, connection: socket.socket) -> None:
-        """Answer what is first said on a connection, or hold it."""
-        with contextlib.suppress(OSError):
-            try:
-                said = connection.recv(max(map(len, _HEALTH)), socket.MSG_PEEK)
-            except BlockingIOError:  # it has not said anything after all
-                self._listener.early.append(connection)
-                return
-            if said and not said.startswith(_HEALTH):
-                self._listener.early.append(connection)
-                return
-            if said:
-                connection.recv(PIECE_BYTES)
-                connection.sendall(_NOT_YET)
-        connection.close()
 
 
 class UnreadRoom:

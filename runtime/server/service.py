@@ -92,6 +92,16 @@ class Service:
         """The model that is open, to look at: it may be closed at any `await`."""
         return self._served(self.catalogue.open) if self.catalogue.open else None
 
+    async def look(self, request: Request) -> ServedModel | None:
+        """Return the model that is open, to look at; of a server with one model, once that is open.
+
+        Raises what `visit` raises.
+        """
+        if not self.catalogue.is_usable:
+            async with self.visit(self.catalogue.asked(None), request):
+                pass
+        return self.open
+
     def since_s(self, entry: ModelEntry) -> int:
         """Return since when a model is what it is: when its file was written, where that was looked at."""
         return entry.changed_ns // 10**9 or self.began_s

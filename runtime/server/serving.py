@@ -21,13 +21,12 @@ from edge_run.base.errors import ConfigError, EdgeRunError, reason_of
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.devices.host.service_manager import ServiceManager
-from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.server.access import Access
-from edge_run.runtime.server.admission import USUAL_S, Admission
+from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.app import Guard, make_app
-from edge_run.runtime.server.catalogue.catalogue import Catalogue, spare_collections
-from edge_run.runtime.server.catalogue.folder import read_folder
+from edge_run.runtime.server.catalogue.catalogue import Catalogue
+from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, model_name, read_entry, read_folder
 from edge_run.runtime.server.catalogue.served_model import AnswerDefaults
 from edge_run.runtime.server.connections import MOST_CONNECTIONS, BoundedListener, BoundedProtocol
 from edge_run.runtime.server.service import Service
@@ -104,16 +103,24 @@ def bind(host: str, port: int) -> BoundedListener:
     return bound
 
 
-async def serve_model(model: Model, bound: socket.socket, options: ServeOptions, say: Callable[[str], None]) -> None:
-    """Serve an open model on a bound socket until SIGINT or SIGTERM; close both.
+async def serve_model(
+    path: Path,
+    open_file: Callable[[Path, Interrupt], Model],
+    bound: socket.socket,
+    options: ServeOptions,
+    say: Callable[[str], None],
+) -> None:
+    """Serve the model of a file on a bound socket until SIGINT or SIGTERM; close both.
 
-    say: told in a line when the server is ready, and when it is about to end.
+    Requests are taken from the start, and wait while the model is opened. open_file: opens it, in a thread, until the
+    interrupt ends that. say: told in a line when the model is open, and when the server is about to end.
+    Raises what `open_file` raises.
     """
-    spare_collections()
-    async with AsyncModel.of(model) as answering:
-        catalogue = Catalogue.of(model, answering)
-        forecast = catalogue.open.forecast if catalogue.open else None
-        await _serve(catalogue, model.path.name, forecast.first_token_s if forecast else USUAL_S, bound, options, say)
+    try:
+        entry = read_entry(path)
+    except (EdgeRunError, OSError):  # opening it says why, or can do without
+        entry = ModelEntry(model_name(path), path)
+    await _serve(Catalogue(ModelFolder((entry,)), open_file), path.name, bound, options, say)
 
 
 async def serve_folder(
@@ -125,8 +132,8 @@ async def serve_folder(
 ) -> None:
     """Serve the models of a folder on a bound socket, one open at a time, until SIGINT or SIGTERM; close all.
 
-    open_file: opens one of them, in a thread, until the interrupt ends that. say: as for `serve_model`, and what files
-    are left out.
+    open_file: opens one of them, as for `serve_model`. say: told in a line when the server is ready, when it is about
+    to end, and what files are left out.
     Raises ConfigError where there is none.
     """
     found = read_folder(folder)
@@ -134,29 +141,33 @@ async def serve_folder(
     _say_left_out(catalogue, say)
     if not found.entries:
         raise ConfigError(f"--models {folder}: has no GGUF file of a model that can be served; name another folder")
-    await _serve(catalogue, f"{len(found.entries)} models of {folder.name}", USUAL_S, bound, options, say)
+    await _serve(catalogue, f"{len(found.entries)} models of {folder.name}", bound, options, say)
 
 
 async def _serve(
     catalogue: Catalogue,
     what: str,
-    expected_s: float,
     bound: socket.socket,
     options: ServeOptions,
     say: Callable[[str], None],
 ) -> None:
     raise_file_limit()
-    admission = Admission(options.max_queue, expected_s)
+    admission = Admission(options.max_queue)
     service = Service(catalogue, admission, AnswerDefaults(options.sampling, options.most_tokens), options.version)
     guard = make_app(service, options.access, options.has_metrics)
     line = _ready(what, bound, options)
+    server = _Server(_configuration(guard, options))
 
-    def ready() -> None:
-        options.manager.ready(line)
-        say(line)
+    async def get_ready() -> None:
+        await server.listens.wait()
+        if catalogue.is_fixed and (forecast := (await catalogue.open_only()).forecast):
+            admission.expect(forecast.first_token_s)
+        if not admission.is_closed:
+            options.manager.ready(line)
+            say(line)
 
-    server = _Server(_configuration(guard, options), ready)
     async with catalogue, task_group() as group:
+        group.start_soon(get_ready, name="edge-run-get-ready")
         if threading.current_thread() is threading.main_thread():
             group.start_soon(_hear_signals, server, guard, service, options, say, name="edge-run-signals")
         await server.serve(sockets=[bound])
@@ -164,14 +175,14 @@ async def _serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves signals to us and says when it listens."""
+    """uvicorn's server, which leaves signals to us. listens: is set when it does."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._ready = ready
+        self.listens = anyio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen as uvicorn does, but with a deadline for TLS's handshake, and take early connections over."""
+        """Listen as uvicorn does, but with a deadline for TLS's handshake."""
         config, loop = self.config, asyncio.get_running_loop()
         protocol: Callable[..., asyncio.Protocol] = config.http_protocol_class
         make = partial(protocol, config=config, server_state=self.server_state, app_state={})
@@ -184,10 +195,8 @@ class _Server(uvicorn.Server):
         ]
         for listening in sockets or ():
             listening.listen(BACKLOG)
-            while isinstance(listening, BoundedListener) and listening.early:
-                await loop.connect_accepted_socket(make, listening.early.pop(0))
         self.started = True
-        self._ready()
+        self.listens.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -270,13 +279,16 @@ class _Rereading:
         options = self._options
         while self._is_asked:
             self._is_asked = False
-            options.manager.reloading()
+            is_told = self._service.catalogue.is_usable  # else it is not ready yet
+            if is_told:
+                options.manager.reloading()
             if options.read_access is not None:
                 await _reread(self._guard, options.read_access, self._say)
             if self._server.config.ssl is not None:
                 await _reread_certificate(self._server.config.ssl, options, self._say)
             await _reread_models(self._service.catalogue, self._say)
-            options.manager.ready("read anew what may change")
+            if is_told:
+                options.manager.ready("read anew what may change")
         self._is_at_work = False
 
 

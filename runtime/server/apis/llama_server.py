@@ -221,7 +221,7 @@ async def apply_template(service: Service, request: Request) -> Response:
 
 async def props(service: Service, request: Request) -> Response:
     """Describe the server, and the model that is open."""
-    served, defaults = service.open, service.defaults
+    served, defaults = await service.look(request), service.defaults
     n_ctx = served.model.context_tokens if served else 0
     settings = {"n_ctx": n_ctx, "params": _parameters(defaults.sampling, defaults.most_tokens)}
     return json_response(
@@ -242,7 +242,7 @@ async def slots(service: Service, request: Request) -> Response:
 
     Raises Refusal where all are and the request wants that to be said so.
     """
-    if (served := service.open) is None:
+    if (served := await service.look(request)) is None:
         return json_response([])
     n_busy = service.admission.n_running + service.admission.n_waiting  # whose prompt is read has a slot too
     n_ctx, n_slots = served.model.context_tokens, served.model.most_parallel

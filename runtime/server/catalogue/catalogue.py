@@ -20,7 +20,7 @@ from edge_run.base.interrupt import Interrupt
 from edge_run.base.results import Forecast
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
-from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, model_name, without_folder
+from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, without_folder
 from edge_run.runtime.server.catalogue.known_models import KnownModels
 from edge_run.runtime.server.catalogue.turns import ModelTurn, Turns
 from edge_run.runtime.server.refusals import Refusal
@@ -38,6 +38,19 @@ def spare_collections() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], COLLECTIONS_TO_A_FULL_ONE)
+
+
+def as_opened(entry: ModelEntry, model: Model) -> ModelEntry:
+    """Return what there is to say of a model that was opened as the command says, which may be other than its file."""
+    return dataclasses.replace(
+        entry,
+        size_bytes=model.plan.model_bytes,
+        architecture=model.metadata("general.architecture") or "",
+        size_label=model.metadata("general.size_label") or "",
+        trained_context_tokens=model.trained_context_tokens,
+        chat_template=model.chat_template,
+        makes_embeddings=model.embedding is not None,
+    )
 
 
 class OpenModel:
@@ -85,7 +98,8 @@ class Catalogue:
     It is over 200 lines because whatever becomes of a model, or of its file, concerns all who use it or wait.
 
     found: what can be asked for. open_file: opens a file, in a thread, until the interrupt ends that.
-    read_entries: says anew what there is, in a thread. say: told in a line what cannot be opened.
+    read_entries: says anew what there is, in a thread; None: there is one model, which stays open, whatever model a
+    request names. say: told in a line what cannot be opened.
     """
 
     def __init__(
@@ -103,30 +117,26 @@ class Catalogue:
         self._group: TaskGroup | None = None
         self._opening: _Opening | None = None
         self._closing = ""  # the model that is being closed
+        self._failure: EdgeRunError | None = None  # of the opening that failed last
         self.open: OpenModel | None = None
-
-    @classmethod
-    def of(cls, model: Model, answering: AsyncModel) -> Catalogue:
-        """Return a catalogue of one model, which is open and stays so, whatever model a request names."""
-        entry = ModelEntry(
-            model_name(model.path),
-            model.path,
-            model.plan.model_bytes,
-            architecture=model.metadata("general.architecture") or "",
-            size_label=model.metadata("general.size_label") or "",
-            trained_context_tokens=model.trained_context_tokens,
-            chat_template=model.chat_template,
-            makes_embeddings=model.embedding is not None,
-        )
-        made = cls(ModelFolder((entry,)), lambda path, interrupt: model)
-        made.open = OpenModel(entry, model, answering, model.forecast())
-        made._turns.opened(entry.name)
-        return made
 
     @property
     def is_fixed(self) -> bool:
         """Whether there is one model, which stays open."""
         return self._takes_any_name
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether requests have an answer before long: not while the one model is opened."""
+        return self.open is not None or not self.is_fixed
+
+    async def open_only(self) -> OpenModel:
+        """Open the one model; return it. Raises what opening it raises, with the folder of its file."""
+        try:
+            async with self.hold(self.known.entries[0]) as found:
+                return found
+        except EdgeRunError as error:
+            raise self._failure or error from None
 
     def state(self, name: str) -> str:
         """Return how a model is: `loaded`, `loading`, `failed` or `unloaded`."""
@@ -169,7 +179,7 @@ class Catalogue:
         self._waiting[turn] = anyio.Event()
         try:
             self._settle()
-            with anyio.move_on_after(MOST_WAIT_S):
+            with anyio.move_on_after(None if self.is_fixed else MOST_WAIT_S):
                 await self._waiting[turn].wait()
             if turn.error:
                 raise dataclasses.replace(turn.error)
@@ -249,6 +259,7 @@ class Catalogue:
                 if self._opening and self._opening.is_ended:
                     return
                 known = error if isinstance(error, EdgeRunError) else KernelError(f"{entry.name}: {error!r}")
+                self._failure = known
                 self._say(f"{entry.name} cannot be opened: {known}")
                 known = _without_folder(known, entry)
                 if entry in self.known.entries:
@@ -269,6 +280,9 @@ class Catalogue:
         except BaseException:
             model.close()
             raise
+        if self.is_fixed:
+            entry = as_opened(entry, model)
+            self.known = KnownModels(ModelFolder((entry,)))
         self.open = OpenModel(entry, model, answering, forecast)
         took_s = time.monotonic() - began_s
         self._turns.opened(entry.name, took_s)
@@ -276,7 +290,7 @@ class Catalogue:
 
     async def _close(self) -> None:
         closing, self.open = self.open, None
-        if closing is not None and not self.is_fixed:
+        if closing is not None:
             closing.wake()
             self._closing = closing.entry.name
             with anyio.CancelScope(shield=True):

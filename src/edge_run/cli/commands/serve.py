@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,13 +16,17 @@ from edge_run.base.errors import ConfigError, reason_of
 from edge_run.base.extras import SERVE, need
 from edge_run.base.files.key_files import MOST_KEY_FILE_BYTES, tell_if_open
 from edge_run.base.files.texts import read_text_file
-from edge_run.cli.shared.answer import open_file, opened
+from edge_run.base.interrupt import Interrupt
+from edge_run.cli.shared.answer import open_file, say_plan
 from edge_run.cli.shared.generating import mesh_options
 from edge_run.cli.shared.options import SERVED_SETTINGS, SETTINGS
 from edge_run.cli.shared.setting import PATH, NumberRange
 from edge_run.cli.shared.settings import RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand, origin
 from edge_run.cli.shared.terminal import Terminal
+
+if TYPE_CHECKING:
+    from edge_run.runtime.generation.model import Model
 
 PARALLEL = 4
 HOST, PORT, MAX_QUEUE = "127.0.0.1", 8080, 64
@@ -126,7 +129,6 @@ def serve(context: click.Context, /, host: str, port: int, **given: Any) -> None
 
     from edge_run.devices.host.service_manager import ServiceManager
     from edge_run.runtime.server.access import Access, access_for, read_keys
-    from edge_run.runtime.server.connections import HealthBeforeServing
     from edge_run.runtime.server.serving import ServeOptions, bind, serve_folder, serve_model
 
     terminal: Terminal = context.obj
@@ -169,13 +171,14 @@ def serve(context: click.Context, /, host: str, port: int, **given: Any) -> None
             anyio.run(serve_folder, settings.model, partial(open_file, config=config), bound, options, terminal.say)
             return
         mesh = mesh_options(settings, terminal) if settings.is_mesh else None
-        is_clear = given["tls_cert"] is None
-        with contextlib.ExitStack() as closing:
-            with HealthBeforeServing(bound) if is_clear else contextlib.nullcontext():
-                model = closing.enter_context(
-                    opened(settings.model, config, terminal, settings.chat_template, mesh=mesh)
-                )
-            anyio.run(serve_model, model, bound, options, terminal.say)
+
+        def open_aloud(path: Path, interrupt: Interrupt) -> Model:
+            model = open_file(path, interrupt, config, settings.chat_template, mesh)
+            say_plan(model, config, terminal)
+            return model
+
+        terminal.show(f"Opening {settings.model.name}")
+        anyio.run(serve_model, settings.model, open_aloud, bound, options, terminal.say)
 
 
 def _what(context: click.Context, given: dict[str, Any]) -> dict[str, Path | str | None]:

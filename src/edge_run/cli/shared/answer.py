@@ -80,45 +80,61 @@ def opened(
     mesh: MeshOptions | None = None,
 ) -> Iterator[Model]:
     """Open the model at `path`, and say at a terminal what was planned. Raises like `Model`, and KeyboardInterrupt."""
+    terminal.show(f"Opening {path.name}")
+    interrupt = mesh.interrupt if mesh else Interrupt()
+    with interrupt.hearing_signals():
+        model = open_file(path, interrupt, config, chat_template, mesh)
+    terminal.erase()
+    with model:
+        say_plan(model, config, terminal, is_quiet)
+        yield model
+
+
+def open_file(
+    path: Path,
+    interrupt: Interrupt,
+    config: ModelConfig,
+    chat_template: str | None = None,
+    mesh: MeshOptions | None = None,
+) -> Model:
+    """Open the model at `path`, in any thread, and say nothing. Raises like `Model`. interrupt: ends that."""
     from edge_run.runtime.generation.model import Model
     from edge_run.runtime.llama._ggml import announce_end
 
     announce_end(partial(_end, path))
-    terminal.show(f"Opening {path.name}")
-    interrupt = mesh.interrupt if mesh else Interrupt()
-    with interrupt.hearing_signals():
-        model = Model(path, config=config, chat_template=chat_template, mesh=mesh, interrupt=interrupt)
-    terminal.erase()
-    with model:
-        if terminal.shows_notices:
-            model.expect()
-        backend = model.stats.backend
-        if backend.name == "llama.cpp":
-            terminal.say(f"llama.cpp's own loader runs this model, no budget is kept: {backend.reason}; {_ENDS_IF}")
-        elif backend.reason:
-            terminal.say(backend.reason)
-        if 0 < model.trained_context_tokens < (config.context_tokens or 0):
-            terminal.say(
-                f"a context of {config.context_tokens:,} tokens, the model was trained on "
-                f"{model.trained_context_tokens:,}: its text may be poor beyond them"
-            )
-        if model.plan.context_tokens < model.plan.wanted_context_tokens:
-            terminal.say(f"a {figures.describe_context(model.plan)}")
-        if config.kv_keep:
-            terminal.say(
-                f"each token looks at {config.kv_keep:,} tokens of the context at most (--kv-keep): the text is not "
-                "what the model gives with all of them"
-            )
-        if model.plan.kv_type_reason:
-            terminal.say(f"keys and values in {model.plan.kv_type_reason}")
-        say_notices(model, terminal)
-        if limits := model.speculation.reason:
-            terminal.say(limits)
-        if backend.name == "edge-run" and terminal.shows_notices and not is_quiet:
-            terminal.say(figures.describe_plan(path.name, model.plan), NOTICE)
-            if model.most_parallel > 1:
-                _advise_packing(model, terminal)
-        yield model
+    return Model(path, config=config, chat_template=chat_template, mesh=mesh, interrupt=interrupt)
+
+
+def say_plan(model: Model, config: ModelConfig, terminal: Terminal, is_quiet: bool = False) -> None:
+    """Say what was planned, and what of it the user may not expect. is_quiet: only the latter."""
+    if terminal.shows_notices:
+        model.expect()
+    backend = model.stats.backend
+    if backend.name == "llama.cpp":
+        terminal.say(f"llama.cpp's own loader runs this model, no budget is kept: {backend.reason}; {_ENDS_IF}")
+    elif backend.reason:
+        terminal.say(backend.reason)
+    if 0 < model.trained_context_tokens < (config.context_tokens or 0):
+        terminal.say(
+            f"a context of {config.context_tokens:,} tokens, the model was trained on "
+            f"{model.trained_context_tokens:,}: its text may be poor beyond them"
+        )
+    if model.plan.context_tokens < model.plan.wanted_context_tokens:
+        terminal.say(f"a {figures.describe_context(model.plan)}")
+    if config.kv_keep:
+        terminal.say(
+            f"each token looks at {config.kv_keep:,} tokens of the context at most (--kv-keep): the text is not "
+            "what the model gives with all of them"
+        )
+    if model.plan.kv_type_reason:
+        terminal.say(f"keys and values in {model.plan.kv_type_reason}")
+    say_notices(model, terminal)
+    if limits := model.speculation.reason:
+        terminal.say(limits)
+    if backend.name == "edge-run" and terminal.shows_notices and not is_quiet:
+        terminal.say(figures.describe_plan(model.path.name, model.plan), NOTICE)
+        if model.most_parallel > 1:
+            _advise_packing(model, terminal)
 
 
 def _advise_packing(model: Model, terminal: Terminal) -> None:
@@ -127,15 +143,6 @@ def _advise_packing(model: Model, terminal: Terminal) -> None:
     found = model.forecast() if packed else None
     if found and packed and (told := figures.describe_packing(model.path, model.plan.model_bytes, found, packed)):
         terminal.say(told, NOTICE)
-
-
-def open_file(path: Path, interrupt: Interrupt, config: ModelConfig) -> Model:
-    """Open the model at `path`, in any thread, and say nothing. Raises like `Model`. interrupt: ends that."""
-    from edge_run.runtime.generation.model import Model
-    from edge_run.runtime.llama._ggml import announce_end
-
-    announce_end(partial(_end, path))
-    return Model(path, config=config, interrupt=interrupt)
 
 
 def say_notices(model: Model, terminal: Terminal, n_said: int = 0) -> int:

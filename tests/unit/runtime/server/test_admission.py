@@ -20,7 +20,8 @@ def refusal(admission: Admission) -> Refusal:
 
 
 async def test_so_many_may_wait_and_those_that_are_answered_do_not_count() -> None:
-    admission = Admission(max_queue=1, expected_s=7.0)
+    admission = Admission(max_queue=1)
+    admission.expect(7.0)
     with contextlib.ExitStack() as places:
         first, second = (places.enter_context(admission.place()) for _ in range(2))
         full = refusal(admission)
@@ -58,7 +59,8 @@ async def test_a_key_is_refused_above_its_share_of_a_full_queue_only() -> None:
 
 async def test_the_wait_is_learnt_from_answers() -> None:
     clock = Clock()
-    admission = Admission(max_queue=0, expected_s=10.0, clock=clock)
+    admission = Admission(max_queue=0, clock=clock)
+    assert admission.expected_wait_s == 10.0
     for _ in range(50):
         with admission.place() as place:
             place.begin()

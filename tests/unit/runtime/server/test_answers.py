@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from answering_double import VOCABULARY, Client, FakeModel, answering
+from catalogues import open_catalogue
 from edge_run.base.errors import ConfigError, KernelError
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server import answers
@@ -24,7 +25,6 @@ from edge_run.runtime.server.apis.ollama import OllamaForm
 from edge_run.runtime.server.apis.openai_chat import ChatForm, ChatRequest
 from edge_run.runtime.server.apis.openai_completions import CompletionForm, CompletionRequest
 from edge_run.runtime.server.apis.responses_form import ResponseForm
-from edge_run.runtime.server.catalogue.catalogue import Catalogue
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import Job
 from edge_run.runtime.server.refusals import Refusal
@@ -226,7 +226,7 @@ async def test_what_was_asked_is_not_kept_while_it_is_answered() -> None:
             return Job([1], SamplingConfig())
 
     model, client, asked = FakeModel(), Client(), Asked()
-    catalogue = Catalogue.of(model, model)  # type: ignore[arg-type]
+    catalogue = open_catalogue(model)
     form = CompletionForm("model", CompletionRequest(prompt=""))
     service = Service(catalogue, Admission(0))
     response = AnswerResponse(service, catalogue.asked("any"), asked.job, form, False)
@@ -254,7 +254,7 @@ async def test_a_whole_answer_is_sent_with_its_length() -> None:
 async def test_what_comes_when_the_client_has_just_left_is_for_nobody() -> None:
     model = FakeModel()
     model.goes_on.set()
-    catalogue = Catalogue.of(model, model)  # type: ignore[arg-type]
+    catalogue = open_catalogue(model)
     service = Service(catalogue, Admission(0))
 
     async def make_job(served: ServedModel) -> Job:

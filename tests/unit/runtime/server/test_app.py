@@ -16,7 +16,10 @@ from edge_run.runtime.server.bodies import BodyRoom
 pytestmark = pytest.mark.anyio
 
 SITE = "https://chat.example"
-OPEN: dict[str, Any] = {"admission": SimpleNamespace(is_closed=False)}
+OPEN: dict[str, Any] = {
+    "admission": SimpleNamespace(is_closed=False),
+    "catalogue": SimpleNamespace(is_usable=True),
+}
 
 
 def client(**parts: Any) -> httpx.AsyncClient:
@@ -83,3 +86,14 @@ async def test_whether_a_model_thinks_is_seen_by_its_template(template: str, thi
     catalogue = SimpleNamespace(asked=lambda name: entry, open=None)
     shown = await client(catalogue=catalogue, read=BodyRoom().read).post("/api/show", json={"model": "any"})
     assert ("thinking" in shown.json()["capabilities"]) == thinks
+
+
+async def test_its_health_says_whether_requests_are_taken_and_have_an_answer_before_long() -> None:
+    ends, opens = {"admission": SimpleNamespace(is_closed=True)}, {"catalogue": SimpleNamespace(is_usable=False)}
+    for parts, found in (
+        ({}, (200, "ok")),
+        (ends, (503, "shutting down")),
+        (opens, (503, "loading model")),
+    ):
+        answer = await client(**{**OPEN, **parts}).get("/health")
+        assert (answer.status_code, answer.json()["status"]) == found

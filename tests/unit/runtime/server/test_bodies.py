@@ -122,7 +122,7 @@ class Asked(msgspec.Struct):
 @pytest.mark.parametrize(
     "asked",
     [
-        {"texts": ["word%d" % n for n in range(20_000)]},
+        {"texts": [f"word{n}" for n in range(20_000)]},
         {"texts": ["\N{SNOWMAN}" + "a" * 500_000], "other": {"x": [1.5, None, {"y": [True, "z" * 1000]}] * 500}},
         {"numbers": [*range(50_000), *[7] * 50_000]},
         {"texts": ["a", ""] * 50_000},

@@ -306,3 +306,43 @@ async def test_a_model_that_does_not_close_is_named_to_those_who_wait_for_anothe
                 await use(found, "b")
         finally:
             answers.set()
+
+
+async def test_requests_for_the_only_model_wait_until_it_is_open_however_long_that_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(catalogue, "MOST_WAIT_S", 0.0)
+    files, goes_on, used = Files(), threading.Event(), list[str]()
+
+    def open_file(path: Path, interrupt: Interrupt) -> Any:
+        assert goes_on.wait(30)
+        return files(path)
+
+    async def ask(made: Catalogue, name: str | None) -> None:
+        async with made.hold(made.asked(name)) as found:
+            used.append(found.entry.name)
+
+    with anyio.fail_after(30):
+        async with Catalogue(ModelFolder(FOUND.entries[:1]), open_file) as made, anyio.create_task_group() as group:
+            for name in ("any other", None):
+                group.start_soon(ask, made, name)
+            group.start_soon(made.open_only)
+            await until(lambda: made.state("a") == "loading")
+            assert not made.is_usable
+            assert not used
+            goes_on.set()
+            await until(lambda: len(used) == 2)
+            assert made.is_usable
+            assert made.asked("any other").size_bytes == 7, "as the open model says"
+    assert (used, files.opened, files.open) == (["a", "a"], ["a"], set())
+
+
+async def test_why_the_only_model_cannot_be_opened_is_told_with_its_folder_but_not_to_clients() -> None:
+    def open_file(path: Path, interrupt: Interrupt) -> Any:
+        raise ModelFileError(f"{path}: it is broken")
+
+    async with Catalogue(ModelFolder((ModelEntry("a", Path("/secret/a.gguf")),)), open_file) as made:
+        with pytest.raises(ModelFileError, match=r"^/secret/a\.gguf: it is broken$"):
+            await made.open_only()
+        with pytest.raises(ModelFileError, match=r"^a\.gguf: it is broken$"):
+            await use(made, "a")

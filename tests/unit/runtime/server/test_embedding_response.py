@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from catalogues import open_catalogue
 from edge_run.base.errors import Cancelled, KernelError
 from edge_run.runtime.embedding.results import EmbeddingShape
 from edge_run.runtime.embedding.texts import TextTokens
 from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.apis.embedding_response import MOST_NUMBERS, EmbeddingResponse, WantedVectors
 from edge_run.runtime.server.bodies import BODY
-from edge_run.runtime.server.catalogue.catalogue import Catalogue
 from edge_run.runtime.server.refusals import Refusal, refusal_of
 from edge_run.runtime.server.service import Service
 
@@ -77,7 +77,7 @@ class Client:
 
 
 def service_of(model: FakeModel) -> Service:
-    return Service(Catalogue.of(model, model), Admission(8))  # type: ignore[arg-type]
+    return Service(open_catalogue(model), Admission(8))
 
 
 @asynccontextmanager

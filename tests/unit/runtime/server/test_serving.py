@@ -1,28 +1,32 @@
-"""The address of a server, and how its failure comes out."""
+"""The address of a server, how its failure comes out, and what it says before its model is open."""
 
 from __future__ import annotations
 
-import contextlib
+import os
+import signal
 import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
-import anyio.to_thread
+import httpx
 import pytest
 
 pytest.importorskip("uvicorn")
 
-import uvicorn
-
-from edge_run.base.errors import ConfigError
+from catalogues import Files
+from edge_run.base.errors import ConfigError, ModelFileError
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.sampling_config import SamplingConfig
-from edge_run.runtime.server import connections, serving
+from edge_run.runtime.server import serving
 from edge_run.runtime.server.access import access_for
 from edge_run.runtime.server.catalogue.catalogue import Catalogue
 from edge_run.runtime.server.catalogue.folder import ModelFolder
-from edge_run.runtime.server.connections import BoundedProtocol, HealthBeforeServing
-from edge_run.runtime.server.serving import ServeOptions, bind
-from waiting import until
+from edge_run.runtime.server.serving import ServeOptions, bind, serve_model
 
 
 def test_an_address_is_taken_before_its_server_serves() -> None:
@@ -42,72 +46,84 @@ def test_what_ends_a_server_comes_out_as_it_is(monkeypatch: pytest.MonkeyPatch) 
     catalogue: Any = Catalogue(ModelFolder(()), lambda path, interrupt: pytest.fail("nobody asks"))
     options = ServeOptions(access_for("localhost", "127.0.0.1"), 1, SamplingConfig())
     with bind("127.0.0.1", 0) as bound, pytest.raises(OSError, match=r"^the network is gone$"):
-        anyio.run(serving._serve, catalogue, "nothing", 1.0, bound, options, lambda line: None)
+        anyio.run(serving._serve, catalogue, "nothing", bound, options, lambda line: None)
 
 
-def test_before_there_is_a_server_its_health_is_told_and_who_asks_for_more_waits_for_it() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
-        await send({"type": "http.response.body", "body": scope["path"].encode()})
+class Opening:
+    """The opening of a model, as long as a test wants it. told: by the server, to who began it and to its manager."""
 
-    def ask(path: str) -> socket.socket:
-        asking = connect()
-        asking.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        return asking
+    def __init__(self) -> None:
+        self.files, self.may_end, self.told = Files(), threading.Event(), list[str]()
 
-    def connect() -> socket.socket:
-        return closing.enter_context(socket.create_connection(bound.getsockname(), 30))
+    def open_file(self, path: Path, interrupt: Interrupt) -> Any:
+        while not self.may_end.wait(0.01):
+            interrupt.check()
+        model = self.files(path)
+        model.context_tokens, model.most_parallel = 64, 1
+        return model
 
-    async def serve() -> None:
-        server = serving._Server(
-            uvicorn.Config(app, http=BoundedProtocol, lifespan="off", log_config=None), lambda: None
+    async def serve(self, bound: socket.socket) -> None:
+        manager: Any = SimpleNamespace(
+            ready=lambda line: self.told.append("READY"), stopping=lambda: self.told.append("STOPPING")
         )
-        server.config.load()
-        await server.startup([bound])
-        waiting[0].sendall(b"GET /one HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        for connection, path in zip(waiting, ("/one", "/two"), strict=True):
-            found = b""
-            while not found.endswith(path.encode()):
-                piece = await anyio.to_thread.run_sync(connection.recv, 4096)
-                assert piece
-                found += piece
-        server.servers[0].close()
-        for protocol in [*server.server_state.connections]:
-            protocol.transport.close()
-        await anyio.sleep(0.01)
-
-    with contextlib.ExitStack() as closing:
-        bound = closing.enter_context(bind("127.0.0.1", 0))
-        with HealthBeforeServing(bound):
-            waiting = [connect(), ask("/two")]
-            for path in ("/health", "/v1/health"):
-                with ask(path) as asking:
-                    told = asking.makefile("rb").read()
-                assert told.startswith(b"HTTP/1.1 503 ")
-                assert told.endswith(b'{"status":"loading model"}')
-        assert len(bound.early) == 2
-        anyio.run(serve)
-        assert not bound.early
+        options = ServeOptions(access_for("127.0.0.1", "127.0.0.1"), 1, SamplingConfig(), drain_s=0, manager=manager)
+        await serve_model(Path("/secret/a.gguf"), self.open_file, bound, options, self.told.append)
 
 
-def test_few_connections_are_held_before_there_is_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST_EARLY", 2)
-    with contextlib.ExitStack() as closing:
-        bound = closing.enter_context(bind("127.0.0.1", 0))
-        with HealthBeforeServing(bound):
+@asynccontextmanager
+async def client_of(opening: Opening) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of a server whose model is opened. At the end of this block the server is told to end."""
+    with anyio.fail_after(60), bind("127.0.0.1", 0) as bound:
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        async with anyio.create_task_group() as group, httpx.AsyncClient(base_url=url, timeout=60) as client:
+            group.start_soon(opening.serve, bound)
+            yield client
+            os.kill(os.getpid(), signal.SIGTERM)
 
-            def ask(path: str) -> socket.socket:
-                asking = closing.enter_context(socket.create_connection(bound.getsockname(), 30))
-                asking.sendall(f"GET {path} HTTP/1.1\r\n".encode())
-                return asking
 
-            ask("/")
-            until(lambda: len(bound.early) == 1)
-            for _ in range(2):  # each has the last place for a moment
-                assert ask("/health").makefile("rb").read().startswith(b"HTTP/1.1 503 ")
-            for _ in range(3):
-                ask("/")
-            until(lambda: len(bound.early) == 2)
-        assert len(bound.early) == 2
-        with bound.accept()[0] as other:
-            assert other.recv(3) == b"GET", "the others wait in the system's queue"
+def test_who_needs_the_model_waits_while_it_is_opened_and_others_are_told_that_it_is() -> None:
+    opening, slots = Opening(), list[Any]()
+
+    async def run() -> None:
+        async with client_of(opening) as client:
+            told = await client.get("/health")
+            assert (told.status_code, told.json()) == (503, {"status": "loading model"})
+            assert (await client.get("/v1/models")).json()["data"][0]["status"] == {"value": "loading"}
+
+            async def look() -> None:
+                slots.extend((await client.get("/slots")).json())
+
+            async with anyio.create_task_group() as looking:
+                looking.start_soon(look)
+                while not (await client.get("/edge-run/status")).json()["requests"]["waiting"]:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+                assert (slots, opening.told) == ([], [])
+                opening.may_end.set()
+            assert (await client.get("/health")).status_code == 200
+            assert opening.told == ["READY", f"serving a.gguf at {client.base_url}"]
+
+    anyio.run(run)
+    assert (slots[0]["n_ctx"], opening.files.open) == (64, set())
+
+
+def test_a_server_that_is_told_to_end_while_its_model_is_opened_ends_and_is_never_ready() -> None:
+    opening = Opening()
+
+    async def run() -> None:
+        async with client_of(opening) as client:
+            await client.get("/health")
+
+    anyio.run(run)
+    assert opening.told == ["STOPPING"]
+
+
+def test_a_model_that_cannot_be_opened_ends_its_server_with_why() -> None:
+    opening = Opening()
+
+    def fail(path: Path, interrupt: Interrupt) -> Any:
+        raise ModelFileError(f"{path}: it is broken")
+
+    opening.open_file = fail  # type: ignore[method-assign]
+    with bind("127.0.0.1", 0) as bound, pytest.raises(ModelFileError, match=r"^/secret/a\.gguf: it is broken$"):
+        anyio.run(opening.serve, bound)
+    assert opening.told == []

@@ -27,12 +27,17 @@ class Served:
     def __init__(self) -> None:
         self.server: Any = SimpleNamespace(config=SimpleNamespace(ssl=None), should_exit=False)
         self.guard: Any = SimpleNamespace(access=None)
+        self.catalogue = SimpleNamespace(is_fixed=True, is_usable=True)
         admission = SimpleNamespace(n_running=0, n_waiting=0, close=lambda: None, cancel=lambda: None)
-        self.service: Any = SimpleNamespace(admission=admission, catalogue=SimpleNamespace(is_fixed=True))
+        self.service: Any = SimpleNamespace(admission=admission, catalogue=self.catalogue)
         self.answers, self.n_reads = threading.Event(), 0
         self.said = list[str]()
         self.access: Any = object()
-        self.options = ServeOptions(self.access, 1, SamplingConfig(), read_access=self.read)
+        self.told = list[str]()
+        manager: Any = SimpleNamespace(
+            reloading=lambda: self.told.append("reloading"), ready=self.told.append, stopping=lambda: None
+        )
+        self.options = ServeOptions(self.access, 1, SamplingConfig(), read_access=self.read, manager=manager)
 
     def read(self) -> Access:
         self.n_reads += 1
@@ -70,8 +75,10 @@ def test_a_drive_that_hangs_at_sighup_does_not_keep_the_server_from_ending() -> 
     assert served.guard.access is None
 
 
-def test_what_is_asked_while_it_is_read_is_read_once_more() -> None:
+@pytest.mark.parametrize("is_usable", [True, False], ids=["open", "not open"])
+def test_what_is_asked_while_it_is_read_is_read_once_more(is_usable: bool) -> None:
     served = Served()
+    served.catalogue.is_usable = is_usable
 
     async def run() -> None:
         async with anyio.create_task_group() as group:
@@ -89,4 +96,5 @@ def test_what_is_asked_while_it_is_read_is_read_once_more() -> None:
 
     anyio.run(run)
     assert served.said == ["read anew who may ask"] * 2
+    assert served.told == ["reloading", "read anew what may change"] * (2 if is_usable else 0)
     assert served.guard.access is served.access
