@@ -14,8 +14,10 @@ import httpx
 import pytest
 
 from edge_run import Model
+from edge_run.base.errors import ModelFileError
 from edge_run.base.units import MIB
 from kit_models import KIT
+from program import run_program
 from served import EXACTLY, Served, served, wait_for
 from tiny_models import make_model
 
@@ -85,6 +87,13 @@ def test_what_is_wrong_with_one_is_its_own(server: Served) -> None:
     assert "wrong.gguf" in refused.json()["error"]["message"]
     assert states(server)["wrong"] == "failed"
     assert text(server, "tiny")
+
+
+@pytest.mark.parametrize("name", ["broken", "none"])
+def test_a_model_alone_that_cannot_be_opened_ends_the_command(models: Path, name: str) -> None:
+    done = run_program("serve", models / f"{name}.gguf", "--port", 0)
+    assert (done.returncode, done.stderr.count("\n")) == (ModelFileError.exit_code, 1)
+    assert str(models / f"{name}.gguf") in done.stderr
 
 
 def test_requests_for_both_at_once_are_all_answered(server: Served) -> None:
