@@ -12,8 +12,8 @@ import pytest
 from edge_run.base.units import GIB, MIB
 from edge_run.devices.host import memory
 from edge_run.devices.host.memory import (
-    BESIDE_BUDGETS,
     MARGIN_BYTES,
+    BesideBudgets,
     MachineMemory,
     available_bytes,
     budgeted_memory,
@@ -235,25 +235,23 @@ def test_the_kernel_says_whether_it_charges_what_is_reserved(tmp_path: Path, sai
     assert charges_reserved(tmp_path) is is_charged
 
 
-def test_what_is_beside_budgets_is_not_measured_for_a_plan() -> None:
-    BESIDE_BUDGETS.add(30 * MIB)
-    try:
-        found = budgeted_memory()
-        assert (found.resident_bytes, found.data_bytes) == (OWN - 30 * MIB, OWN - 30 * MIB)
-        assert available_bytes() == 32 * GIB, "as it is not there for long"
-    finally:
-        BESIDE_BUDGETS.add(-30 * MIB)
+def test_what_is_beside_budgets_is_not_measured_for_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "BESIDE_BUDGETS", beside := BesideBudgets())
+    beside.add(30 * MIB)
+    found = budgeted_memory()
+    assert (found.resident_bytes, found.data_bytes) == (OWN - 30 * MIB, OWN - 30 * MIB)
+    beside.add(-30 * MIB)
     assert budgeted_memory() == memory.process_memory()
 
 
-def test_memory_is_measured_once_it_is_known_what_a_change_takes() -> None:
+def test_memory_is_measured_once_it_is_known_what_a_change_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "BESIDE_BUDGETS", beside := BesideBudgets())
     found = list[int]()
     measuring = threading.Thread(target=lambda: found.append(budgeted_memory().resident_bytes))
-    with BESIDE_BUDGETS.changing:
+    with beside.changing:
         measuring.start()
         measuring.join(0.05)
         assert not found
-        BESIDE_BUDGETS.add(MIB)
+        beside.add(MIB)
     measuring.join(30)
-    BESIDE_BUDGETS.add(-MIB)
     assert found == [OWN - MIB]

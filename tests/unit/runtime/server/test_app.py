@@ -73,7 +73,11 @@ async def test_a_page_of_another_site_may_read_when_to_ask_again_and_which_reque
 async def test_who_wants_a_free_slot_is_told_where_there_is_none(n_running: int, n_waiting: int, status: int) -> None:
     """One whose prompt is read has a slot too, and has no token yet."""
     served = SimpleNamespace(model=SimpleNamespace(context_tokens=8, most_parallel=2))
-    http = client(open=served, admission=SimpleNamespace(n_running=n_running, n_waiting=n_waiting))
+
+    async def look(request: Any) -> Any:
+        return served
+
+    http = client(look=look, admission=SimpleNamespace(n_running=n_running, n_waiting=n_waiting))
     assert (await http.get("/slots")).status_code == 200
     assert (await http.get("/slots?fail_on_no_slot=1")).status_code == status
 
