@@ -31,6 +31,7 @@ SMALL_BYTES = 1 << 16  # of each body, which the bound of connections bounds; pa
 LARGEST_SHARED = 256  # whole numbers that are there once, however often a document has them
 
 _Kind = TypeVar("_Kind")
+_LEAVES = {str, int, float, bool, type(None)}  # of values of JSON; asked for an exact type, as there may be millions
 _type_info: Callable[[Any], inspect.Type] = functools.cache(inspect.type_info)  # which takes milliseconds
 
 
@@ -118,22 +119,24 @@ def value_bytes(value: Any) -> int:
     n_bytes, outer = sys.getsizeof(value), [value]
     while outer:
         inner = [one for each in outer for one in _inside(each)]
-        n_bytes += sum(sys.getsizeof(one) for one in inner if not _is_shared(one))
-        outer = [one for one in inner if isinstance(one, list | dict | tuple | msgspec.Struct)]
+        n_bytes += sum([sys.getsizeof(one) for one in inner if not _is_shared(one)])
+        outer = [one for one in inner if type(one) not in _LEAVES]
     return n_bytes
 
 
 def _inside(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
-    return value if isinstance(value, list | tuple) else [getattr(value, name) for name in value.__struct_fields__]
+    if isinstance(value, list | tuple):
+        return value
+    return [getattr(value, name) for name in getattr(value, "__struct_fields__", ())]
 
 
 def _is_shared(value: object) -> bool:
     """Return whether it is there once, however often a document has it."""
-    if isinstance(value, str):
-        return len(value) < 2
-    return value is None or (isinstance(value, int) and abs(value) <= LARGEST_SHARED)
+    if isinstance(value, int):
+        return abs(value) <= LARGEST_SHARED
+    return value is None or (isinstance(value, str) and len(value) < 2)
 
 
 def decode(body: bytes | bytearray, kind: type[_Kind], what: str = "the body") -> _Kind:
