@@ -126,6 +126,19 @@ def _biases(given: Biases) -> dict[int, float]:
     return {int(token): -math.inf if bias is False else float(bias) for token, bias in pairs}
 
 
+class FormedFields(SamplingFields, kw_only=True):
+    """Sampling, and the form of the answer: in OpenAI's words, or llama-server's, which count where both are given."""
+
+    response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | None = None
+
+    def schema(self) -> str | None:
+        """Return the JSON schema that the answer must follow, as text. Raises Refusal."""
+        if self.json_schema is not None:
+            return schema_text(self.json_schema, "json_schema")
+        return self.response_format.text() if self.response_format else None
+
+
 def sampling_of(
     defaults: SamplingConfig,
     *,

@@ -30,14 +30,12 @@ from edge_run.runtime.server.refusals import Refusal, openai_error
 from edge_run.runtime.server.sampling_fields import (
     MOST_CHOICES,
     Count,
+    FormedFields,
     Name,
-    ResponseFormat,
-    SamplingFields,
     ToolName,
     TopLogprobs,
     first_given,
     refuse_set,
-    schema_text,
     unsupported,
 )
 from edge_run.runtime.server.service import Service
@@ -85,7 +83,7 @@ class ChosenTool(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
-class ChatRequest(SamplingFields, kw_only=True):
+class ChatRequest(FormedFields, kw_only=True):
     """A conversation to be answered. What is not named here is ignored; what is and cannot be served is refused."""
 
     messages: Messages
@@ -95,8 +93,6 @@ class ChatRequest(SamplingFields, kw_only=True):
     n: Choices | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    response_format: ResponseFormat | None = None
-    json_schema: dict[str, Any] | None = None
     reasoning_effort: Name | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolEntry] | None = None
@@ -132,12 +128,6 @@ class ChatRequest(SamplingFields, kw_only=True):
             if not isinstance(value, kind) or (isinstance(value, str) and len(value) > MOST_WORD_LETTERS):
                 raise Refusal(400, f"{place}: must be {'true or false' if kind is bool else 'a word'}", param=place)
         return {**effort_variables(self.reasoning_effort), **told} if self.reasoning_effort else told
-
-    def schema(self) -> str | None:
-        """Return the JSON schema that the answer must follow, as text. Raises Refusal."""
-        if self.json_schema is not None:
-            return schema_text(self.json_schema, "json_schema")
-        return self.response_format.text() if self.response_format else None
 
     def toolbox(self) -> Toolbox:
         """Return what the answer may call."""

@@ -24,9 +24,8 @@ from edge_run.runtime.server.refusals import Refusal, openai_error
 from edge_run.runtime.server.sampling_fields import (
     MOST_TOKENS,
     Count,
+    FormedFields,
     Name,
-    ResponseFormat,
-    SamplingFields,
     TopLogprobs,
     first_given,
     refuse_set,
@@ -40,7 +39,7 @@ USUAL_TOKENS = 16  # OpenAI's, of a completion that says no number
 Token = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 
 
-class CompletionRequest(SamplingFields, kw_only=True):
+class CompletionRequest(FormedFields, kw_only=True):
     """A text to be continued."""
 
     prompt: str | list[str | Token | list[Token]]
@@ -52,7 +51,6 @@ class CompletionRequest(SamplingFields, kw_only=True):
     best_of: int | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    response_format: ResponseFormat | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -76,7 +74,7 @@ async def completions(service: Service, request: Request) -> AnswerResponse:
 
 async def completion_job(asked: CompletionRequest, served: ServedModel) -> Job:
     """Return what is to be generated for a request that was checked. Raises Refusal, and errors of ours."""
-    schema = asked.response_format.text() if asked.response_format else None
+    schema = asked.schema()
     most = first_given(asked.max_completion_tokens, asked.max_tokens, USUAL_TOKENS)
     first, *others = await _prompts_of(served, asked.prompt, asked.suffix)
     choices = asked.n or 1

@@ -110,6 +110,21 @@ async def test_how_many_answers_and_tokens(
 
 
 @pytest.mark.parametrize(
+    ("make_job", "kind", "body"),
+    [
+        (native_job, NativeCompletionRequest, {"prompt": "a"}),
+        (completion_job, CompletionRequest, {"prompt": "a"}),
+        (chat_job, ChatRequest, {"messages": MESSAGES}),
+    ],
+)
+async def test_a_schema_in_the_words_of_llama_server_is_followed(
+    make_job: Make, kind: type, body: dict[str, Any]
+) -> None:
+    job = await make_job(convert({**body, "json_schema": {"type": "boolean"}}, kind), served())
+    assert job.sampling.json_schema_text == '{"type": "boolean"}'
+
+
+@pytest.mark.parametrize(
     ("make_job", "kind"), [(native_job, NativeCompletionRequest), (completion_job, CompletionRequest)]
 )
 async def test_tokens_that_there_are_not_are_refused_before_the_model_is_asked(make_job: Make, kind: type) -> None:
