@@ -121,7 +121,7 @@ def test_console_example(
     assert lines
     for line in lines:
         if line.startswith("make "):
-            continue  # the two commands that set up what this test runs in
+            continue  # which sets up what this test runs in
         wanted = re.search(r"exit code (\d+)", line)
         done = run_line(on_its_port(line, request), folder, environment)
         code = int(wanted[1]) if wanted else 0
