@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from edge_run.base.errors import NotSupported
 from edge_run.base.protocols import Text
 from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape, TextVectors, Vectors
-from edge_run.runtime.embedding.texts import most_tokens, text_tokens
+from edge_run.runtime.embedding.texts import each_text, most_tokens
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.llama.context_shape import UNIFIED
 
@@ -36,27 +37,35 @@ def embed(
     if embedder is None:
         raise NotSupported(f"{path}: was opened to generate text; open it for vectors with embeddings=True")
     engine.interrupt.reset()
-    given = text_tokens(engine, texts, truncate=truncate)
+    given = partial(each_text, engine, texts, truncate=truncate)
+    lengths, cuts = list[int](), list[bool]()
+    for tokens, is_cut in given():  # all, before any is computed
+        lengths.append(len(tokens))
+        cuts.append(is_cut)
     began_s, reads = time.monotonic(), engine.read_totals
     is_normalized = normalize and embedder.pooling != "rank"
-    found, passes = list[Vectors](), list(shared(given.tokens, engine.shape.sequences, engine.shape.micro_batch_tokens))
-    for together in passes:
+    kept, number, n_passes = list[Vectors](), 0, 0
+    each = (tokens for tokens, _ in given())  # anew: those of a large file take more memory than its text
+    for together in shared(each, engine.shape.sequences, engine.shape.micro_batch_tokens):
+        n_passes += 1
         vectors = embedder.embed(together)
         vectors = normalized(vectors) if is_normalized else vectors
-        for text, of_text in zip(together, _of_each(together, vectors, embedder.pooling), strict=True):
-            if on_text is not None:
-                on_text(TextVectors(len(found), of_text, len(text), len(found) in given.truncated))
-            found.append(of_text)
+        for of_text in _of_each(together, vectors, embedder.pooling):
+            if on_text is None:
+                kept.append(of_text)
+            else:
+                on_text(TextVectors(number, of_text, lengths[number], cuts[number]))
+            number += 1
     numerics = engine.numerics
-    if len(passes) < len(given.tokens):
+    if n_passes < len(lengths):
         numerics = replace(numerics, batching=UNIFIED)
     return Embeddings(
-        vectors=np.concatenate(found),
-        tokens=tuple(map(len, given.tokens)),
-        truncated=given.truncated,
+        vectors=np.concatenate(kept) if kept else np.empty((0, embedder.width), np.float32),
+        tokens=tuple(lengths),
+        truncated=tuple(number for number, is_cut in enumerate(cuts) if is_cut),
         pooling=embedder.pooling,
         is_normalized=is_normalized,
-        passes=len(passes),
+        passes=n_passes,
         wall_s=time.monotonic() - began_s,
         bytes_read=engine.read_totals.since(reads).bytes_read,
         memory=engine.memory_use,
@@ -73,7 +82,7 @@ def _of_each(texts: Sequence[list[int]], vectors: Vectors, pooling: str) -> list
     return np.split(vectors, np.cumsum([len(text) for text in texts])[:-1])
 
 
-def shared(texts: Sequence[list[int]], sequences: int, pass_tokens: int) -> Iterator[list[list[int]]]:
+def shared(texts: Iterable[list[int]], sequences: int, pass_tokens: int) -> Iterator[list[list[int]]]:
     """Yield the texts that are computed together, in their order: so many at most, in passes of so many tokens."""
     together = list[list[int]]()
     for text in texts:

@@ -46,7 +46,8 @@ class TextVectors:
 class Embeddings:
     """The vectors of texts, and what they cost; `repr` leaves out figures that are objects of their own.
 
-    vectors: `(rows, width)`, float32: a row for each text; with pooling `none` one for each token, text after text.
+    vectors: `(rows, width)`, float32: a row for each text; with pooling `none` one for each token, text after text; no
+        row where `on_text` was given them.
     tokens: of each text, those that were computed.
     truncated: the numbers of the texts that were cut, from 0.
     pooling: how one vector was made of a text; `rank` gives a reranker's scores.
@@ -70,8 +71,10 @@ class Embeddings:
     def of(self, number: int) -> Vectors:
         """Return the vectors of text `number`, `(rows, width)`: one, or with pooling `none` one for each token.
 
-        Numbers are from 0. Raises ConfigError where there is no such text.
+        Numbers are from 0. Raises ConfigError where there is no such text, or `on_text` was given them.
         """
+        if not len(self.vectors):
+            raise ConfigError("vectors: were given to on_text, and are not kept besides; take them there")
         if not 0 <= number < len(self.tokens):
             raise ConfigError(f"text {number}: there are {len(self.tokens)}, numbered from 0")
         if self.pooling != "none":

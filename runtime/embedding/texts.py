@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -32,7 +32,16 @@ def most_tokens(engine: Engine) -> int:
 
 
 def text_tokens(engine: Engine, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:
-    """Return the tokens of texts, each as text or as tokens; see `Model.embed`. Computes nothing.
+    """Return the tokens of texts; arguments and errors as for `each_text`. Computes nothing."""
+    found = list(each_text(engine, texts, truncate=truncate))
+    cut = tuple(number for number, (_, is_cut) in enumerate(found) if is_cut)
+    return TextTokens([tokens for tokens, _ in found], cut)
+
+
+def each_text(
+    engine: Engine, texts: Text | Sequence[Text], *, truncate: bool = False
+) -> Iterator[tuple[list[int], bool]]:
+    """Yield the tokens of each text, given as text or as tokens, and whether it was cut; see `Model.embed`.
 
     Raises ConfigError for what is no text, and ContextFull for one that is too long and is not to be truncated.
     """
@@ -42,14 +51,11 @@ def text_tokens(engine: Engine, texts: Text | Sequence[Text], *, truncate: bool 
         raise ConfigError("texts: there are none; give at least one")
     is_one = isinstance(texts, str) or is_whole_number(texts[0])
     several = cast("Sequence[Text]", [texts] if is_one else texts)
-    most, rows, truncated = most_tokens(engine), list[list[int]](), list[int]()
+    most = most_tokens(engine)
     for number, text in enumerate(several):
         tokens = _tokens(engine, f"text {number + 1}", text, most, truncate=truncate)
-        if len(tokens) > most:
-            truncated.append(number)
-            tokens = _cut(engine, tokens, most)
-        rows.append(tokens)
-    return TextTokens(rows, tuple(truncated))
+        is_cut = len(tokens) > most
+        yield _cut(engine, tokens, most) if is_cut else tokens, is_cut
 
 
 def _tokens(engine: Engine, what: str, text: Text, most: int, *, truncate: bool) -> list[int]:

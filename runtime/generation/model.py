@@ -287,8 +287,8 @@ class Model(ModelTexts):
         """Return the vectors of texts; of a model that was opened for that (`embeddings`), as encoders are.
 
         texts: one or several, each as text or as tokens; text gets the model's own first and last tokens.
-        normalize: whether vectors get length 1. truncate: whether a text that is too long is cut. on_text: is told of
-            each text when it has its vectors.
+        normalize: whether vectors get length 1. truncate: whether a text that is too long is cut. on_text: is given
+            the vectors of each text when it has them; they are not kept besides, so that any number of texts has room.
 
         Texts share passes, as many as the model was opened for (`sequences`): then the last digits of a vector depend
         on the texts beside it (`numerics.batching`). Opened for one, or with `exact`, each is computed alone, and its

@@ -280,7 +280,9 @@ def test_a_model_that_is_asked_from_within_refuses_and_goes_on(tmp_path: Path) -
             refusals.append(str(caught.value))
 
     with Model(make_model("bert", tmp_path), embeddings=True, context_tokens=64) as model:
-        model.embed([[5, 6, 7]], on_text=ask_again)
+        told = model.embed([[5, 6, 7]], on_text=ask_again)
+        with pytest.raises(ConfigError, match="were given to on_text"):  # not kept besides: there may be many
+            told.of(0)
         assert model.embed([[5, 6, 7]]).tokens  # what was refused did not close it
     assert len(refusals) == 2
     assert all("in the call that this one comes from" in one for one in refusals)

@@ -297,14 +297,32 @@ def test_no_configuration_is_a_mistake_of_our_own(
         assert check_configuration(context).state == PROBLEM
 
 
-@pytest.mark.parametrize("words", [["--mesh-activations", "compact"], ["--mesh-any-numerics"]])
-def test_a_flag_of_a_mesh_without_one_is_refused(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (["run", "--mesh-activations", "compact"], "--mesh"),
+        (["run", "--mesh-any-numerics"], "--mesh"),
+        (["run", "--keep", "0"], "--context-shift"),
+        (["plan", "--kv-keep-by", "window"], "--kv-keep"),
+    ],
+)
+def test_a_flag_that_does_nothing_without_another_is_refused(
+    words: list[str], needed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _run(["none.gguf", "-p", "x", *words], Terminal()) == 2
-    assert f"{words[0]}: is for a mesh; add --mesh" in capsys.readouterr().err
-    monkeypatch.setenv("EDGE_RUN_MESH_ACTIVATIONS", "compact")
-    assert _run(["none.gguf", "-p", "x"], Terminal()) == 3, "which may be meant for other commands"
+    command, flag, *value = words
+    prompt = ["-p", "x"] if command == "run" else ["--no-probe"]
+    assert _run([command, "none.gguf", *prompt, flag, *value], Terminal()) == 2
+    assert f"{flag}: does nothing without {needed}; add that" in capsys.readouterr().err
+    monkeypatch.setenv(f"EDGE_RUN_{flag.strip('-').upper().replace('-', '_')}", *(value or ["1"]))
+    assert _run([command, "none.gguf", *prompt], Terminal()) == 3, "which may be meant for other commands"
+
+
+def test_json_in_a_configuration_keeps_nobody_from_a_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    terminal.can_ask = True
+    monkeypatch.setenv("EDGE_RUN_JSON", "1")
+    assert _run(["none.gguf"], terminal) == 3, "it went on to open the model"
+    assert _run(["none.gguf", "--json"], terminal) == 2, "a flag was meant for this command"
 
 
 def test_an_authority_without_a_broker_that_has_its_name_is_refused(

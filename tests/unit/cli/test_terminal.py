@@ -7,7 +7,9 @@ import io
 import json
 import os
 import pty
+import select
 import struct
+import subprocess
 import sys
 import termios
 from pathlib import Path
@@ -64,3 +66,36 @@ def test_json_of_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
     done = run_program("replay", trace, "--json", environment=fresh_environment(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "caf" in json.loads(done.stdout)["trace"]
+
+
+READ_A_MESSAGE = """
+import json
+from edge_run.cli.shared.chat_loop import read_message
+from edge_run.cli.shared.terminal import Terminal
+print(json.dumps(read_message(Terminal())))
+"""
+
+
+@pytest.mark.parametrize(("kind", "codes"), [("xterm", b"\x1b[?2004h"), ("dumb", b"")])
+def test_what_is_pasted_at_a_terminal_that_says_so_is_one_message(kind: str, codes: bytes) -> None:
+    if "GNU" not in str(pytest.importorskip("readline").__doc__):
+        pytest.skip("lines are edited by another library than GNU readline")
+    ours, theirs = pty.openpty()
+    command, environment = [sys.executable, "-c", READ_A_MESSAGE], {**os.environ, "TERM": kind}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment):
+        os.close(theirs)
+        came = _read_to(ours, b"> ")
+        os.write(ours, b"\x1b[200~one\n\ttwo\n\x1b[201~\r" if codes else b"one\r")
+        said = _read_to(ours, b'"\r\n')
+    os.close(ours)
+    assert (b"\x1b[?2004h" in came) == bool(codes), "a terminal that knows no codes is sent none"
+    assert (b'"one\\n\\ttwo"' if codes else b'"one"') in said
+
+
+def _read_to(terminal: int, end: bytes) -> bytes:
+    """Return what comes from a terminal until `end` does."""
+    came = b""
+    while end not in came:
+        assert select.select([terminal], [], [], 60)[0], came
+        came += os.read(terminal, 1 << 12)
+    return came

@@ -44,7 +44,9 @@ def run(context: click.Context, /, **given: Any) -> None:
         settings = dataclasses.replace(settings, prompt=prompt)
     settings = _without_system_prompt(context, settings)
     if settings.prompt is None and settings.is_json:
-        raise ConfigError("--json: needs a prompt; give one with -p, -f or standard input")
+        if origin(context, "json") == "flag":
+            raise ConfigError("--json: needs a prompt; give one with -p, -f or standard input")
+        settings = dataclasses.replace(settings, is_json=False)  # which a configuration says of other commands
     is_chat = is_interactive(settings, terminal)
     if is_chat and given["prompt_cache"] is None:
         settings = with_prompt_cache(settings)

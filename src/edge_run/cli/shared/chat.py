@@ -8,7 +8,7 @@ from edge_run.base.errors import ConfigError, ContextFull, EdgeRunError
 from edge_run.base.units import format_count
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.answer import NOTICE, say_figures, say_notices, show
-from edge_run.cli.shared.chat_loop import NOT_ADDED, ChatLoop
+from edge_run.cli.shared.chat_loop import NOT_ADDED, TYPING_HELP, ChatLoop
 from edge_run.cli.shared.conversation_book import ConversationBook
 from edge_run.cli.shared.talks import PlainTalk, Talk
 from edge_run.cli.shared.terminal import OutputError, Terminal
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from edge_run.runtime.generation.model import Model
     from edge_run.runtime.keeping.conversations import Conversation
 
-HELP = """\
+HELP = f"""\
 /clear  forget the conversation
 /drop   leave out the oldest turns of a conversation that is too long; then the message that had no room is answered
 /stats  figures since the start
 /save NAME, /load NAME  keep the conversation under a name; go on with one that was kept
 /exit   leave (or Ctrl-D)
-A backslash at the end of a line continues it on the next. Ctrl-C stops an answer; what it said stays."""
+{TYPING_HELP}"""
 
 
 class Chat(ChatLoop):

@@ -17,6 +17,9 @@ from edge_run.cli.shared.settings import MOST_PROMPT_BYTES
 from edge_run.cli.shared.terminal import Terminal
 
 PROMPT, MORE_PROMPT = "> ", ". "
+TYPING_HELP = """\
+A backslash at the end of a line continues it on the next; pasted lines stay together.
+Ctrl-C stops an answer; what it said stays."""
 NOT_ADDED = "No answer; your message was not added."
 EXITS = ("/exit", "/quit", "/bye")
 COMMANDS = frozenset((*EXITS, "/help", "/clear", "/stats", "/drop", "/save", "/load"))  # of any chat
@@ -132,17 +135,25 @@ def read_message(terminal: Terminal) -> str:
     return text
 
 
-def _read_line(terminal: Terminal, prompt: str, most_bytes: int) -> str:
-    """Read a line, with line editing and history where Python has them; the prompt never goes into a file.
+def _edit_lines(terminal: Terminal) -> None:
+    """Have `input` edit lines where Python can, and take what is pasted as one, its line breaks too."""
+    with contextlib.suppress(ImportError):
+        import readline  # input() uses it once it is imported
 
-    most_bytes: that it may have where nobody types it.
+        if terminal.has_codes and "libedit" not in (readline.__doc__ or ""):
+            readline.parse_and_bind("set enable-bracketed-paste on")  # off for Python's own prompt, which takes one
+
+
+def _read_line(terminal: Terminal, prompt: str, most_bytes: int) -> str:
+    """Read a line, or several that are pasted, with line editing and history where Python has them.
+
+    The prompt never goes into a file. most_bytes: that it may have where nobody types it.
     """
     if sys.stdin is None:
         raise EOFError
     if terminal.shows_answer and terminal.can_ask:
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  input() uses it once it is imported
-        return input(prompt)
+        _edit_lines(terminal)
+        return input(prompt).removesuffix("\n")  # of what is pasted, as of a prompt from a file
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # it is only for who looks
             print(prompt, end="", file=sys.stderr, flush=True)

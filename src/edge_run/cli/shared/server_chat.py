@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from edge_run.base.errors import EdgeRunError
+from edge_run.base.units import format_count
 from edge_run.cli.shared.answer import NOTICE, MarkedThoughts
-from edge_run.cli.shared.chat_loop import NOT_ADDED, ChatLoop
+from edge_run.cli.shared.chat_loop import NOT_ADDED, TYPING_HELP, ChatLoop
 from edge_run.cli.shared.terminal import OutputError, Terminal
 
 if TYPE_CHECKING:
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from edge_run.runtime.client.connection import ServerClient
 
 PATH = "/v1/chat/completions"
-HELP = """\
+HELP = f"""\
 /clear  forget the conversation
 /stats  figures since the start
 /exit   leave (or Ctrl-D)
-A backslash at the end of a line continues it on the next. Ctrl-C stops an answer; what it said stays."""
+{TYPING_HELP}"""
 
 
 class ServerChat(ChatLoop):
@@ -43,7 +44,8 @@ class ServerChat(ChatLoop):
     def say_stats(self) -> None:
         """Say how much was answered."""
         if self._n_answers:
-            self._terminal.say(f"{self._n_answers} answers of {self._n_tokens:,} tokens together", NOTICE)
+            answers, tokens = format_count(self._n_answers, "answer"), format_count(self._n_tokens, "token")
+            self._terminal.say(f"{answers} of {tokens} together", NOTICE)
 
     def answer(self, text: str) -> None:
         """Answer what the user wrote. Where the server fails, what it said by then stays, if it said anything."""
@@ -80,7 +82,7 @@ class ServerChat(ChatLoop):
         n_tokens = answer.n_tokens
         self._n_answers, self._n_tokens = self._n_answers + 1, self._n_tokens + n_tokens
         speed = answer.tokens_per_s or n_tokens / max(took_s, 1e-9)
-        self._terminal.say(f"{n_tokens:,} tokens, {speed:.1f} tokens/s", NOTICE)
+        self._terminal.say(f"{format_count(n_tokens, 'token')}, {speed:.1f} tokens/s", NOTICE)
 
 
 class _Answer:

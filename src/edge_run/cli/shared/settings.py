@@ -32,7 +32,12 @@ _EXCLUDE_EACH_OTHER = (
     ("grammar", "grammar_file", "json_schema", "json_schema_file"),
 )
 _SECRETS = ("line", "broker")  # of `mesh join`: who has the line is a member, and a URL may have a password
-_OF_A_MESH = ("mesh_any_numerics", "mesh_activations")
+_NEEDS = {  # what does nothing without another setting
+    "mesh_any_numerics": "mesh",
+    "mesh_activations": "mesh",
+    "keep": "context_shift",
+    "kv_keep_by": "kv_keep",
+}
 _RANK = {click.core.ParameterSource.COMMANDLINE: 0, click.core.ParameterSource.ENVIRONMENT: 1}
 _Made = TypeVar("_Made")
 _PLACES = ("packed", "prompt_cache", "kv_spill")  # of ModelConfig: a file or a folder, or a word
@@ -61,7 +66,6 @@ class RunSettings:
 def resolve(context: click.Context, given: Mapping[str, Any]) -> RunSettings:
     """Return the settings of a run. Raises ConfigError for what cannot be."""
     values = without_outranked(context, given)
-    _check_mesh(context, values)
     return RunSettings(
         model=_model(values),
         config=model_config(context, values, embeddings=False),
@@ -78,15 +82,18 @@ def resolve(context: click.Context, given: Mapping[str, Any]) -> RunSettings:
     )
 
 
-def _check_mesh(context: click.Context, values: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a flag of a mesh where there is none: it would do nothing. Other places may say so."""
-    for name in () if values["mesh"] else _OF_A_MESH:
-        if values[name] and origin(context, name) == "flag":
-            raise ConfigError(f"--{name.replace('_', '-')}: is for a mesh; add --mesh, or leave it out")
+def _check_needs(context: click.Context, values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a flag that does nothing without another setting. Other places than flags may say so."""
+    for name, needed in _NEEDS.items():
+        is_asked = values.get(name) is not None and values[name] is not False
+        if is_asked and not values.get(needed) and origin(context, name) == "flag":
+            flag, other = (f"--{one.replace('_', '-')}" for one in (name, needed))
+            raise ConfigError(f"{flag}: does nothing without {other}; add that, or leave it out")
 
 
 def model_config(context: click.Context, values: Mapping[str, Any], **defaults: Any) -> ModelConfig:
     """Return how to open a model; `defaults` stand in for what was not given. Raises ConfigError."""
+    _check_needs(context, values)
     return _located(context, values, lambda given: _model_config(context, given, **defaults))
 
 

@@ -34,11 +34,14 @@ class OutputError(TierReadError):
 
 
 class Terminal:
-    """The three standard streams of this process. Not thread-safe."""
+    """The three standard streams of this process. Not thread-safe.
+
+    has_codes: whether a terminal is of a kind that can erase, and tells what is pasted.
+    """
 
     def __init__(self) -> None:
         self.can_ask, self.shows_answer, self.shows_notices = map(_is_terminal, (sys.stdin, sys.stdout, sys.stderr))
-        self._is_plain = os.environ.get("TERM", "") in ("", "dumb", "unknown")
+        self.has_codes = os.environ.get("TERM", "") not in ("", "dumb", "unknown")
         self._has_transient = False
         self._is_in_line = False
         self._console: Console | None = None
@@ -124,7 +127,7 @@ class Terminal:
 
     def show(self, text: str) -> None:
         """Show `text` until something else is written; only at a terminal that can erase it."""
-        if not self.shows_notices or self._is_plain:
+        if not (self.shows_notices and self.has_codes):
             return
         self.erase()
         width = _columns() - 1
@@ -155,7 +158,7 @@ class Terminal:
             self.erase()
 
         try:
-            if self.shows_notices and not self._is_plain:
+            if self.shows_notices and self.has_codes:
                 thread.start()
             yield stop
         finally:
