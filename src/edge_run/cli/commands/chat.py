@@ -72,7 +72,8 @@ def _chat_with_server(
     from edge_run.runtime.client.connection import ServerClient
 
     name = values["model_file"] or values["model"]
-    settings = resolve(context, {**values, "model_file": name or Path(), "model": None})
+    nothing = Path()  # is kept here, also where the user has no home
+    settings = resolve(context, {**values, "model_file": name or nothing, "model": None, "cache_dir": nothing})
     report(context, terminal)
     body = given_sampling(context, values)
     if settings.max_tokens is not None:
