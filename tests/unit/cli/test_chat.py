@@ -257,6 +257,31 @@ def test_a_conversation_that_goes_on_has_its_own_system_prompt_and_no_message_fr
     assert full.asked == ["has no room"]
 
 
+@pytest.mark.parametrize("kind", [TemplateTalk, PlainTalk])
+def test_the_last_turn_is_taken_back_or_answered_anew(
+    kind: type[TemplateTalk] | type[PlainTalk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, terminal, asked = list[str](), quiet_terminal(), list[str]()
+    terminal.say = lambda text, *style: said.append(text)
+    model: Any = SimpleNamespace(notices=(), stats=SimpleNamespace(generations=0))
+    talk = kind(model, "Be kind.", None, SamplingConfig())
+    answers = iter((" Yes?", " No.", " Well.", ""))
+    monkeypatch.setattr(talk, "ask", asked.append)
+    monkeypatch.setattr("edge_run.cli.shared.chat.show", lambda *_: WrittenAnswer(next(answers), None))
+    monkeypatch.setattr("edge_run.cli.shared.chat.say_notices", lambda *_: 0)
+    monkeypatch.setattr(sys, "stdin", piped("/undo\none\ntwo\n/retry\n/retry\n/undo now\n"))
+    chat = Chat(model, talk, terminal)
+    chat.run()
+    assert asked == ["one", "two", "two", "two"]
+    words = [word for _, text in talk.parts for word in text.split()]
+    assert words == ["Be", "kind.", "one", "Yes?", "two", "Well."], "an answer that says nothing takes no other's place"
+    monkeypatch.setattr(sys, "stdin", piped("/undo\n/undo\n/undo\n"))
+    chat.run()
+    assert [text for _, text in talk.parts] == ["Be kind."]
+    refusals = [text for text in said if text.endswith("no message of this chat that could be taken back.")]
+    assert len(refusals) == 2
+
+
 @pytest.mark.parametrize(("has_template", "how"), [(True, "-cnv"), (False, "the --chat-template that it had")])
 def test_a_chat_goes_on_as_a_chat_with_its_template_where_the_model_has_none(has_template: bool, how: str) -> None:
     model: Any = SimpleNamespace(has_chat_template=has_template)

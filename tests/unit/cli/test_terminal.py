@@ -85,7 +85,7 @@ def test_what_is_pasted_at_a_terminal_that_says_so_is_one_message(kind: str, cod
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment):
         os.close(theirs)
         came = _read_to(ours, b"> ")
-        os.write(ours, b"\x1b[200~one\n\ttwo\n\x1b[201~\r" if codes else b"one\r")
+        os.write(ours, b"\x1b[200~one\r\ttwo\r\x1b[201~\r" if codes else b"one\r")
         said = _read_to(ours, b'"\r\n')
     os.close(ours)
     assert (b"\x1b[?2004h" in came) == bool(codes), "a terminal that knows no codes is sent none"

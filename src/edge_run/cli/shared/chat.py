@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 HELP = f"""\
 /clear  forget the conversation
+/undo   take back the last message and its answer; /retry answers the message anew
 /drop   leave out the oldest turns of a conversation that is too long; then the message that had no room is answered
 /stats  figures since the start
 /save NAME, /load NAME  keep the conversation under a name; go on with one that was kept
@@ -59,9 +60,11 @@ class Chat(ChatLoop):
             self._book.begin()
 
     def command(self, name: str, rest: str) -> bool:
-        """Keep the conversation under a name, go on with one that was kept, or leave out the oldest turns."""
+        """Keep the conversation under a name, go on with one that was kept, or leave out some of its turns."""
         if name in ("/save", "/load"):
             self._keep_or_load(name, rest)
+        elif name in ("/undo", "/retry") and not rest:
+            self._take_back(name)
         elif name == "/drop" and not rest:
             self._drop()
         else:
@@ -85,6 +88,23 @@ class Chat(ChatLoop):
                 self.resume(self._book.conversations.load(name))
         except EdgeRunError as error:
             self._terminal.say(f"{command}: {error}")
+
+    def _take_back(self, command: str) -> None:
+        """Take back the last turn; with /retry its message is answered anew, and where that fails the turn stays."""
+        turn = self._talk.undo()
+        if turn is None:
+            self._terminal.say(f"{command}: there is no message of this chat that could be taken back.")
+        elif command == "/undo":
+            self._unanswered = None
+            self._terminal.say("The last message and its answer are taken back.", NOTICE)
+            self._write_down()
+        else:
+            without = self._talk.parts
+            try:
+                self.answer(turn[0])
+            finally:
+                if self._talk.parts == without:
+                    self._talk.keep(*turn)
 
     def _drop(self) -> None:
         """Leave out the oldest turns; what had no room before is answered then."""

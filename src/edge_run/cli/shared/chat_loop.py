@@ -22,7 +22,7 @@ A backslash at the end of a line continues it on the next; pasted lines stay tog
 Ctrl-C stops an answer; what it said stays."""
 NOT_ADDED = "No answer; your message was not added."
 EXITS = ("/exit", "/quit", "/bye")
-COMMANDS = frozenset((*EXITS, "/help", "/clear", "/stats", "/drop", "/save", "/load"))  # of any chat
+COMMANDS = frozenset((*EXITS, "/help", "/clear", "/stats", "/undo", "/retry", "/drop", "/save", "/load"))  # of any chat
 _COMMAND = re.compile(r"(/[^\W\d_]+)(?:\s+(.*))?", re.DOTALL)
 
 

@@ -58,6 +58,13 @@ class TemplateTalk:
         n_dropped, self._messages = len(self._messages) - n_kept, [dict(one) for one in kept[:n_kept]]
         return n_dropped
 
+    def undo(self) -> tuple[str, str] | None:
+        """Take back the last message and its answer, and return both, for `keep`; None where there is none."""
+        if [message["role"] for message in self._messages[-2:]] != ["user", "assistant"]:
+            return None
+        *self._messages, asked, answered = self._messages
+        return asked["content"], answered["content"]
+
     def clear(self) -> None:
         """Forget all messages but the system's."""
         self._messages = list(self._system)
@@ -72,6 +79,7 @@ class PlainTalk:
     def __init__(self, model: Model, beginning: str, max_tokens: int | None, sampling: SamplingConfig) -> None:
         self._model, self._max_tokens, self._sampling = model, max_tokens, sampling
         self._beginning = self._text = beginning
+        self._turns = list[tuple[int, str]]()  # how long the text was before each, and what the user wrote
 
     def ask(self, text: str) -> Stream:
         """Begin to continue the text so far with `text` after it."""
@@ -79,6 +87,7 @@ class PlainTalk:
 
     def keep(self, text: str, answer: str) -> None:
         """Make both part of the text."""
+        self._turns.append((len(self._text), text))
         self._text = self._joined(text) + answer
 
     @property
@@ -92,14 +101,24 @@ class PlainTalk:
             how = "-cnv" if self._model.has_chat_template else "the --chat-template that it had"
             raise ConfigError(f"this conversation is a chat, not a plain text; go on with it with {how}")
         self._text = parts[0][1]
+        self._turns.clear()
 
     def drop(self, text: str | None) -> int:
         """Return 0: a plain text has no turns."""
         return 0
 
+    def undo(self) -> tuple[str, str] | None:
+        """Take back what the user wrote last and what followed, and return both, for `keep`; None for nothing."""
+        if not self._turns:
+            return None
+        n_letters, asked = self._turns.pop()
+        whole, self._text = self._text, self._text[:n_letters]
+        return asked, whole[len(self._joined(asked)) :]
+
     def clear(self) -> None:
         """Begin again."""
         self._text = self._beginning
+        self._turns.clear()
 
     def _joined(self, text: str) -> str:
         is_apart = not self._text or not text or self._text[-1].isspace() or text[0].isspace()
