@@ -105,6 +105,7 @@ class Chat(ChatLoop):
             finally:
                 if self._talk.parts == without:
                     self._talk.keep(*turn)
+                    self._unanswered = None  # which is in the chat
 
     def _drop(self) -> None:
         """Leave out the oldest turns; what had no room before is answered then."""
