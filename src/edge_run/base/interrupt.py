@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from edge_run.base.errors import Cancelled, of_a_signal
 
 CHECK_S = 0.1  # between checks of who waits
-_INSISTENCE = 3  # so often Ctrl-C comes from who does not want to wait
+INSISTENCE = 3  # so often Ctrl-C comes from who does not want to wait
 _signals = importlib.import_module("_signal")  # those of `signal` make enums of handlers, ten times as slow
 _handler, _set_handler = _signals.getsignal, _signals.signal
 
@@ -131,7 +131,7 @@ def join_all(
                 left.pop()
         except BaseException as error:
             raised.append(error)
-            if len(raised) == _INSISTENCE:
+            if len(raised) == INSISTENCE:
                 raise
     if raised:
         raise raised[-1]

@@ -69,3 +69,12 @@ def test_ctrl_c_ends_what_is_no_pass(monkeypatch: pytest.MonkeyPatch, moment: st
         batch._run_here(settings, Terminal(), lambda: SimpleNamespace(run=wait))  # type: ignore[arg-type,return-value]
     assert n_cancelled == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_who_insists_ends_a_batch_whose_drive_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = list[int]()
+    monkeypatch.setattr(batch, "end_with", lambda message, code: codes.append(code))
+    ending = batch._Ending(lambda: None)
+    for n_times in (1, 2, 3):
+        ending.end()
+        assert codes == [Cancelled.exit_code] * (n_times == 3)

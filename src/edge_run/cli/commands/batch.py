@@ -15,12 +15,13 @@ import click
 from edge_run.base.errors import Cancelled, ConfigError
 from edge_run.base.extras import CLUSTER, SERVE, need
 from edge_run.base.files.folders import cache_folder
-from edge_run.base.interrupt import on_ctrl_c
+from edge_run.base.interrupt import INSISTENCE, on_ctrl_c
 from edge_run.base.units import format_count
 from edge_run.cli.shared.answer import NOTICE, opened
 from edge_run.cli.shared.figures import describe_duration
 from edge_run.cli.shared.generating import mesh_options
 from edge_run.cli.shared.options import SERVED_SETTINGS, SETTINGS
+from edge_run.cli.shared.process import end_with
 from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings import RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from edge_run.runtime.batches.run import BatchProgress, BatchRun
 
 _AUTO = "auto"
+_STOPPED = "the batch was stopped; the same command goes on"
 _PATH: dict[str, Any] = {"type": PATH, "metavar": "FILE"}
 
 
@@ -133,11 +135,16 @@ class _Ending:
     def __init__(self, cancel_pass: Callable[[], None]) -> None:
         self._cancel_pass = cancel_pass
         self._cancel_waiting: Callable[[], object] = lambda: None
-        self._has_come = False
+        self._n_times = 0
 
     def end(self) -> None:
-        """End all: called by the signal, in the thread of the event loop, wherever that is."""
-        self._has_come = True
+        """End all: called by the signal, in the thread of the event loop, wherever that is.
+
+        Who insists ends the process, as where a drive hangs that a pass reads; what was answered is written.
+        """
+        self._n_times += 1
+        if self._n_times == INSISTENCE:
+            end_with(f"edge-run: {_STOPPED}", Cancelled.exit_code)
         self._cancel_pass()
         self._cancel_waiting()
 
@@ -149,13 +156,13 @@ class _Ending:
         with anyio.CancelScope() as scope:
             self._cancel_waiting = lambda: loop.call_soon_threadsafe(scope.cancel)
             try:
-                if self._has_come:
+                if self._n_times:
                     scope.cancel()
                 await function()
             finally:
                 self._cancel_waiting = lambda: None
         if scope.cancelled_caught:
-            raise Cancelled("the batch was stopped; the same command goes on")
+            raise Cancelled(_STOPPED)
 
 
 def _run_on_cluster(address: str, settings: RunSettings, terminal: Terminal, run: Callable[[str], BatchRun]) -> None:
