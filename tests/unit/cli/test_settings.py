@@ -10,6 +10,7 @@ import click
 import pytest
 
 from edge_run.base.config import ModelConfig
+from edge_run.base.errors import ConfigError
 from edge_run.base.units import GIB
 from edge_run.cli.app import _run
 from edge_run.cli.commands import chat
@@ -323,6 +324,16 @@ def test_json_in_a_configuration_keeps_nobody_from_a_chat(monkeypatch: pytest.Mo
     monkeypatch.setenv("EDGE_RUN_JSON", "1")
     assert _run(["none.gguf"], terminal) == 3, "it went on to open the model"
     assert _run(["none.gguf", "--json"], terminal) == 2, "a flag was meant for this command"
+
+
+def test_a_chat_with_a_server_needs_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Path:
+        raise ConfigError("home folder: unknown")
+
+    monkeypatch.setattr("edge_run.cli.shared.settings.cache_folder", unknown)
+    monkeypatch.setattr(ServerClient, "get", lambda *_: {})
+    monkeypatch.setattr(ServerChat, "run", lambda *_: None)
+    assert _run(["chat", "--server", "8080"], Terminal()) == 0
 
 
 def test_an_authority_without_a_broker_that_has_its_name_is_refused(
