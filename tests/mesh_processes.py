@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.mesh import is_worker
-from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
+from mesh_lists import Members
 from mosquitto import Mosquitto, free_port
 from namespaces import Network
 from program import Program, begin, next_line
@@ -128,8 +128,7 @@ class MeshOfProcesses:
         place = f"{self.address_of(serves)}:{free_port()}"
         if not serves:
             self.broker.start()
-        self.cluster: Cluster = new_cluster(f"mqtt://{place}" if serves else self.broker.url)
-        self._serving = dataclasses.replace(self.cluster, serves=place)
+        self._members = Members(f"mqtt://{place}", place) if serves else Members(self.broker.url)
         self.workers: dict[str, WorkerProcess] = {}
         self._meshes: list[LocalNode] = []
 
@@ -139,9 +138,7 @@ class MeshOfProcesses:
 
     def prepare_folder(self, folder: Path) -> Path:
         """Make `folder` that of a member."""
-        folder.mkdir(exist_ok=True, mode=0o700)
-        write_cluster(folder, self._serving if folder.name == self._serves else self.cluster)
-        return folder
+        return self._members.move_into(folder, is_founder=folder.name == self._serves)
 
     def spawn(
         self,

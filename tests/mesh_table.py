@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from edge_run.base.mesh import MeshEvent
-from edge_run.devices.members.cluster import Cluster, write_cluster
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from mesh_lists import Members
 from program import Program, begin
 
 MEMBER = Path(__file__).with_name("mesh_member.py")
@@ -20,11 +20,11 @@ WAIT_S = 30.0
 class Table:
     """Members of one cluster, in this process and in others."""
 
-    def __init__(self, folder: Path, cluster: Cluster) -> None:
-        self.folder, self.cluster, self.stack = folder, cluster, contextlib.ExitStack()
+    def __init__(self, folder: Path, members: Members) -> None:
+        self.folder, self.members, self.stack = folder, members, contextlib.ExitStack()
 
     def open(self, name: str, **settings: object) -> LocalNode:
-        write_cluster(self.folder / name, self.cluster)
+        self.members.move_into(self.folder / name)
         settings = {"connect_s": WAIT_S, **settings}
         node = open_mesh(MeshConfig(self.folder / name, name=name, **settings))  # type: ignore[arg-type]
         self.stack.callback(node.close)
@@ -32,7 +32,7 @@ class Table:
 
     def start(self, name: str) -> tuple[subprocess.Popen[str], str]:
         """Start a member in a process of its own; return it and its node."""
-        write_cluster(self.folder / name, self.cluster)
+        self.members.move_into(self.folder / name)
         member = Program([str(self.folder / name), name], script=str(MEMBER))
         process = begin(member, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.stack.callback(self._end, process)

@@ -27,7 +27,6 @@ def member_lists(folder: Path, stack: ExitStack) -> Target:
     make_cluster(folder, "mqtt://host", ["one", "two", "three"])
     cluster = read_cluster(folder / "one")
     assert cluster is not None
-    assert cluster.listed is not None
     identity = take_identity(folder / "one", lambda: 1.7e9)
     stack.callback(identity.release)
     editor = ListEditor(identity.device, cluster.listed, cluster.secret)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -19,27 +20,31 @@ class _Mesh:
     """A member's state, and other members that say what they like: validly signed, whatever it is."""
 
     def __init__(self) -> None:
-        from edge_run.devices.members.cluster import new_cluster
         from edge_run.devices.members.identity import make_identity
         from edge_run.devices.mesh.clocks import Clocks
         from edge_run.devices.mesh.state import MeshState
+        from mesh_lists import Members, settle
 
         self.now_s = 1.7e9
-        self.cluster = new_cluster("mqtt://host")
+        members = Members("mqtt://host", now_s=self.now_s)
+        self.cluster, self._devices = members.cluster, itertools.cycle(members.devices)
         clocks = Clocks(lambda: self.now_s, lambda: self.now_s, random.Random(0))
-        own = make_identity(lambda: self.now_s)
+        own = make_identity(lambda: self.now_s, members.founder)
         self.state = MeshState(own, self.cluster, "here", clocks, is_watching=False)
         self.state.connect(True)
+        settle(self.state)
         self.identities: list[Any] = []
         self.writers: list[Any] = []
         for _ in range(4):
-            self.join(make_identity(lambda: self.now_s))
+            self.join()
         self.number = 0
 
-    def join(self, identity: Any) -> None:
+    def join(self) -> None:
         """Have another member in place of the one that was longest: what it said may have ended its incarnation."""
+        from edge_run.devices.members.identity import make_identity
         from edge_run.devices.messages.envelope import Writer
 
+        identity = make_identity(lambda: self.now_s, next(self._devices))
         self.identities = [*self.identities[-3:], identity]
         self.writers = [*self.writers[-3:], Writer(identity, self.cluster, lambda: self.now_s)]
 
@@ -61,13 +66,11 @@ class _Mesh:
 
     def take_in(self, text: str, payload: bytes, sender: str | None = None) -> bool:
         """Have the state take a message in, and time pass; return whether it was let in."""
-        from edge_run.devices.members.identity import make_identity
-
         state, before = self.state, self.state.refusals.total
         state.take_in(text, payload, is_kept=self.number % 5 == 0, sender=sender)
         self.now_s += 0.05
         if self.number % 50 == 0:
-            self.join(make_identity(lambda: self.now_s))
+            self.join()
         state.pass_time()
         state.members()
         state.take_due()
@@ -226,11 +229,13 @@ def link_frames(folder: Path, stack: ExitStack) -> Target:
 def cluster_files(folder: Path, stack: ExitStack) -> Target:
     from edge_run.base.errors import MeshError
     from edge_run.devices.members import cluster as clusters
+    from edge_run.devices.members.keys import DeviceKey
 
-    clusters.write_cluster(
-        folder, clusters.new_cluster("mqtts://user:word@host:8883", "0.0.0.0:1883", "/some/file.pem")
+    made = clusters.found_cluster(
+        DeviceKey(bytes(32)), "one", "mqtts://user:word@host:8883", "0.0.0.0:1883", "/some/file.pem"
     )
-    (path,) = folder.iterdir()
+    clusters.write_cluster(folder, made)
+    path = folder / "cluster.json"
     seed = path.read_bytes()
     feed = in_file(path, lambda: clusters.read_cluster(folder))
     return Target("cluster files", feed, (MeshError,), [seed], 4 * MIB, [json.loads(seed)], largest_bytes=64 * KIB)
@@ -246,19 +251,19 @@ def join_lines(folder: Path, stack: ExitStack) -> Target:
     from edge_run.devices.members import cluster as clusters
 
     urls = ("mqtt:", "mqtt://host", "mqtts://u:p@[::1]:8883")
-    lines = [clusters.secret_line(clusters.new_cluster(url)) for url in urls]
-    lines += [
-        clusters.invitation_line(clusters.Invited("abcdefgh", b"f" * 32, url, b"b" * 32, b"s" * 32)) for url in urls
+    lines = [
+        clusters.invitation_line(clusters.Invited("abcdefgh", b"f" * 32, url, key, b"s" * 32))
+        for url in urls
+        for key in (b"", b"b" * 32)
     ]
-    prefixes = (clusters._SECRET_PREFIX, clusters._PREFIX)
 
     def opened_line(line: str) -> bytes:
-        word = line[len(prefixes[0]) :]
+        word = line[len(clusters._PREFIX) :]
         return base64.urlsafe_b64decode(word + "=" * (-len(word) % 4))[4:]
 
     def wrap(text: bytes) -> bytes:
         checked = zlib.crc32(text).to_bytes(4, "big") + text
-        return (prefixes[len(text) % 2] + base64.urlsafe_b64encode(checked).decode().rstrip("=")).encode()
+        return (clusters._PREFIX + base64.urlsafe_b64encode(checked).decode().rstrip("=")).encode()
 
     def feed(data: bytes) -> bool:
         said = clusters.parse_join_line(data.decode("utf-8", "replace"))

@@ -17,8 +17,8 @@ from typing import Any
 from edge_run.base.errors import ProtocolError
 from edge_run.devices.messages.topics import ROOT
 
-MEMBER, HOME = "member", "home"
-CONNECTIONS, OF_MEMBER, GUESTS = 256, 32, 16
+HOME = "home"
+OF_MEMBER, GUESTS = 32, 16
 MOST_PACKET, MOST_OF_GUEST = 300_000, 2 << 10  # who asks to come in says 1 KiB at most
 _DIGEST_LETTERS = 64
 _NODE = re.compile("[a-z2-7]{16}")
@@ -33,7 +33,6 @@ class BrokerUser:
     subscribe: filters of the topics to which it may subscribe.
     connections: at a time, at most.
     most_bytes: of a packet, and of a message that is its will.
-    is_shared: it is several devices, so that what a connection may say is not counted for all together.
     """
 
     password_sha256: str = field(repr=False)
@@ -41,7 +40,6 @@ class BrokerUser:
     subscribe: tuple[str, ...] = ()
     connections: int = 4
     most_bytes: int = MOST_PACKET
-    is_shared: bool = False
 
     def __post_init__(self) -> None:
         texts = (self.password_sha256, *self.publish, *self.subscribe)
@@ -94,14 +92,12 @@ def digest(password: str) -> str:
     return hashlib.sha256(password.encode()).hexdigest()
 
 
-def member_user(cluster: str, password: str, *, leads: bool = True, is_shared: bool = False) -> BrokerUser:
+def member_user(cluster: str, password: str, *, leads: bool = True) -> BrokerUser:
     """Return what a member of `cluster` may do; each program on its device is a connection.
 
     leads: whether its role lets it run models on others.
-    is_shared: all members are this user.
     """
-    connections, topics = CONNECTIONS if is_shared else OF_MEMBER, member_topics(cluster, leads=leads)
-    return BrokerUser(digest(password), topics, (f"{ROOT}/{cluster}/#",), connections, is_shared=is_shared)
+    return BrokerUser(digest(password), member_topics(cluster, leads=leads), (f"{ROOT}/{cluster}/#",), OF_MEMBER)
 
 
 def guest_user(cluster: str, password: str) -> BrokerUser:

@@ -1,7 +1,7 @@
 """Finds the broker on a local network by multicast DNS, for join lines that name no address.
 
-The announcement does not contain the cluster's id. It contains a word made from the founder's key, or from the secret
-of a cluster that has no list of members, so that only a device with a join line recognises the cluster.
+The announcement does not contain the cluster's id. It contains a word made from the founder's key, so that only a
+device with a join line recognises the cluster.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from edge_run.base.errors import MeshError, wording
 from edge_run.base.extras import MESH, need
-from edge_run.devices.members.cluster import Broker, Cluster
+from edge_run.devices.members.cluster import Broker
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,11 @@ SEARCH_S, ANSWER_S = 3.0, 2.0
 class Advertisement:
     """Says on the local network where the broker of a cluster is, until it is closed."""
 
-    def __init__(self, cluster: Cluster, addresses: list[str], port: int) -> None:
-        """`addresses`: of this device, at which the broker listens. Raises MeshError; then nothing stays open."""
+    def __init__(self, cluster: str, founder: bytes, addresses: list[str], port: int) -> None:
+        """`cluster` is its id, `founder` its founder's key. addresses: of this device, at which the broker listens.
+
+        Raises MeshError; then nothing stays open.
+        """
         zeroconf = need("zeroconf", MESH)
         with contextlib.ExitStack() as undo:
             try:
@@ -40,14 +43,14 @@ class Advertisement:
                 undo.callback(self._zeroconf.close)
                 self._info = zeroconf.ServiceInfo(
                     SERVICE,
-                    f"{_word(cluster)}.{SERVICE}",
+                    f"{_word(founder)}.{SERVICE}",
                     port=port,
                     addresses=[ipaddress.ip_address(address).packed for address in addresses],
                 )
                 self._zeroconf.register_service(self._info)
             except zeroconf.NonUniqueNameException as error:
                 raise MeshError(
-                    f"mesh: a broker of cluster {cluster.id} is announced on this network already; run it on one "
+                    f"mesh: a broker of cluster {cluster} is announced on this network already; run it on one "
                     "device only"
                 ) from error
             except (zeroconf.Error, OSError, ValueError, RuntimeError) as error:
@@ -64,13 +67,16 @@ class Advertisement:
                 logger.info("the end of the broker was not announced: %r", error)
 
 
-def find_broker(cluster: Cluster, search_s: float = SEARCH_S, interfaces: list[str] | None = None) -> Broker:
+def find_broker(
+    cluster: str, founder: bytes, search_s: float = SEARCH_S, interfaces: list[str] | None = None
+) -> Broker:
     """Return where the broker of `cluster` is. Raises MeshError when nobody on the local network can say so.
 
-    Of several addresses of it, some of networks that are not this device's, it is one that answers, if any does.
+    cluster, founder: as of `Advertisement`. Of several addresses of the broker, some of networks that are not this
+    device's, it is one that answers, if any does.
     """
     zeroconf = need("zeroconf", MESH)
-    wanted, found = f"{_word(cluster)}.{SERVICE}", threading.Event()
+    wanted, found = f"{_word(founder)}.{SERVICE}", threading.Event()
 
     def note(name: str, state_change: Any, **_: Any) -> None:
         if name == wanted and state_change is not zeroconf.ServiceStateChange.Removed:
@@ -90,7 +96,7 @@ def find_broker(cluster: Cluster, search_s: float = SEARCH_S, interfaces: list[s
     addresses = info.parsed_addresses() if info is not None else []
     if info is None or not addresses or not 0 < (info.port or 0) < 1 << 16:
         raise MeshError(
-            f"mesh: no broker of cluster {cluster.id} was found on this network in {search_s:g} s; start it, or name "
+            f"mesh: no broker of cluster {cluster} was found on this network in {search_s:g} s; start it, or name "
             f"its address with {_naming()}"
         )
     return Broker(_answering(addresses, info.port) or addresses[0], info.port)
@@ -122,6 +128,5 @@ def _naming() -> str:
     )
 
 
-def _word(cluster: Cluster) -> str:
-    word = hashlib.sha256(b"edge-run discovery" + cluster.founder).hexdigest() if cluster.founder else ""
-    return f"edge-run-{(word or cluster.derive('discovery'))[:16]}"
+def _word(founder: bytes) -> str:
+    return f"edge-run-{hashlib.sha256(b'edge-run discovery' + founder).hexdigest()[:16]}"

@@ -237,7 +237,7 @@ class MqttServer:
         if spent and spent.is_spent:
             raise ProtocolError("said too much on connections before this one")
         done = self.broker.take(connection.number, packet)
-        if isinstance(packet, Connect) and (found := self.broker.user_of(connection.number)) and not found[1].is_shared:
+        if isinstance(packet, Connect) and (found := self.broker.user_of(connection.number)):
             connection.allowance = self._allowances.setdefault(found[0], connection.allowance)
         self._carry_out(done)
         return sum(one.size_bytes for one in done if isinstance(one, Send) and one.connection == connection.number)

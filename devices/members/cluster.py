@@ -3,8 +3,6 @@
 The secret travels inside the list, sealed for each member. Members prove that they know the secret with the HMAC of
 their node's public key, which is useless without the private key. People carry a join line: an invitation that admits
 a limited number of devices for a limited time.
-
-Clusters that were made before there were lists have join lines with the secret itself; such a line admits for good.
 """
 
 from __future__ import annotations
@@ -24,17 +22,16 @@ from urllib.parse import unquote, urlsplit
 from edge_run.base.errors import ConfigError, EdgeRunError, MeshError, reason_of
 from edge_run.base.strict_json import parse
 from edge_run.devices.members.identity import check_private, write_private
-from edge_run.devices.members.keys import KEY_BYTES, DeviceKey, node_of, to_text
-from edge_run.devices.members.list_changes import secret_of
-from edge_run.devices.members.member_list import NO_VERSION, SECRET_BYTES, MemberList, Role, Version, read_list
+from edge_run.devices.members.keys import KEY_BYTES, DeviceKey, from_text, node_of, to_text
+from edge_run.devices.members.list_changes import found, secret_of
+from edge_run.devices.members.member_list import SECRET_BYTES, MemberList, Role, Version, read_list
 
 PROOF_BYTES = 32
 MOST_FILE_BYTES = 64 << 10
 PORT, TLS_PORT = 1883, 8883
 FIND_BROKER = "mqtt:"  # the join line names no address: the broker is looked for on the local network
-BROKER_PASSWORD, HOME_PASSWORD = "broker", "home assistant"  # for whom passwords of an embedded broker are derived
 _FILE = "cluster.json"
-_SECRET_PREFIX, _PREFIX = "edge-run-join-1-", "edge-run-join-2-"
+_PREFIX = "edge-run-join-2-"
 MOST_LINE_LETTERS = 4096
 _ID = re.compile(r"[a-z2-7]{8}")
 
@@ -61,29 +58,26 @@ class Cluster:
     id: of the cluster.
     secret: known to members alone.
     broker: its URL; a password in it is a secret too.
+    founder: the key of the founder, by which lists of members are verified.
+    listed: the newest list of members that is known.
     serves: where this device runs the broker itself, as HOST:PORT.
     authority: the PEM file of who vouches for a TLS broker that the system does not know.
     listen: where the data links of this device's programs listen; empty: on loopback.
     port: of the data link of `mesh join`, a run beside it takes the next one; 0: any that is free.
-    founder: the key of the founder, by which lists of members are verified; empty where the cluster has none.
-    listed: the newest list of members that is known.
     """
 
     id: str
     secret: bytes = field(repr=False)
     broker: str = field(repr=False)
+    founder: bytes
+    listed: MemberList = field(repr=False)
     serves: str | None = None
     authority: str | None = None
     listen: tuple[str, ...] = ()
     port: int = 0
-    founder: bytes = b""
-    listed: MemberList | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not _ID.fullmatch(self.id) or len(self.secret) != SECRET_BYTES:
-            raise ConfigError("cluster: its id or its secret is not of the right form; paste the join line once more")
-        if self.broker != FIND_BROKER:
-            parse_broker(self.broker)
+        _check(self.id, self.broker, (self.secret, self.founder))
 
     def proof(self, public_key: bytes) -> bytes:
         """Return what shows that the holder of `public_key` was given the secret."""
@@ -96,22 +90,20 @@ class Cluster:
     @property
     def version(self) -> Version:
         """The version of the list of members."""
-        return self.listed.version if self.listed else NO_VERSION
+        return self.listed.version
 
     def admits(self, device: bytes) -> bool:
-        """Whether the device with the key `device` is a member, by the list; where there is none, it is."""
+        """Whether the device with the key `device` is a member."""
         return self.role_of(device) is not None
 
     def role_of(self, device: bytes) -> Role | None:
-        """Return what the device may do; None where it is no member. Where there is no list, all may do all."""
-        if self.listed is None:
-            return None if self.founder else "lead"
+        """Return what the device may do; None where it is no member."""
         member = self.listed.members.get(device)
         return member.role if member else None
 
     def why_not(self, device: bytes) -> str:
         """Return in words why a device is no member."""
-        is_removed = self.listed is not None and node_of(device) in self.listed.roll.removed
+        is_removed = node_of(device) in self.listed.roll.removed
         return f"{'was removed from' if is_removed else 'is no member of'} cluster {self.id}"
 
     def adopt(self, listed: MemberList, device: DeviceKey) -> Cluster:
@@ -119,18 +111,15 @@ class Cluster:
         secret = secret_of(listed, device) if device.node in listed.roll.secrets else self.secret
         return dataclasses.replace(self, listed=listed, secret=secret)
 
-    def derive(self, purpose: str) -> str:
-        """Return a password for `purpose` that every member can make."""
-        return hmac.new(self.secret, b"edge-run " + purpose.encode(), hashlib.sha256).hexdigest()[:32]
-
 
 @dataclass(frozen=True, slots=True)
 class Invited:
-    """What a join line of a cluster with a list says.
+    """What a join line says.
 
-    seed: of the invitation's key.
+    cluster: its id.
+    founder, broker: as of the cluster.
     broker_key: as in the list's charter; empty where the broker runs on no member.
-    broker: its URL.
+    seed: of the invitation's key.
     """
 
     cluster: str
@@ -139,62 +128,61 @@ class Invited:
     broker_key: bytes
     seed: bytes = field(repr=False)
 
+    def __post_init__(self) -> None:
+        _check(self.cluster, self.broker, (self.founder, self.seed, *([self.broker_key] if self.broker_key else ())))
+
     @property
     def key(self) -> DeviceKey:
         """The key of the invitation."""
         return DeviceKey(self.seed)
 
 
-def new_cluster(broker: str, serves: str | None = None, authority: str | None = None) -> Cluster:
-    """Return a cluster that nobody knows yet, without a list."""
-    name = base64.b32encode(secrets.token_bytes(5)).decode().lower()
-    return Cluster(name, secrets.token_bytes(SECRET_BYTES), broker, serves, authority)
+def found_cluster(
+    device: DeviceKey, name: str, broker: str, serves: str | None = None, authority: str | None = None
+) -> Cluster:
+    """Return a new cluster that `device` founds, as its only member. name: what people call the device."""
+    cluster = base64.b32encode(secrets.token_bytes(5)).decode().lower()
+    secret = secrets.token_bytes(SECRET_BYTES)
+    listed = found(device, cluster, name, secret, runs_broker=serves is not None)
+    return Cluster(cluster, secret, broker, device.public_key, listed, serves, authority)
 
 
-def secret_line(cluster: Cluster) -> str:
-    """Return the join line of a cluster without a list, as they were made before: its secret, which makes a member."""
-    return _line(_SECRET_PREFIX, [cluster.id, to_text(cluster.secret), cluster.broker])
+def _check(cluster: str, broker: str, keys: tuple[bytes, ...] = ()) -> None:
+    """Raise ConfigError where an id, the URL of a broker, or any of `keys` is not of the right form."""
+    if not _ID.fullmatch(cluster) or any(len(one) != KEY_BYTES for one in keys):
+        raise ConfigError("cluster: its id or a key is not of the right form; paste the join line once more")
+    if broker != FIND_BROKER:
+        parse_broker(broker)
 
 
 def invitation_line(invited: Invited) -> str:
     """Return one word that lets whoever has it ask to come in."""
     keys = (invited.founder, invited.broker_key, invited.seed)
-    return _line(_PREFIX, [invited.cluster, invited.broker, *map(to_text, keys)])
+    data = json.dumps([invited.cluster, invited.broker, *map(to_text, keys)]).encode()
+    checked = zlib.crc32(data).to_bytes(4, "big") + data
+    return _PREFIX + base64.urlsafe_b64encode(checked).decode().rstrip("=")
 
 
-def parse_join_line(line: str) -> Cluster | Invited:
-    """Return what a join line says: a cluster, or an invitation. Raises ConfigError, which does not repeat the line."""
+def parse_join_line(line: str) -> Invited:
+    """Return the invitation that a join line is. Raises ConfigError, which does not repeat the line."""
     word = "".join(line.split())
-    prefix = next((one for one in (_PREFIX, _SECRET_PREFIX) if word.startswith(one)), None)
-    if prefix is None or len(word) > MOST_LINE_LETTERS:
+    if not word.startswith(_PREFIX) or len(word) > MOST_LINE_LETTERS:
         raise ConfigError(
             f"join line: does not begin with {_PREFIX}; paste the whole word that begins so, out of the command that "
             "`mesh init` or `mesh invite` printed"
         )
-    word = word.removeprefix(prefix)
+    word = word.removeprefix(_PREFIX)
     try:
         checked = base64.b64decode(word + "=" * (-len(word) % 4), altchars=b"-_", validate=True)
         if zlib.crc32(checked[4:]).to_bytes(4, "big") != checked[:4]:
             raise ValueError
-        if prefix == _SECRET_PREFIX:
-            name, secret, broker = parse(checked[4:])
-            return Cluster(name, base64.b64decode(secret), broker)
         name, broker, *words = parse(checked[4:])
         founder, broker_key, seed = (base64.b64decode(one, validate=True) for one in words)
-        if len(founder) != KEY_BYTES or len(seed) != KEY_BYTES or len(broker_key) not in (0, KEY_BYTES):
-            raise ValueError
-        Cluster(name, bytes(SECRET_BYTES), broker)  # checks both
         return Invited(name, founder, broker, broker_key, seed)
     except (ValueError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError("join line: is damaged or cut off; paste the whole line that was printed") from None
-
-
-def _line(prefix: str, content: list[str]) -> str:
-    data = json.dumps(content).encode()
-    checked = zlib.crc32(data).to_bytes(4, "big") + data
-    return prefix + base64.urlsafe_b64encode(checked).decode().rstrip("=")
 
 
 def parse_broker(url: str) -> Broker:
@@ -221,8 +209,7 @@ def write_cluster(folder: Path, cluster: Cluster) -> None:
     content = {one.name: getattr(cluster, one.name) for one in dataclasses.fields(cluster) if one.name != "listed"}
     content |= {"secret": to_text(cluster.secret), "founder": to_text(cluster.founder)}
     try:
-        if cluster.listed is not None:
-            write_private(members_path(folder, cluster), cluster.listed.payload)
+        write_private(members_path(folder, cluster.id), cluster.listed.payload)
         write_private(folder / _FILE, json.dumps(content, indent=1).encode())
     except OSError as error:
         raise MeshError(f"{folder / _FILE}: cannot be written ({reason_of(error)})") from error
@@ -256,9 +243,10 @@ def read_cluster(folder: Path) -> Cluster | None:
         content = parse(_read(path))
         check_private(path)
         listen = tuple(map(str, content.get("listen", ())))
-        keys = {name: base64.b64decode(content.get(name, "")) for name in ("secret", "founder")}
-        cluster = Cluster(**content | keys | {"listen": listen})
-        return dataclasses.replace(cluster, listed=read_members(folder, cluster)) if cluster.founder else cluster
+        secret, founder = from_text(content["secret"], SECRET_BYTES), from_text(content["founder"])
+        _check(content["id"], content["broker"])  # before a path is made of it
+        listed = _read_members(members_path(folder, content["id"]), content["id"], founder)
+        return Cluster(**content | {"secret": secret, "founder": founder, "listed": listed, "listen": listen})
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -267,16 +255,14 @@ def read_cluster(folder: Path) -> Cluster | None:
         raise DamagedCluster(f"{path}: is damaged; join once more with `edge-run mesh join LINE`") from error
 
 
-def members_path(folder: Path, cluster: Cluster) -> Path:
-    """Return where the list of members of `cluster` is kept."""
-    return folder / f"members-{cluster.id}.json"
+def members_path(folder: Path, cluster: str) -> Path:
+    """Return where the list of members of the cluster with the id `cluster` is kept."""
+    return folder / f"members-{cluster}.json"
 
 
-def read_members(folder: Path, cluster: Cluster) -> MemberList:
-    """Return the list of members that is kept in `folder`. Raises MeshError where there is none of the cluster."""
-    path = members_path(folder, cluster)
+def _read_members(path: Path, cluster: str, founder: bytes) -> MemberList:
     try:
-        return read_list(path.read_bytes(), cluster.id, cluster.founder)
+        return read_list(path.read_bytes(), cluster, founder)
     except (OSError, EdgeRunError) as error:
         raise DamagedCluster(
             f"{path}: cannot be used ({error}); join once more with `edge-run mesh join LINE`"

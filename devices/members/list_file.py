@@ -20,10 +20,6 @@ logger = logging.getLogger(__name__)
 
 CLOSE_S = 10.0
 _LOCK_FILE = "cluster.lock"
-UNLISTED = (
-    "cluster {}: was made before members could be invited and removed, so whoever has its line is a member for good; "
-    "make a new one with `edge-run mesh init --replace`, and join it anew on each device"
-)
 
 
 class ListFile:
@@ -33,7 +29,7 @@ class ListFile:
     """
 
     def __init__(self, folder: Path, cluster: Cluster) -> None:
-        self._folder, self._path = folder, members_path(folder, cluster)
+        self._folder, self._path = folder, members_path(folder, cluster.id)
         self._seen = self._stamp()
         self._unkept: Cluster | None = None
         self._writer: threading.Thread | None = None
@@ -87,7 +83,7 @@ class ListFile:
         try:
             with brief_lock(self._folder / _LOCK_FILE, is_patient=False):
                 known = read_cluster(self._folder)
-                if known is None or known.id != cluster.id or known.listed is None or cluster.listed is None:
+                if known is None or known.id != cluster.id:
                     pass  # this device left the cluster meanwhile
                 elif known.listed.order < cluster.listed.order:
                     changed = dataclasses.replace(known, listed=cluster.listed, secret=cluster.secret)
@@ -108,20 +104,13 @@ class ListFile:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def listed_in(cluster: Cluster) -> MemberList:
-    """Return the list of `cluster`. Raises MeshError where it has none, and says what to do."""
-    if cluster.listed is None:
-        raise MeshError(UNLISTED.format(cluster.id))
-    return cluster.listed
-
-
 def change_list(folder: Path, change: Callable[[ListEditor], MemberList]) -> Cluster:
     """Change the list that is kept in `folder`, and return the cluster with it. Raises MeshError, NotTrusted."""
     with brief_lock(folder / _LOCK_FILE):
         cluster = read_cluster(folder)
         if cluster is None:
             raise MeshError("mesh: this device belongs to none; `edge-run mesh init` makes one")
-        own = ListEditor(device_key(folder), listed_in(cluster), cluster.secret)
+        own = ListEditor(device_key(folder), cluster.listed, cluster.secret)
         changed = cluster.adopt(change(own), own.device)
         write_cluster(folder, changed)
         return changed

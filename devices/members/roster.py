@@ -51,19 +51,19 @@ class Roster:
         self._waiting: OrderedDict[str, tuple[float, JoinRequest]] = OrderedDict()
 
     @property
-    def listed(self) -> MemberList | None:
-        """The newest list that is known; None in a cluster without one."""
+    def listed(self) -> MemberList:
+        """The newest list that is known."""
         return self.cluster.listed
 
     @property
     def is_heard(self) -> bool:
         """Whether the list that is known came back from the broker."""
-        return self.heard is not None and self.heard is self.listed
+        return self.heard is self.listed
 
     @property
     def is_settled(self) -> bool:
         """Whether what others say may be believed."""
-        return self.listed is None or self._is_settled
+        return self._is_settled
 
     @property
     def is_member(self) -> bool:
@@ -98,8 +98,6 @@ class Roster:
     def take(self, payload: bytes) -> bool:
         """Take in a list; return whether it is newer, and `cluster` has it. Raises NotTrusted, ProtocolError."""
         own = self.listed
-        if own is None:
-            return False
         if payload == own.payload:
             self._is_settled, self._say_s, self.heard = True, None, own
             return False
@@ -124,7 +122,7 @@ class Roster:
     def ask(self, payload: bytes) -> None:
         """Somebody asks to come in. Raises NotTrusted, ProtocolError where he may not."""
         listed = self.listed
-        if listed is None or not self._identity.is_lasting or not listed.may_sign(self._identity.device.public_key):
+        if not self._identity.is_lasting or not listed.may_sign(self._identity.device.public_key):
             return
         request = read_request(payload, self.cluster.id, lambda key: listed.invitation(key) is not None)
         is_founder = listed.charter.founder == self._identity.device.public_key
@@ -151,7 +149,7 @@ class Roster:
     def _let_in(self, request: JoinRequest) -> None:
         """Raises NotTrusted where the device may not come in."""
         listed = self.listed
-        if listed is not None and request.member.key not in listed.members:
+        if request.member.key not in listed.members:
             changed = ListEditor(self._identity.device, listed, self.cluster.secret).admit(request, self._wall())
             self._adopt(changed)
         self.say()  # who was let in already did not hear it
@@ -170,14 +168,13 @@ class Roster:
             self._say_soon()  # the broker keeps none
 
     def _say_soon(self) -> None:
-        if self._say_s is None and self.listed is not None:
+        if self._say_s is None:
             self._say_s = self._steady() + self._random.uniform(0, SAY_WITHIN_S)
 
     def say(self) -> None:
         """Say the list as it is."""
         self._say_s = None
-        if self.listed is not None:
-            self.said.append(self.listed.payload)
+        self.said.append(self.listed.payload)
 
     def take_said(self) -> list[bytes]:
         """Return what is to be said; whoever takes it says it."""
@@ -187,4 +184,3 @@ class Roster:
     def check(self) -> None:
         """Assert what always holds; tests call it after every event."""
         assert len(self._waiting) <= MOST_WAITING, "who asks is bounded"
-        assert self.listed is None or self.cluster.founder, "a list is of a cluster that somebody founded"

@@ -57,5 +57,4 @@ def new_invitation(role: Role, uses: int, expires_s: int) -> tuple[Invitation, b
 
 def invited_to(cluster: Cluster, broker: str, seed: bytes) -> Invited:
     """Return what the line of an invitation says. broker: its URL, as other devices reach it."""
-    assert cluster.listed is not None, "the cluster has a list"
     return Invited(cluster.id, cluster.founder, broker, cluster.listed.charter.broker_key, seed)

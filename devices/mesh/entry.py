@@ -13,7 +13,8 @@ from edge_run.base.errors import EdgeRunError, MeshError, NotTrusted
 from edge_run.devices.members.cluster import Broker, Cluster, Invited
 from edge_run.devices.members.identity import device_key
 from edge_run.devices.members.join_request import ask
-from edge_run.devices.members.member_list import SECRET_BYTES, MemberList, read_list
+from edge_run.devices.members.list_changes import secret_of
+from edge_run.devices.members.member_list import MemberList, read_list
 from edge_run.devices.mesh.channel import Channel, ChannelCallbacks
 from edge_run.devices.mesh.home_assistant import PlainMessage
 from edge_run.devices.mesh.opening import FIRST_CONNECTION_S, broker_password, locate_broker
@@ -35,10 +36,8 @@ def come_in(folder: Path, invited: Invited, name: str, *, timeout_s: float, auth
         listed = entry.wait(timeout_s)
     finally:
         entry.close()
-    cluster = Cluster(
-        invited.cluster, bytes(SECRET_BYTES), invited.broker, authority=authority, founder=invited.founder
-    )
-    return cluster.adopt(listed, entry.device)
+    secret = secret_of(listed, entry.device)
+    return Cluster(invited.cluster, secret, invited.broker, invited.founder, listed, authority=authority)
 
 
 class _Entry:
@@ -112,8 +111,7 @@ class _Entry:
     def _find(self) -> Broker:
         """Where the broker is: as a guest, and in turn as the member that this device may be already."""
         invited = self._invited
-        cluster = Cluster(invited.cluster, bytes(SECRET_BYTES), invited.broker, founder=invited.founder)
-        broker = locate_broker(cluster)
+        broker = locate_broker(invited.broker, invited.cluster, invited.founder)
         key = self.device if self._attempts % 2 else self._key
         self._attempts += 1
         if broker.user is not None or not invited.broker_key:

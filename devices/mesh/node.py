@@ -59,13 +59,13 @@ class LocalNode:
         cluster: Cluster,
         name: str,
         find: Callable[[], Broker],
+        file: ListFile,
         places: tuple[str, ...] | None,
         port: int = 0,
-        file: ListFile | None = None,
     ) -> None:
-        """`find` returns where the broker is. places: where the data link listens; None: it only looks on.
+        """`find` returns where the broker is, `file` keeps the list of members.
 
-        file: where the list of members is kept, in a cluster that has one.
+        places: where the data link listens; None: it only looks on.
         """
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -263,8 +263,7 @@ class LocalNode:
         self.link.close()
         if self._executor is not None:
             self._executor.close(timeout_s=10)
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
         self.state.identity.release()
 
     def check_member(self) -> None:
@@ -350,7 +349,7 @@ class LocalNode:
             state.hear_again(node)
 
     def _pass_time(self) -> float:
-        written = self._file.changed() if self._file else None
+        written = self._file.changed()
         with self.held() as state:
             if written is not None:
                 state.take_file(written)
@@ -366,7 +365,7 @@ class LocalNode:
         """Do what the state asks for, and wake who waits; the lock is held, and nothing here waits."""
         state = self.state
         due = state.take_due()
-        if due.is_list_new and self._file is not None:
+        if due.is_list_new:
             self._file.keep(state.roster.cluster)
         for message in due.outgoing:
             is_sent = not message.is_direct and self._channel.publish(message)

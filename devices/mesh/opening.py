@@ -19,19 +19,10 @@ from edge_run.base.errors import ConfigError, MeshError, option
 from edge_run.base.fields import Document, JsonValue
 from edge_run.base.interrupt import go_on
 from edge_run.base.options import texts_of
-from edge_run.devices.broker.access import MEMBER
 from edge_run.devices.link.data_link import LOOPBACK, DataLink
 from edge_run.devices.link.hosts import parse_place, place_text
 from edge_run.devices.link.places import LEAST_PORT
-from edge_run.devices.members.cluster import (
-    BROKER_PASSWORD,
-    FIND_BROKER,
-    PORT,
-    Broker,
-    Cluster,
-    parse_broker,
-    read_cluster,
-)
+from edge_run.devices.members.cluster import FIND_BROKER, PORT, Broker, Cluster, parse_broker, read_cluster
 from edge_run.devices.members.identity import device_key, make_identity, take_identity
 from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.members.list_file import ListFile
@@ -80,8 +71,7 @@ def open_mesh(config: MeshConfig, check: Callable[[], None] = go_on) -> LocalNod
     is_member = not config.is_watching
     identity = take_identity(folder, time.time) if is_member else make_identity(time.time, device_key(folder))
     try:
-        if cluster.listed is not None:
-            cluster = cluster.adopt(cluster.listed, identity.device)
+        cluster = cluster.adopt(cluster.listed, identity.device)
         name = fitting(config.name or socket.gethostname() or identity.node)
         told = listen or cluster.listen
         if not config.is_watching:
@@ -90,17 +80,16 @@ def open_mesh(config: MeshConfig, check: Callable[[], None] = go_on) -> LocalNod
         listen = told or (LOOPBACK,)
         places = None if config.is_watching else listen
         port = 0 if config.is_watching else config.port or (cluster.port + 1 if cluster.port else 0)
-        file = ListFile(folder, cluster) if cluster.listed is not None else None
-        find = broker_finder(cluster, identity.device)
+        find, file = broker_finder(cluster, identity.device), ListFile(folder, cluster)
         try:
-            node = LocalNode(identity, cluster, name, find, places, port, file)
+            node = LocalNode(identity, cluster, name, find, file, places, port)
         except MeshError as error:
             if config.port or not port or getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
                 raise
             logger.warning(
                 "port %d is taken, as by another run: the data link of this one takes any that is free", port
             )
-            node = LocalNode(identity, cluster, name, find, places, 0, file)
+            node = LocalNode(identity, cluster, name, find, file, places)
     except BaseException:
         identity.release()
         raise
@@ -131,27 +120,27 @@ def broker_finder(cluster: Cluster, device: DeviceKey) -> Callable[[], Broker]:
     It is at its address, or searched on the local network. Where the address names no user, what an embedded broker
     wants of a member is offered.
     """
-    if cluster.listed is None:
-        user, password = MEMBER, cluster.derive(BROKER_PASSWORD)
-    else:
-        user, password = device.node, broker_password(device, cluster.id, cluster.listed.charter.broker_key)
+    password = broker_password(device, cluster.id, cluster.listed.charter.broker_key)
 
     def find() -> Broker:
-        broker = locate_broker(cluster)
+        broker = locate_broker(cluster.broker, cluster.id, cluster.founder)
         if broker.user is not None or not password:
             return broker
-        return dataclasses.replace(broker, user=user, password=password, is_offered=True)
+        return dataclasses.replace(broker, user=device.node, password=password, is_offered=True)
 
     return find
 
 
-def locate_broker(cluster: Cluster) -> Broker:
-    """Return where the broker of `cluster` is: at its address, or where it is found on the local network."""
-    if cluster.broker != FIND_BROKER:
-        return parse_broker(cluster.broker)
+def locate_broker(url: str, cluster: str, founder: bytes) -> Broker:
+    """Return the broker that `url` names, or that is found on the local network. Raises ConfigError, MeshError.
+
+    cluster: its id. founder: its founder's key.
+    """
+    if url != FIND_BROKER:
+        return parse_broker(url)
     from edge_run.devices.broker.discovery import find_broker
 
-    return find_broker(cluster)
+    return find_broker(cluster, founder)
 
 
 def broker_password(device: DeviceKey, cluster: str, other_key: bytes) -> str:

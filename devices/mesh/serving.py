@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from functools import partial
 
 from edge_run.base.errors import MeshError, NotTrusted
-from edge_run.devices.broker.access import HOME, MEMBER, BrokerAccess, guest_user, home_user, member_user
+from edge_run.devices.broker.access import HOME, BrokerAccess, guest_user, home_user, member_user
 from edge_run.devices.broker.discovery import Advertisement
 from edge_run.devices.broker.embedded import EmbeddedBroker
 from edge_run.devices.link.hosts import is_loopback, parse_place
-from edge_run.devices.members.cluster import BROKER_PASSWORD, HOME_PASSWORD, PORT, Cluster
+from edge_run.devices.members.cluster import PORT, Cluster
 from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.mesh.opening import broker_password, own_addresses
 from edge_run.devices.mesh.own_link import LOOK_S
@@ -66,7 +66,8 @@ class _Advertiser:
         self._advertised.close()
         if addresses:
             try:
-                self._advertised.callback(Advertisement(self._cluster, addresses, self._port).close)
+                advertisement = Advertisement(self._cluster.id, self._cluster.founder, addresses, self._port)
+                self._advertised.callback(advertisement.close)
             except MeshError as error:  # as on a network without multicast: the plain address works
                 logger.warning("%s; devices find it by its address only", error)
 
@@ -74,13 +75,11 @@ class _Advertiser:
 def access_of(cluster: Cluster, device: DeviceKey) -> BrokerAccess:
     """Return whom the broker of `cluster`, on `device`, lets in: members, who has an invitation, and Home Assistant.
 
-    Without a list of members they share a password; with one, each has its own. An invitation that has long ended is
-    not let in; one that ended lately is, to be told so, as clocks differ.
+    Each has a password of its own. An invitation that has long ended is not let in; one that ended lately is, to be
+    told so, as clocks differ.
     """
     name, listed = cluster.id, cluster.listed
     users = {HOME: home_user(name, home_password(cluster, device))}
-    if listed is None:
-        return BrokerAccess(users | {MEMBER: member_user(name, cluster.derive(BROKER_PASSWORD), is_shared=True)})
     computing = partial(member_user, leads=False)
     invited = [one for one in listed.roll.invitations if not one.has_long_ended(time.time())]
     keys = [(one.node, one.seal_key, guest_user) for one in invited]
@@ -95,6 +94,4 @@ def access_of(cluster: Cluster, device: DeviceKey) -> BrokerAccess:
 
 def home_password(cluster: Cluster, device: DeviceKey) -> str:
     """Return the password of Home Assistant at the broker of `cluster`, on `device`."""
-    if cluster.listed is None:
-        return cluster.derive(HOME_PASSWORD)
     return broker_password(device, cluster.id, device.seal_key)

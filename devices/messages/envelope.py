@@ -5,8 +5,7 @@
 
 The signature covers the topic and everything else. Every message introduces its sender, and no message of a sender
 that is not a member reaches the JSON parser: the sender must prove that it knows the secret, and its device must be in
-the list of members. In a cluster that was made before there were lists, the secret alone decides. `Gate` lets each
-message pass once.
+the list of members. `Gate` lets each message pass once.
 """
 
 from __future__ import annotations

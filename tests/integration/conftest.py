@@ -235,9 +235,9 @@ def broker(tmp_path: Path) -> Iterator[Mosquitto]:
 @pytest.fixture
 def table(tmp_path: Path, broker: Mosquitto) -> Iterator[Table]:
     """A cluster at `broker`, whose members are those that a test opens or starts."""
-    from edge_run.devices.members.cluster import new_cluster
+    from mesh_lists import Members
     from mesh_table import Table
 
-    one = Table(tmp_path, new_cluster(broker.url))
+    one = Table(tmp_path, Members(broker.url))
     with one.stack:
         yield one

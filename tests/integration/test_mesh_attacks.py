@@ -18,13 +18,13 @@ from amqtt_broker import amqtt
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted, ProtocolError
 from edge_run.base.fields import Document
 from edge_run.base.mesh import Lost
-from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
 from edge_run.devices.mesh.checkup import examine
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.mesh.own_link import OwnLink
 from edge_run.devices.messages.envelope import MOST_NUMBER
 from edge_run.devices.presence import membership
+from mesh_lists import Members
 from mosquitto import Mosquitto, free_port, mosquitto
 from patience import PATIENT
 
@@ -42,11 +42,10 @@ class Table:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.stack = folder, contextlib.ExitStack()
-        self.cluster: Cluster = new_cluster(url)
+        self.members = Members(url)
 
     def open(self, name: str) -> LocalNode:
-        write_cluster(self.folder / name, self.cluster)
-        node = open_mesh(MeshConfig(self.folder / name, name=name, connect_s=60))
+        node = open_mesh(MeshConfig(self.members.move_into(self.folder / name), name=name, connect_s=60))
         self.stack.callback(node.close)
         return node
 
@@ -236,7 +235,7 @@ def test_the_doctor_names_who_says_epochs_that_cannot_be(table: Table) -> None:
 
     liar = threading.Thread(target=lie)
     liar.start()
-    write_cluster(table.folder / "own", table.cluster)
+    table.members.move_into(table.folder / "own")
     try:
         (found,) = examined(table.folder / "own", "lease", 2.0)
     finally:
@@ -328,6 +327,6 @@ def test_whose_name_is_taken_at_the_broker_hears_again_soon(tmp_path: Path, kind
         until(lambda: names(a) == names(b) == {"a", "b"})
         assert a.order(b.node, {"do": "it"}, timeout_s=LIMIT_S) == {"do": "it"}
         if kind == "amqtt":
-            write_cluster(tmp_path / "own", table.cluster)
+            table.members.move_into(tmp_path / "own")
             found = examined(tmp_path / "own", "broker", 2.5, "b: did not hear itself")
             assert any("b: did not hear itself" in finding for finding in found)

@@ -16,18 +16,18 @@ import pytest
 
 from edge_run.base.units import MIB
 from edge_run.devices.broker import embedded
-from edge_run.devices.broker.access import HOME, MEMBER, BrokerAccess
+from edge_run.devices.broker.access import HOME, BrokerAccess
 from edge_run.devices.broker.embedded import EmbeddedBroker
 from edge_run.devices.broker.packets import write_packet
-from edge_run.devices.members.cluster import BROKER_PASSWORD, HOME_PASSWORD, Cluster, new_cluster, write_cluster
-from edge_run.devices.members.identity import make_identity
-from edge_run.devices.mesh.opening import MeshConfig, open_mesh
-from edge_run.devices.mesh.serving import access_of
+from edge_run.devices.mesh.opening import MeshConfig, broker_password, open_mesh
+from edge_run.devices.mesh.serving import access_of, home_password
+from mesh_lists import Members
 from mosquitto import free_port, mosquitto
 from mqtt_client import RawClient, connect_packet, publish_packet, subscribe_packet
 from waiting import until
 
-DEVICE = make_identity(time.time).device  # whose it is matters where there is a list of members
+MEMBERS = Members("mqtt://127.0.0.1", "127.0.0.1:1883", spare=32)
+CLUSTER, DEVICE = MEMBERS.cluster, MEMBERS.founder
 MOST_GROWTH = 48 * MIB
 SUBSCRIBED = b"\x90"
 PATIENCE_S = 60.0  # of a broker with who does not say who it is, where that is not what ends a connection
@@ -37,26 +37,25 @@ SOON_S = 0.6 * PATIENCE_S  # not for its silence, and on a busy machine too
 class Place:
     """A cluster's broker, and who connects to it."""
 
-    def __init__(self, cluster: Cluster, broker: EmbeddedBroker, port: int) -> None:
-        self.cluster, self.broker, self.port = cluster, broker, port
-        self.root = f"edge/v1/{cluster.id}"
+    root = f"edge/v1/{CLUSTER.id}"
 
-    def member(self, client: str, **more: int) -> RawClient:
-        one = RawClient(self.port, connect_packet(client, MEMBER, self.cluster.derive(BROKER_PASSWORD), **more))
+    def __init__(self, broker: EmbeddedBroker, port: int) -> None:
+        self.broker, self.port = broker, port
+        self._devices = iter(MEMBERS.devices)
+        self._users: dict[str, tuple[str, str]] = {}
+
+    def user(self, who: str) -> tuple[str, str]:
+        """Return the user and the password of a member, which is another one for each `who`."""
+        if who not in self._users:
+            device = next(self._devices)
+            self._users[who] = device.node, broker_password(device, CLUSTER.id, DEVICE.seal_key)
+        return self._users[who]
+
+    def member(self, client: str, who: str = "", **more: int) -> RawClient:
+        """Connect as `client`, of the member `who`, where that is not one of its own."""
+        one = RawClient(self.port, connect_packet(client, *self.user(who or client), **more))
         assert one.answer() == 0
         return one
-
-    def let_in_also(self, user: str) -> None:
-        """Let in `user` besides, with the members' password, and wait until it is so."""
-        access = access_of(self.cluster, DEVICE)
-        self.broker.set_access(BrokerAccess({**access.users, user: access.users[MEMBER]}))
-        packet = connect_packet("asking", user, self.cluster.derive(BROKER_PASSWORD))
-
-        def is_let_in() -> bool:
-            with RawClient(self.port, packet) as asking:
-                return asking.answer() == 0
-
-        until(is_let_in)
 
     def serves(self, within_s: float = 20.0) -> bool:
         """Whether what one member says reaches another one."""
@@ -87,20 +86,21 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    cluster, port = new_cluster("mqtt://127.0.0.1"), free_port()
-    with contextlib.closing(EmbeddedBroker("127.0.0.1", port, access_of(cluster, DEVICE))) as broker:
-        yield Place(cluster, broker, port)
+    port = free_port()
+    with contextlib.closing(EmbeddedBroker("127.0.0.1", port, access_of(CLUSTER, DEVICE))) as broker:
+        yield Place(broker, port)
 
 
 @pytest.mark.usefixtures("patient")
 def test_strangers_are_not_let_in(place: Place) -> None:
-    password = place.cluster.derive(BROKER_PASSWORD)
+    user, password = place.user("one")
     for packet in (
         connect_packet("stranger"),
-        connect_packet("stranger", MEMBER, "guess"),
+        connect_packet("stranger", user, "guess"),
         connect_packet("stranger", "root", password),
-        connect_packet("a/b", MEMBER, password),  # an id that is part of no topic
-        connect_packet("wills", MEMBER, password, will="edge/v1/other/node/x/status"),
+        connect_packet("stranger", place.user("other")[0], password),
+        connect_packet("a/b", user, password),  # an id that is part of no topic
+        connect_packet("wills", user, password, will="edge/v1/other/node/x/status"),
     ):
         with RawClient(place.port, packet) as stranger:
             assert stranger.answer() != 0
@@ -167,10 +167,10 @@ def test_connections_that_say_nothing_keep_nobody_out(place: Place) -> None:
     until(lambda: any("did not say who it is" in line for line in place.broker.findings))
 
 
-def test_many_connections_of_a_member_keep_no_other_out(place: Place) -> None:
+def test_many_connections_of_members_keep_no_other_out(place: Place) -> None:
     with contextlib.ExitStack() as stack:
         for number in range(170):
-            packet = connect_packet(f"many{number}", MEMBER, place.cluster.derive(BROKER_PASSWORD))
+            packet = connect_packet(f"many{number}", *place.user(f"of many {number % 6}"))
             with contextlib.suppress(OSError):
                 stack.enter_context(RawClient(place.port, packet))
         files = Path(f"/proc/{place.broker.process_id}/fd")
@@ -195,28 +195,24 @@ def test_many_filters_and_many_small_messages(place: Place) -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_who_may_not_be_in_any_more_is_cut_off_and_says_nothing_more(place: Place) -> None:
-    topic = f"{place.root}/node/gone/status"
-    access = access_of(place.cluster, DEVICE)
-    place.let_in_also("watching")
-    with RawClient(place.port, connect_packet("w", "watching", place.cluster.derive(BROKER_PASSWORD))) as watcher:
-        assert watcher.answer() == 0
+    access = access_of(CLUSTER, DEVICE)
+    with place.member("watching") as watcher:
         watcher.socket.sendall(subscribe_packet(f"{place.root}/#"))
-        gone = RawClient(place.port, connect_packet("gone", MEMBER, place.cluster.derive(BROKER_PASSWORD), will=topic))
-        with gone:
+        packet = connect_packet("gone", *place.user("gone"), will=f"{place.root}/node/gone/status")
+        with RawClient(place.port, packet) as gone:
             assert gone.answer() == 0
-            place.broker.set_access(BrokerAccess({"watching": access.users[MEMBER]}))
+            user = place.user("watching")[0]
+            place.broker.set_access(BrokerAccess({user: access.users[user]}))
             assert gone.ended_within(SOON_S)
             assert not watcher.hears(b"will", 0.5), "neither has its will a say"
-        with RawClient(place.port, connect_packet("gone", MEMBER, place.cluster.derive(BROKER_PASSWORD))) as again:
+        with RawClient(place.port, connect_packet("gone", *place.user("gone"))) as again:
             assert again.answer() != 0
 
 
 @pytest.mark.usefixtures("patient")
 def test_an_id_is_taken_over_by_its_own_user_only(place: Place) -> None:
-    place.let_in_also("other")
-    password = place.cluster.derive(BROKER_PASSWORD)
     with place.member("same") as first:
-        with RawClient(place.port, connect_packet("same", "other", password)) as thief:
+        with RawClient(place.port, connect_packet("same", *place.user("other"))) as thief:
             assert thief.answer() == 2
         with place.member("same"):
             assert first.ended_within(SOON_S), "the old connection is closed, so its owner knows"
@@ -258,7 +254,7 @@ def test_other_clients_of_mqtt_are_served(place: Place) -> None:
     with place.member("abcdefghijklmnop") as node:
         node.socket.sendall(publish_packet(own, b"device", is_kept=True, number=1))
         node.socket.sendall(publish_packet(f"{place.root}/coord/lease", b"lease", is_kept=True))
-    login = ["-p", str(place.port), "-u", HOME, "-P", place.cluster.derive(HOME_PASSWORD)]
+    login = ["-p", str(place.port), "-u", HOME, "-P", home_password(CLUSTER, DEVICE)]
     command = ["mosquitto_sub", *login, "-v", "-t", "homeassistant/#", "-t", "edge/v1/#", "-q", "2"]
     for wait_s in ("1", "5", "20"):  # a busy machine takes more than a second to connect
         words = [*command, "-W", wait_s]
@@ -290,18 +286,19 @@ def test_who_names_no_user_is_taken_also_where_the_broker_knows_other_users(tmp_
         pytest.skip("mosquitto_passwd is not installed")
     subprocess.run(["mosquitto_passwd", "-b", str(passwords), "edge", "word"], check=True, timeout=60)
     with mosquitto(tmp_path, f"allow_anonymous true\npassword_file {passwords}") as broker:
-        write_cluster(tmp_path / "a", new_cluster(broker.url))
-        open_mesh(MeshConfig(tmp_path / "a", connect_s=60)).close()
+        folder = Members(broker.url, "127.0.0.1:1883").move_into(tmp_path / "a")  # which offers a password
+        open_mesh(MeshConfig(folder, connect_s=60)).close()
 
 
-def test_one_who_asks_for_all_that_is_kept_many_times_takes_no_more_memory(place: Place) -> None:
+def test_who_asks_for_all_that_is_kept_many_times_takes_no_more_memory(place: Place) -> None:
+    """Each time another member: one that had as much is not let in again so soon."""
     with place.member("rogue") as rogue:
         for number in range(8):
             rogue.socket.sendall(publish_packet(f"{place.root}/plan/{number}", bytes(120_000), is_kept=True))
         assert place.serves()
         start = place.memory()
-        for _ in range(5):
-            with place.member("again") as again, contextlib.suppress(OSError):
+        for number in range(5):
+            with place.member(f"again{number}") as again, contextlib.suppress(OSError):
                 again.socket.sendall(subscribe_packet(*[f"{place.root}/#"] * 64))
                 time.sleep(0.2)
         assert place.serves()
@@ -310,8 +307,9 @@ def test_one_who_asks_for_all_that_is_kept_many_times_takes_no_more_memory(place
 
 def test_a_broker_that_was_stopped_holds_up_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "STUCK_S", 0.5)
-    access = access_of(place.cluster, DEVICE)
-    many = BrokerAccess({**access.users, **{f"m{number}": access.users[MEMBER] for number in range(400)}})
+    access = access_of(CLUSTER, DEVICE)
+    user = access.users[place.user("one")[0]]
+    many = BrokerAccess({**access.users, **{f"m{number}": user for number in range(400)}})
     stopped = place.broker.process_id
     os.kill(stopped, signal.SIGSTOP)
     start_s = time.monotonic()

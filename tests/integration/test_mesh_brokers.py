@@ -21,12 +21,11 @@ from cryptography.x509.oid import NameOID
 
 from edge_run.base.errors import MeshError
 from edge_run.devices.broker.discovery import Advertisement, find_broker
-from edge_run.devices.members.cluster import FIND_BROKER, Cluster, new_cluster, write_cluster
 from edge_run.devices.members.identity import device_key
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.mesh.serving import serving
-from mesh_lists import make_cluster
+from mesh_lists import Members, make_cluster
 from mosquitto import free_port, mosquitto
 
 LOOPBACK = "127.0.0.1"
@@ -59,14 +58,8 @@ def certified(folder: Path) -> tuple[Path, Path]:
     return paths
 
 
-def member(folder: Path, cluster: Cluster, connect_s: float = 60.0) -> LocalNode:
-    write_cluster(folder, cluster)
-    return open_mesh(MeshConfig(folder, name=folder.name, connect_s=connect_s))
-
-
-def assert_they_meet(folder: Path, cluster: Cluster) -> None:
+def assert_they_meet(a: LocalNode, b: LocalNode) -> None:
     """Two members find each other and one does what the other orders."""
-    a, b = member(folder / "a", cluster), member(folder / "b", cluster)
     try:
         b.serve(lambda node, epoch, order: {"echo": order["word"]})
         end_s = time.monotonic() + LIMIT_S
@@ -85,37 +78,41 @@ def assert_they_meet(folder: Path, cluster: Cluster) -> None:
 def test_a_broker_behind_tls_whose_authority_is_named(tmp_path: Path) -> None:
     certificate, key = certified(tmp_path)
     with mosquitto(tmp_path, f"allow_anonymous true\ncertfile {certificate}\nkeyfile {key}") as broker:
-        secure = new_cluster(f"mqtts://{LOOPBACK}:{broker.port}", authority=str(certificate))
-        assert_they_meet(tmp_path, secure)
+        members = Members(f"mqtts://{LOOPBACK}:{broker.port}")
+
+        def member(name: str, connect_s: float, **changes: object) -> LocalNode:
+            return open_mesh(MeshConfig(members.move_into(tmp_path / name, **changes), name=name, connect_s=connect_s))
+
+        assert_they_meet(*(member(name, 60, authority=str(certificate)) for name in "ab"))
         with pytest.raises(MeshError, match="certificate"):  # the system does not know who vouches for it
-            member(tmp_path / "c", replace(secure, authority=None), connect_s=8)
+            member("c", 8)
         with pytest.raises(MeshError):  # and no secret is told to a broker that is not behind TLS
-            member(tmp_path / "d", replace(secure, broker=broker.url, authority=None), connect_s=5)
+            member("d", 5, broker=broker.url)
     gc.collect()  # here, where it is expected, and not in a later test
 
 
 def test_a_broker_is_found_on_the_local_network_by_its_members_only(tmp_path: Path) -> None:
-    cluster, other, port = new_cluster(FIND_BROKER), new_cluster(FIND_BROKER), free_port()
-    advertisement = Advertisement(cluster, [LOOPBACK], port)
+    cluster, other, port = ("abcdefgh", bytes(32)), ("abcdefgh", bytes(range(32))), free_port()
+    advertisement = Advertisement(*cluster, [LOOPBACK], port)
     try:
-        found = find_broker(cluster, LIMIT_S, interfaces=[LOOPBACK])
+        found = find_broker(*cluster, LIMIT_S, interfaces=[LOOPBACK])
         assert (found.host, found.port) == (LOOPBACK, port)
         with pytest.raises(MeshError, match=r"no broker of cluster .* was found on this network in 0\.5 s; start it"):
-            find_broker(other, 0.5, interfaces=[LOOPBACK])
+            find_broker(*other, 0.5, interfaces=[LOOPBACK])
     finally:
         advertisement.close()
     with pytest.raises(MeshError, match="was found"):  # what is closed is no longer there
-        find_broker(cluster, 0.5, interfaces=[LOOPBACK])
+        find_broker(*cluster, 0.5, interfaces=[LOOPBACK])
 
 
 def test_of_several_addresses_that_are_announced_one_that_answers_is_taken() -> None:
     """A broker's device is in networks that others are not in, such as that of its containers."""
-    cluster, elsewhere = new_cluster(FIND_BROKER), "127.0.0.3"
+    cluster, elsewhere = ("abcdefgh", bytes(32)), "127.0.0.3"
     with socket.create_server((LOOPBACK, 0)) as listener:
         port = listener.getsockname()[1]
         for addresses in ([elsewhere, LOOPBACK], [LOOPBACK, elsewhere]):
-            with contextlib.closing(Advertisement(cluster, addresses, port)):
-                found = find_broker(cluster, LIMIT_S, interfaces=[LOOPBACK])
+            with contextlib.closing(Advertisement(*cluster, addresses, port)):
+                found = find_broker(*cluster, LIMIT_S, interfaces=[LOOPBACK])
                 assert (found.host, found.port) == (LOOPBACK, port)
 
 
@@ -132,7 +129,7 @@ def test_where_it_cannot_be_announced_the_broker_runs_and_nothing_else_stays_ope
     with monkeypatch.context() as patch:
         patch.setattr(zeroconf.Zeroconf, "register_service", refuse)
         with pytest.raises(MeshError, match="is announced on this network already; run it on one device only"):
-            Advertisement(cluster, [LOOPBACK], 1883)
+            Advertisement(cluster.id, cluster.founder, [LOOPBACK], 1883)
         assert not [one for one in threading.enumerate() if "zeroconf" in one.name.lower()]
         with serving(replace(cluster, serves=place), device_key(tmp_path / "one")) as broker:
             assert broker is not None

@@ -18,13 +18,14 @@ import pytest
 from edge_run import Model, __version__
 from edge_run.base.errors import ConfigError, MeshError, ModelFileError
 from edge_run.base.fields import Document
-from edge_run.devices.members.cluster import Cluster, new_cluster, read_cluster, write_cluster
+from edge_run.devices.members.cluster import read_cluster, write_cluster
 from edge_run.devices.mesh import checkup
 from edge_run.devices.mesh.checkup import examine
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.mesh.own_link import OwnLink
 from edge_run.devices.presence import membership
 from mesh_devices import WAIT_S, Device
+from mesh_lists import make_cluster, stranger_in
 from mosquitto import PROGRAM, Mosquitto, free_port, mosquitto
 from patience import PATIENT
 from waiting import until
@@ -200,10 +201,8 @@ def findings(folder: Path, *topics: str) -> dict[str, str]:
 
 
 def test_the_doctor_names_what_is_wrong(tmp_path: Path, broker: Mosquitto) -> None:
-    cluster = new_cluster(broker.url)
-    stranger = Cluster(cluster.id, bytes(32), broker.url)
-    for name, one in (("own", cluster), ("stranger", stranger), ("late", cluster), ("old", cluster), ("shut", cluster)):
-        write_cluster(tmp_path / name, one)
+    cluster = make_cluster(tmp_path, broker.url, ["own", "late", "old", "shut"])
+    stranger_in(tmp_path / "stranger", cluster)
     assert findings(tmp_path / "own", "devices") == {"devices": "nobody is there"}
     with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
@@ -249,7 +248,7 @@ def test_the_doctor_and_a_broker_that_passes_nothing_on(tmp_path: Path) -> None:
     rules.write_text("topic read other/#\n")
     rules.chmod(0o600)
     with mosquitto(tmp_path, f"allow_anonymous true\nacl_file {rules}") as broker:
-        write_cluster(tmp_path / "own", new_cluster(broker.url))
+        make_cluster(tmp_path, broker.url, ["own"])
         assert "does not pass them on" in findings(tmp_path / "own", "broker")["broker"]
 
 
@@ -257,7 +256,7 @@ def test_the_doctor_and_a_broker_that_drops_us(
     tmp_path: Path, broker: Mosquitto, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it listens, however long it took to connect."""
-    write_cluster(tmp_path / "own", new_cluster(broker.url))
+    make_cluster(tmp_path, broker.url, ["own"])
 
     def listen(seconds: float) -> None:
         broker.stop()
@@ -282,10 +281,9 @@ def test_the_access_list_of_the_guide(tmp_path: Path, monkeypatch: pytest.Monkey
     subprocess.run(["mosquitto_passwd", "-b", str(passwords), "edge", "word"], check=True, timeout=WAIT_S)
     settings = f"allow_anonymous false\npassword_file {passwords}\nacl_file {rules}\nmessage_size_limit 300000"
     with mosquitto(tmp_path, settings) as broker, contextlib.ExitStack() as stack:
-        cluster = new_cluster(f"mqtt://edge:word@127.0.0.1:{broker.port}")
+        cluster = make_cluster(tmp_path, f"mqtt://edge:word@127.0.0.1:{broker.port}", ["a", "b"])
         nodes = []
         for name in "ab":
-            write_cluster(tmp_path / name, cluster)
             nodes.append(open_mesh(MeshConfig(tmp_path / name, name=name, connect_s=WAIT_S)))
             stack.callback(nodes[-1].close)
         a, b = nodes

@@ -13,8 +13,8 @@ import pytest
 
 from edge_run.base.errors import DeviceLost, MeshError
 from edge_run.base.mesh import Joined, Lost
-from edge_run.devices.members.cluster import new_cluster, write_cluster
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from mesh_lists import make_cluster
 from mesh_table import WAIT_S, Table, event_of
 from mosquitto import Mosquitto
 from slow_relay import relay
@@ -132,7 +132,7 @@ def test_a_newcomer_that_does_not_hear_this_device_is_not_counted_on(
 
 
 def test_no_broker_is_said_in_one_line(tmp_path: Path) -> None:
-    write_cluster(tmp_path, new_cluster("mqtt://127.0.0.1:1"))
+    make_cluster(tmp_path.parent, "mqtt://127.0.0.1:1", [tmp_path.name])
     before = {*threading.enumerate()}
     with pytest.raises(MeshError, match="nothing listens there"):
         open_mesh(MeshConfig(tmp_path, connect_s=4))

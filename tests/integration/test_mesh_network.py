@@ -12,12 +12,11 @@ from edge_run import __version__
 from edge_run.base.errors import Cancelled, DeviceLost, MeshError, ProtocolError
 from edge_run.base.mesh import Lost, Unled
 from edge_run.devices.broker.embedded import EmbeddedBroker
-from edge_run.devices.members.cluster import new_cluster
-from edge_run.devices.members.identity import make_identity
 from edge_run.devices.mesh import opening
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.mesh.serving import access_of
+from mesh_lists import Members
 from mesh_table import WAIT_S, Table, event_of
 from mosquitto import Mosquitto
 from waiting import until
@@ -108,9 +107,10 @@ def a_leads_over(b: LocalNode, a: LocalNode) -> int:
 
 def test_the_embedded_broker_is_one(tmp_path: Path) -> None:
     port = Mosquitto(tmp_path).port
-    cluster = new_cluster(f"mqtt://127.0.0.1:{port}")
-    with contextlib.closing(EmbeddedBroker("127.0.0.1", port, access_of(cluster, make_identity(time.time).device))):
-        table = Table(tmp_path, cluster)
+    members = Members(f"mqtt://127.0.0.1:{port}", f"127.0.0.1:{port}")
+    access = access_of(members.cluster, members.founder)
+    with contextlib.closing(EmbeddedBroker("127.0.0.1", port, access)):
+        table = Table(tmp_path, members)
         with table.stack:
             a, b = table.open("a"), table.open("b")
             until(lambda: len(a.members()) == 2)
@@ -123,7 +123,7 @@ def test_the_embedded_broker_is_one(tmp_path: Path) -> None:
             time.sleep(1.0)
             assert not looking.state.refusals.total, "it hands on twice what it keeps, which is nobody's attack"
         with pytest.raises(MeshError, match="cannot listen"):
-            EmbeddedBroker("127.0.0.1", port, access_of(cluster, make_identity(time.time).device))
+            EmbeddedBroker("127.0.0.1", port, access)
 
 
 def stop() -> None:

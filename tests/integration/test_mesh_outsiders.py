@@ -14,9 +14,9 @@ from pathlib import Path
 import paho.mqtt.client as mqtt
 import pytest
 
-from edge_run.base.errors import MeshError, NotTrusted
-from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
+from edge_run.base.errors import MeshError
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from mesh_lists import make_cluster, stranger_in
 from mesh_table import WAIT_S, Table
 from mosquitto import Mosquitto, mosquitto
 from waiting import until
@@ -73,13 +73,14 @@ def test_strangers_at_the_broker(table: Table, broker: Mosquitto) -> None:
     assert a.order(b.node, {"do": 2}, timeout_s=WAIT_S) == {"count": 2}
 
 
-def test_another_secret_is_refused(table: Table, broker: Mosquitto, tmp_path: Path) -> None:
+def test_another_secret_and_another_list_are_refused(table: Table, tmp_path: Path) -> None:
     a = table.open("a")
-    false = Cluster(table.cluster.id, bytes(32), broker.url)
-    write_cluster(tmp_path / "false", false)
-    with contextlib.closing(open_mesh(MeshConfig(tmp_path / "false", connect_s=WAIT_S))) as other:
+    false = stranger_in(tmp_path / "false", table.members.cluster)
+    with contextlib.closing(open_mesh(MeshConfig(false, connect_s=WAIT_S))) as other:
         a.announce({})
-        until(lambda: a.state.refusals.count(NotTrusted) and other.state.refusals.count(NotTrusted))
+        for node in (a, other):
+            for why in ("does not know the secret", "is another cluster's"):
+                until(lambda node=node, why=why: any(why in str(one) for one in node.state.refusals.latest))  # type: ignore[misc]
         assert len(a.members()) == len(other.members()) == 1
 
 
@@ -91,7 +92,7 @@ def test_users_and_passwords(tmp_path: Path) -> None:
     subprocess.run(["mosquitto_passwd", "-b", str(passwords), "edge", "word"], check=True, timeout=WAIT_S)
     with mosquitto(tmp_path, f"allow_anonymous false\npassword_file {passwords}") as broker:
         place = f"127.0.0.1:{broker.port}"
-        write_cluster(tmp_path / "a", new_cluster(f"mqtt://{place}"))
+        make_cluster(tmp_path, f"mqtt://{place}", ["a"])
         for wrong, who in ((None, "nobody without"), (f"mqtt://edge:wrong@{place}", "'edge'")):
             with pytest.raises(MeshError, match=who) as caught:
                 open_mesh(MeshConfig(tmp_path / "a", wrong, connect_s=6))

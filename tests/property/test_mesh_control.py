@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 
@@ -13,14 +14,18 @@ from hypothesis import strategies as st
 from clock import Clock
 from edge_run.base.errors import NotTrusted, ProtocolError
 from edge_run.base.strict_json import MOST_DIGITS
-from edge_run.devices.members.cluster import new_cluster
+from edge_run.devices.members.cluster import found_cluster
 from edge_run.devices.members.identity import Identity, make_identity
+from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.members.member_list import canonical
 from edge_run.devices.messages import envelope as mesh_envelope
 from edge_run.devices.messages.envelope import CLOCK_TOLERANCE_S, Gate, StaleClock, Writer
 from edge_run.devices.messages.topics import Topic, parse_topic, subscriptions
+from mesh_lists import Members
 
-CLUSTER = new_cluster("mqtt://host")
+MEMBERS = Members("mqtt://host", spare=4, now_s=1.7e9)
+CLUSTER, DEVICE = MEMBERS.cluster, MEMBERS.devices[0]
+OTHER = found_cluster(DeviceKey(bytes(32)), "other", "mqtt://host")
 LARGEST = 10**MOST_DIGITS - 1  # that is read: a sign is no digit
 INTEGERS = st.integers(-LARGEST, LARGEST)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -29,7 +34,7 @@ REFUSED = (NotTrusted, ProtocolError)
 
 def parties() -> tuple[Clock, Identity, Writer, Gate, Topic]:
     clock = Clock(1.7e9)
-    identity = make_identity(clock)
+    identity = make_identity(clock, DEVICE)
     return (
         clock,
         identity,
@@ -77,15 +82,30 @@ def test_noise_and_pieces_are_refused(noise: bytes, is_piece: bool) -> None:
 def test_another_topic_another_owner_another_cluster() -> None:
     clock, identity, writer, gate, topic = parties()
     payload = writer.seal(topic, 1, {})[0]
-    for other in (Topic(CLUSTER.id, "caps", identity.node), Topic(CLUSTER.id, "load", make_identity(clock).node)):
+    foreign = Topic(CLUSTER.id, "load", make_identity(clock, DEVICE).node)
+    for other in (Topic(CLUSTER.id, "caps", identity.node), foreign):
         with pytest.raises(NotTrusted):
             gate.open(other, payload)
-    foreign = Topic(CLUSTER.id, "load", make_identity(clock).node)
     with pytest.raises(NotTrusted, match="speaks for"):
         gate.open(foreign, writer.seal(foreign, 1, {})[0])
     with pytest.raises(NotTrusted, match="secret"):
-        Gate(new_cluster("mqtt://host"), clock).open(topic, payload)
+        Gate(OTHER, clock).open(topic, payload)
     assert gate.open(topic, payload).node == identity.node
+
+
+def test_who_knows_the_secret_and_is_no_member_is_refused() -> None:
+    """Nor is who says that it runs on the device of a member."""
+    clock, identity, writer, gate, topic = parties()
+    outsider = make_identity(clock)
+    own = Topic(CLUSTER.id, "load", outsider.node)
+    with pytest.raises(NotTrusted, match="is no member"):
+        gate.open(own, Writer(outsider, CLUSTER, clock).seal(own, 1, {})[0])
+    for certificate in (outsider.certificate, identity.certificate, outsider.device.sign(b"any")):
+        posing = dataclasses.replace(outsider, device=DEVICE, certificate=certificate)
+        with pytest.raises(NotTrusted, match="did not sign for it"):
+            gate.open(own, Writer(posing, CLUSTER, clock).seal(own, 1, {})[0])
+    assert not gate._senders
+    assert gate.open(topic, writer.seal(topic, 1, {})[0]).node == identity.node
 
 
 def test_replays_and_old_incarnations() -> None:
@@ -142,8 +162,12 @@ def test_a_will_counts_once_and_for_the_present_connection_only() -> None:
 
 def test_a_member_that_signs_nonsense() -> None:
     clock, identity, writer, gate, topic = parties()
-    head = bytes([1]) + identity.public_key + CLUSTER.proof(identity.public_key)
-    fields = {"incarnation": identity.incarnation, "count": 1, "epoch": 0, "time_ms": int(clock() * 1e3), "body": {}}
+    fields = {"incarnation": identity.incarnation, "count": 1, "epoch": 0, "time_ms": int(clock() * 1e3)}
+    fields |= {"list": list(CLUSTER.version), "body": {}}
+
+    def sealed(content: bytes) -> bytes:
+        return writer._head + identity.sign(mesh_envelope._signed(topic, writer._head, content)) + content
+
     wrong = [
         b"",
         b"[]",
@@ -162,10 +186,10 @@ def test_a_member_that_signs_nonsense() -> None:
         b"\xff\xfe" + canonical(fields),
     ]
     for content in wrong:
-        signature = identity.sign(mesh_envelope._signed(topic, head, content))
-        with pytest.raises(REFUSED):
-            gate.open(topic, head + signature + content)
+        with pytest.raises(ProtocolError, match=r"malformed|bytes, not"):
+            gate.open(topic, sealed(content))
     assert not gate._senders
+    assert gate.open(topic, sealed(canonical(fields))).body == {}
     with pytest.raises(ProtocolError, match="no JSON"):
         writer.seal(topic, 0, {"x": float("inf")})
     with pytest.raises(ProtocolError, match="at most"):
@@ -180,7 +204,7 @@ def test_a_thousand_attacks_and_bounded_memory() -> None:
     for payload in genuine[::2]:
         gate.open(topic, payload)
     accepted = list[bytes]()
-    stranger = Writer(make_identity(clock), new_cluster("mqtt://host"), clock)
+    stranger = Writer(make_identity(clock, DEVICE), OTHER, clock)
     for number in range(1000):
         payload = bytearray(chance.choice(genuine))
         kind = number % 5
@@ -206,8 +230,10 @@ def test_a_thousand_attacks_and_bounded_memory() -> None:
 def test_no_more_members_than_are_meant_to_be() -> None:
     clock, _, _, gate, _ = parties()
 
+    devices = itertools.cycle([MEMBERS.founder, *MEMBERS.devices])
+
     def newcomer() -> None:
-        identity = make_identity(clock)
+        identity = make_identity(clock, next(devices))
         topic = Topic(CLUSTER.id, "load", identity.node)
         gate.open(topic, Writer(identity, CLUSTER, clock).seal(topic, 0, {})[0])
 

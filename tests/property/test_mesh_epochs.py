@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from clock import Clock
 from edge_run.base.errors import ProtocolError
-from edge_run.devices.members.cluster import new_cluster
+from edge_run.devices.members.cluster import found_cluster
 from edge_run.devices.members.identity import make_identity
+from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.messages.envelope import CLOCK_TOLERANCE_S, MOST_NUMBER, Gate, Writer
 from edge_run.devices.messages.topics import Topic
 from edge_run.devices.presence.lease import (
@@ -28,7 +29,8 @@ from edge_run.devices.presence.lease import (
     most_epoch,
 )
 
-CLUSTER = new_cluster("mqtt://host")
+DEVICE = DeviceKey(bytes(range(32)))
+CLUSTER = found_cluster(DEVICE, "one", "mqtt://host")
 TOPIC = Topic(CLUSTER.id, "lease")
 
 
@@ -37,7 +39,7 @@ class Node:
 
     def __init__(self, clock: Clock, skew_s: float, seed: int) -> None:
         self.clock, self.skew_s = clock, skew_s
-        self.identity = make_identity(self.wall)
+        self.identity = make_identity(self.wall, DEVICE)
         self.writer, self.gate = Writer(self.identity, CLUSTER, self.wall), Gate(CLUSTER, self.wall)
         self.lease = Lease(self.identity.node, clock, Random(seed))
 

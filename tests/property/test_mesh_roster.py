@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from edge_run.base.errors import NotTrusted, ProtocolError
-from edge_run.devices.members.cluster import Cluster, new_cluster
+from edge_run.devices.members.cluster import Cluster, found_cluster
 from edge_run.devices.members.identity import Identity, make_identity
 from edge_run.devices.members.join_request import ask
 from edge_run.devices.members.keys import DeviceKey
-from edge_run.devices.members.list_changes import ListEditor, found
+from edge_run.devices.members.list_changes import ListEditor
 from edge_run.devices.members.member_list import Invitation
 from edge_run.devices.members.roster import LEARN_S, MOST_WAITING, SAY_WITHIN_S, Roster
 from edge_run.devices.messages.envelope import MOST_OF_DEVICE, Gate, Writer
@@ -32,9 +32,8 @@ def lasting() -> Identity:
 
 def member_cluster(founder: Identity, names: list[Identity]) -> Cluster:
     """A cluster of `founder` with all of `names` in it."""
-    cluster = new_cluster("mqtt://host")
-    cluster = Cluster(cluster.id, cluster.secret, cluster.broker, founder=founder.device.public_key)
-    listed = found(founder.device, cluster.id, "0", cluster.secret, runs_broker=False)
+    cluster = found_cluster(founder.device, "0", "mqtt://host")
+    listed = cluster.listed
     for number, identity in enumerate(names):
         listed = let_in(ListEditor(founder.device, listed, cluster.secret), identity.device, f"{number + 1}", START_S)
     return cluster.adopt(listed, founder.device)
@@ -48,10 +47,9 @@ class Lists(RuleBasedStateMachine):
         self.clock, self.random = [0.0], random.Random(seed)
         self.devices = [lasting() for _ in range(4)]
         cluster = member_cluster(self.devices[0], self.devices[1:])
-        assert cluster.listed is not None
         listed = ListEditor(self.devices[0].device, cluster.listed, cluster.secret).change_role("1", "lead")
         self.rosters = [self._roster(one, cluster.adopt(listed, one.device)) for one in self.devices]
-        self.known = [one.cluster.listed.order for one in self.rosters if one.cluster.listed]
+        self.known = [one.listed.order for one in self.rosters]
         self.air: list[bytes] = []
 
     def _roster(self, identity: Identity, cluster: Cluster) -> Roster:
@@ -66,10 +64,8 @@ class Lists(RuleBasedStateMachine):
     @rule(by=st.integers(0, 1), what=st.sampled_from(["rotate", "remove", "role"]))
     def change(self, by: int, what: str) -> None:
         roster = self.rosters[by]
-        listed = roster.listed
-        assert listed is not None
         try:
-            editor = ListEditor(self.devices[by].device, listed, roster.cluster.secret)
+            editor = ListEditor(self.devices[by].device, roster.listed, roster.cluster.secret)
             if what == "rotate":
                 changed = editor.rotate(bytes([self.random.randrange(256)]) * 32)
             elif what == "remove":
@@ -106,7 +102,6 @@ class Lists(RuleBasedStateMachine):
             roster.check()
             self.air += roster.said
             roster.said.clear()
-            assert roster.listed is not None
             assert roster.listed.order >= self.known[number], "an older list was taken for a newer one"
             self.known[number] = roster.listed.order
 
@@ -153,7 +148,6 @@ def rosters() -> tuple[list[float], Identity, Identity, Cluster]:
 
 def test_nothing_is_believed_before_the_list_that_is_kept_was_heard() -> None:
     clock, founder, other, cluster = rosters()
-    assert cluster.listed is not None
     roster = Roster(other, cluster, lambda: clock[0], lambda: START_S, random.Random(1))
     assert not roster.is_settled
     roster.connect()
@@ -180,7 +174,6 @@ def test_nothing_is_believed_before_the_list_that_is_kept_was_heard() -> None:
 
 def test_who_asks_is_bounded_and_let_in_by_one() -> None:
     clock, founder, other, cluster = rosters()
-    assert cluster.listed is not None
     guest = DeviceKey(secrets.token_bytes(32))
     invitation = Invitation(guest.public_key, guest.seal_key, "use", 3, int(START_S) + 100)
     listed = ListEditor(founder.device, cluster.listed, cluster.secret).invite(invitation, START_S)
@@ -202,7 +195,7 @@ def test_who_asks_is_bounded_and_let_in_by_one() -> None:
     is_changed, refused = roster.pass_time()
     assert is_changed
     assert len(refused) == MOST_WAITING - 3
-    assert len(roster.cluster.listed.roll.members) == 5  # type: ignore[union-attr]
+    assert len(roster.listed.roll.members) == 5
     for one in (watching, user):
         assert one.pass_time() == (False, []), "only the founder's own node, or a leading one, lets in"
 
@@ -226,7 +219,6 @@ def test_one_device_has_so_many_nodes_and_others_have_places_left() -> None:
 def test_a_secret_that_was_changed_is_good_for_a_moment_longer() -> None:
     wall = [START_S]
     _, founder, other, cluster = rosters()
-    assert cluster.listed is not None
     newer = cluster.adopt(ListEditor(founder.device, cluster.listed, cluster.secret).rotate(bytes(32)), founder.device)
     gate = Gate(cluster, lambda: wall[0])
     topic = Topic(cluster.id, "load", other.node)

@@ -28,10 +28,9 @@ _NODE = click.Argument(["node"], metavar="NODE")
 @click.pass_obj
 def members(terminal: Terminal, /, **given: Any) -> None:
     """Show the list of members as this device knows it: who may take part, in which role, and open invitations."""
-    from edge_run.devices.members.list_file import listed_in
     from edge_run.devices.mesh.opening import known_cluster
 
-    listed = listed_in(known_cluster(mesh_folder()))
+    listed = known_cluster(mesh_folder()).listed
     found = ClusterMembers(
         listed.charter.cluster,
         listed.version[:3],
@@ -139,14 +138,13 @@ def _change(
 
     must_have: the id or the name of the member that it is about, whose id `change` and `is_made` are given.
     """
-    from edge_run.devices.members.list_file import listed_in
     from edge_run.devices.mesh.changes import make_change
     from edge_run.devices.mesh.opening import known_cluster
 
     folder = mesh_folder()
     name = node = ""
     if must_have:
-        member = listed_in(known_cluster(folder)).find(must_have)
+        member = known_cluster(folder).listed.find(must_have)
         name, node = f"{member.name} ({member.node})", member.node
     terminal.show("telling the others")
     _, untold = make_change(folder, lambda editor: change(editor, node), lambda listed: is_made(listed, node))

@@ -60,9 +60,8 @@ def init(context: click.Context, /, broker: str | None, serve: str | None, **giv
     runs one, as long as `mesh join` runs on it. Needs the `mesh` extra.
     """
     from edge_run.devices.link.hosts import parse_place, place_text
-    from edge_run.devices.members.cluster import PORT, Cluster, new_cluster
+    from edge_run.devices.members.cluster import PORT, Cluster, found_cluster
     from edge_run.devices.members.identity import device_key
-    from edge_run.devices.members.list_changes import found
     from edge_run.devices.members.list_file import keep_cluster
     from edge_run.devices.mesh.opening import EVERYWHERE, check_listen
 
@@ -90,18 +89,13 @@ def init(context: click.Context, /, broker: str | None, serve: str | None, **giv
         if given["find"]:
             check_find(serves)
     device = device_key(folder)
-    cluster = dataclasses.replace(
-        new_cluster(own, serves, authority),
-        listen=given["listen"],
-        port=given["port"] or 0,
-        founder=device.public_key,
-    )
     name = given["name"] or socket.gethostname() or device.node
-    listed = found(device, cluster.id, name, cluster.secret, runs_broker=serves is not None)
+    cluster = found_cluster(device, name, own, serves, authority)
+    cluster = dataclasses.replace(cluster, listen=given["listen"], port=given["port"] or 0)
 
     def founded(_: Cluster | None) -> Cluster:
         check_free(folder, "", given["replace"])  # another process may have joined one meanwhile
-        return cluster.adopt(listed, device)
+        return cluster
 
     with _acl_written(acl, own, cluster.id) if acl else contextlib.nullcontext():
         keep_cluster(folder, founded)

@@ -33,7 +33,7 @@ def show_invitation(terminal: Terminal, folder: Path, given: dict[str, Any], *, 
     from edge_run.devices.mesh.opening import known_cluster, shown_broker
 
     known = known_cluster(folder)
-    if given["find"] and known.listed is not None and not known.listed.charter.broker_key:
+    if given["find"] and not known.listed.charter.broker_key:
         raise ConfigError("--find: only edge-run's own broker is found so, and this cluster has another; leave it out")
     if given["find"]:
         check_find(known.serves)

@@ -64,7 +64,6 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
     from edge_run.cli.shared.settings import model_config, report
     from edge_run.devices.broker.access import HOME
     from edge_run.devices.members.identity import device_key
-    from edge_run.devices.members.list_file import UNLISTED
     from edge_run.devices.mesh.opening import MeshConfig, check_listen, open_mesh
     from edge_run.devices.mesh.serving import access_of, home_password, serving
 
@@ -110,14 +109,12 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
             terminal.write(f"joined cluster {cluster.id} as node {node.node}; data link at {places}; Ctrl-C leaves\n")
             if not models and not fetch_bytes:
                 terminal.say("No --models and no --fetch: this device is seen, and computes nothing for others.")
-            if cluster.listed is None:
-                terminal.say(UNLISTED.format(cluster.id))
             _take_part(node, terminal, cluster, let_in, interrupt.check)
 
 
 def _cluster(line: str | None, folder: Path, given: dict[str, Any], terminal: Terminal) -> Cluster:
     """Return the cluster to join, and keep it: that of `line`, or the one that is known already, with what is new."""
-    from edge_run.devices.members.cluster import Invited, parse_join_line
+    from edge_run.devices.members.cluster import parse_join_line
     from edge_run.devices.members.list_file import keep_cluster
     from edge_run.devices.mesh.opening import known_cluster
 
@@ -127,9 +124,9 @@ def _cluster(line: str | None, folder: Path, given: dict[str, Any], terminal: Te
         pasted = line
         if line == "-":
             pasted = sys.stdin.readline(MOST_LETTERS) if sys.stdin is not None else ""
-        said = parse_join_line(pasted)
-        check_free(folder, said.cluster if isinstance(said, Invited) else said.id, given["replace"])
-        cluster = _come_in(said, folder, given, terminal) if isinstance(said, Invited) else said
+        invited = parse_join_line(pasted)
+        check_free(folder, invited.cluster, given["replace"])
+        cluster = _come_in(invited, folder, given, terminal)
     new: dict[str, Any] = {name: given[name] for name in ("broker", "listen") if given[name]}
     if given["authority"]:
         new["authority"] = checked_authority(given)
@@ -141,8 +138,7 @@ def _cluster(line: str | None, folder: Path, given: dict[str, Any], terminal: Te
         if known is None or known.id != cluster.id:
             check_free(folder, cluster.id, given["replace"])  # another process may have joined one meanwhile
             return dataclasses.replace(cluster, **new)
-        is_newer = known.listed is not None and cluster.listed is not None and known.listed.order > cluster.listed.order
-        newest = known if is_newer else cluster
+        newest = known if known.listed.order > cluster.listed.order else cluster
         broker = known.broker if known.serves else cluster.broker
         kept = dataclasses.replace(known, secret=newest.secret, broker=broker, listed=newest.listed)
         return dataclasses.replace(kept, **new)

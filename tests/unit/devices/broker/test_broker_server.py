@@ -98,12 +98,9 @@ def test_a_guest_says_no_more_than_a_request_to_come_in() -> None:
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_what_a_user_may_say_does_not_begin_anew_with_each_connection(is_shared: bool) -> None:
-    """But where all devices of a cluster are one user: there one that went wrong must not hold up the others."""
-
+def test_what_a_user_may_say_does_not_begin_anew_with_each_connection() -> None:
     async def check() -> None:
-        user = member_user("c", "word", is_shared=is_shared)
+        user = member_user("c", "word")
         server = MqttServer(BrokerAccess({"user": user, "other": user}), lambda line: None, 8)
         first = let_in(server, 1, connect_packet("a", "user", "word"))
         assert first.allowance.spend(2 * BURST_BYTES) > 0
@@ -111,7 +108,7 @@ def test_what_a_user_may_say_does_not_begin_anew_with_each_connection(is_shared:
         again = Connection(server, 2)
         again.connection_made(Wire())  # type: ignore[arg-type]
         say(server, again, connect_packet("b", "user", "word"))
-        assert (server.broker.is_in(2), again.is_closing) == (is_shared, not is_shared)
+        assert (server.broker.is_in(2), again.is_closing) == (False, True)
         assert let_in(server, 3, connect_packet("c", "other", "word")).allowance.spend(1) == 0
 
     asyncio.run(check())

@@ -12,7 +12,8 @@ import zeroconf
 from edge_run.base.errors import MeshError, options_as_flags
 from edge_run.devices.broker import discovery
 from edge_run.devices.broker.discovery import Advertisement, find_broker
-from edge_run.devices.members.cluster import FIND_BROKER, new_cluster
+
+CLUSTER = "abcdefgh", bytes(range(32))  # its id, and its founder's key
 
 
 @pytest.mark.parametrize(
@@ -35,15 +36,14 @@ def test_where_nobody_can_be_asked_now_the_next_try_may_find_it(
     with pytest.raises(
         MeshError, match=r"cannot be looked for on this network .*; see to the network.* with mesh='mqtt:"
     ):
-        find_broker(new_cluster(FIND_BROKER), 0.1)
+        find_broker(*CLUSTER, 0.1)
     with options_as_flags(dict), pytest.raises(MeshError, match=r"with `edge-run mesh join --broker mqtt://HOST`$"):
-        find_broker(new_cluster(FIND_BROKER), 0.1)
+        find_broker(*CLUSTER, 0.1)
 
 
 @pytest.mark.parametrize("port", [None, 0, 70_000])
 def test_an_answer_without_a_port_is_none(port: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody on the network may give one: the channel to the broker ended with it, for good."""
-    cluster = new_cluster(FIND_BROKER)
 
     class Answered:
         def __init__(self, **_: object) -> None: ...
@@ -54,14 +54,14 @@ def test_an_answer_without_a_port_is_none(port: int | None, monkeypatch: pytest.
         def close(self) -> None: ...
 
     def browse(own: object, service: str, handlers: list[Callable[..., None]]) -> object:
-        name = f"{discovery._word(cluster)}.{service}"
+        name = f"{discovery._word(CLUSTER[1])}.{service}"
         handlers[0](name=name, state_change=zeroconf.ServiceStateChange.Added)
         return SimpleNamespace(cancel=lambda: None)
 
     monkeypatch.setattr(zeroconf, "Zeroconf", Answered)
     monkeypatch.setattr(zeroconf, "ServiceBrowser", browse)
     with pytest.raises(MeshError, match=r"no broker of cluster .* with mesh='mqtt://HOST' or MeshConfig\(broker="):
-        find_broker(cluster, 0.1)
+        find_broker(*CLUSTER, 0.1)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENETDOWN, "Network is down"), zeroconf.EventLoopBlocked()])
@@ -84,6 +84,6 @@ def test_the_end_of_an_announcement_that_cannot_be_said_is_no_error(
 
     monkeypatch.setattr(zeroconf, "Zeroconf", Refusing)
     with caplog.at_level("INFO"):
-        Advertisement(new_cluster(FIND_BROKER), ["127.0.0.1"], 1883).close()
+        Advertisement(*CLUSTER, ["127.0.0.1"], 1883).close()
     assert closed == ["close"]
     assert "the end of the broker was not announced" in caplog.text

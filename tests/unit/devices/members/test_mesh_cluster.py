@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import errno
 import fcntl
+import json
 import os
 import re
 import stat
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +22,79 @@ from edge_run.base.errors import ConfigError, MeshError, NotTrusted
 from edge_run.devices.members import identity as identity_module
 from edge_run.devices.members.cluster import (
     FIND_BROKER,
-    new_cluster,
+    Cluster,
+    Invited,
+    found_cluster,
+    invitation_line,
     parse_broker,
     parse_join_line,
     read_cluster,
-    secret_line,
     write_cluster,
 )
 from edge_run.devices.members.identity import INCARNATION_DIGITS, make_identity, take_identity
-from edge_run.devices.members.keys import is_signed, node_of
+from edge_run.devices.members.keys import DeviceKey, is_signed, node_of
 from edge_run.devices.members.list_file import keep_cluster
 from edge_run.devices.mesh.opening import MeshConfig, check_listen, known_cluster, open_mesh, reachable
+
+DEVICE = DeviceKey(bytes(range(32)))
 
 
 def now() -> float:
     return 1.7e9
 
 
-def test_a_join_line_makes_the_same_cluster() -> None:
-    cluster = new_cluster("mqtts://me:pass%20word@host:1234")
-    assert parse_join_line(secret_line(cluster)) == cluster
-    assert parse_join_line(f"  {secret_line(cluster)}\n") == cluster
-    assert parse_join_line(secret_line(new_cluster(FIND_BROKER))).broker == FIND_BROKER
+def cluster_at(broker: str = "mqtt://host") -> Cluster:
+    return found_cluster(DEVICE, "one", broker)
+
+
+def invited_to(broker: str, broker_key: bytes = b"b" * 32) -> Invited:
+    return Invited("abcdefgh", b"f" * 32, broker, broker_key, b"s" * 32)
+
+
+@pytest.mark.parametrize("broker", ["mqtts://me:pass%20word@host:1234", FIND_BROKER])
+@pytest.mark.parametrize("broker_key", [b"b" * 32, b""])
+def test_a_join_line_says_what_it_was_made_of(broker: str, broker_key: bytes) -> None:
+    invited = invited_to(broker, broker_key)
+    assert parse_join_line(invitation_line(invited)) == invited
+    assert parse_join_line(f"  {invitation_line(invited)}\n") == invited
+
+
+def lined(*content: object, prefix: str = "edge-run-join-2-") -> str:
+    data = json.dumps(content).encode()
+    return prefix + base64.urlsafe_b64encode(zlib.crc32(data).to_bytes(4, "big") + data).decode().rstrip("=")
+
+
+def test_a_line_with_the_secret_itself_admits_nobody() -> None:
+    """There were such lines, good for ever, before any version was released."""
+    secret = base64.b64encode(bytes(32)).decode()
+    with pytest.raises(ConfigError, match=r"^join line: does not begin with edge-run-join-2-; paste the whole word"):
+        parse_join_line(lined("abcdefgh", secret, "mqtt://host", prefix="edge-run-join-1-"))
+    with pytest.raises(ConfigError, match=r"^join line: is damaged"):
+        parse_join_line(lined("abcdefgh", secret, "mqtt://host"))
+
+
+@pytest.mark.parametrize("wrong", range(3))
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_a_line_whose_keys_are_none_is_refused(wrong: int, length: int) -> None:
+    keys = [base64.b64encode(bytes(length if number == wrong else 32)).decode() for number in range(3)]
+    line = lined("abcdefgh", "mqtt://host", *keys)
+    if (wrong, length) == (1, 0):
+        assert parse_join_line(line).broker_key == b"", "the broker runs on no member"
+    else:
+        with pytest.raises(ConfigError, match="its id or a key is not of the right form"):
+            parse_join_line(line)
 
 
 @pytest.mark.parametrize("damage", [lambda s: s[:-1], lambda s: s[:60] + "A" + s[61:], lambda s: "x" + s, lambda s: ""])
 def test_a_damaged_join_line_is_refused_and_not_repeated(damage: object) -> None:
-    line = secret_line(new_cluster("mqtt://host"))
+    line = invitation_line(invited_to("mqtt://host"))
     with pytest.raises(ConfigError) as caught:
         parse_join_line(damage(line))  # type: ignore[operator]
     assert line[30:50] not in str(caught.value)
 
 
 def test_secrets_are_not_shown() -> None:
-    cluster = new_cluster("mqtt://me:hidden@host")
+    cluster = cluster_at("mqtt://me:hidden@host")
     assert "hidden" not in repr(cluster)
     assert cluster.secret.hex() not in repr(cluster)
     assert repr(cluster.secret) not in repr(cluster)
@@ -87,18 +129,19 @@ def test_an_error_has_no_part_of_a_password() -> None:
 
 
 def test_files_are_private(tmp_path: Path) -> None:
-    cluster = new_cluster("mqtt://host")
+    cluster = cluster_at()
     write_cluster(tmp_path / "mesh", cluster)
     identity = take_identity(tmp_path / "mesh", now)
     identity.release()
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "mesh").iterdir()}
+    assert modes.keys() >= {"cluster.json", f"members-{cluster.id}.json", "node.key"}
     assert set(modes.values()) == {0o600}
     assert stat.S_IMODE((tmp_path / "mesh").stat().st_mode) == 0o700
     assert read_cluster(tmp_path / "mesh") == cluster == known_cluster(tmp_path / "mesh")
 
 
 def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    write_cluster(tmp_path, new_cluster("mqtt://host"))
+    write_cluster(tmp_path, cluster_at())
     take_identity(tmp_path, now).release()
     for name in ("cluster.json", "node.key"):
         (tmp_path / name).chmod(0o644)
@@ -112,26 +155,49 @@ def test_damaged_files_are_said_to_be(tmp_path: Path) -> None:
     assert read_cluster(tmp_path) is None
     with pytest.raises(MeshError, match="belongs to none"):
         known_cluster(tmp_path)
-    write_cluster(tmp_path, new_cluster("mqtt://host"))
+    write_cluster(tmp_path, cluster_at())
     (tmp_path / "cluster.json").write_text("{")
     with pytest.raises(MeshError, match="is damaged"):
         read_cluster(tmp_path)
-    fresh = new_cluster("mqtt://host")
+    fresh = cluster_at()
     assert keep_cluster(tmp_path, lambda known: known or fresh) == fresh, "as the message says"
     assert read_cluster(tmp_path) == fresh
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"founder": ""}, {"founder": None}, {"secret": "AAAA"}, {"id": "../../up"}, {"id": None}, {"broker": "http://x"}],
+)
+def test_a_cluster_without_a_founder_or_a_list_is_none(tmp_path: Path, change: dict[str, object]) -> None:
+    """Not one in which whoever knows the secret may do everything."""
+    cluster = cluster_at()
+    write_cluster(tmp_path, cluster)
+    path = tmp_path / "cluster.json"
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({**kept, **change}))
+    with pytest.raises(MeshError, match=r"cluster\.json: is damaged; join once more"):
+        read_cluster(tmp_path)
+    path.write_text(json.dumps({name: value for name, value in kept.items() if name not in change}))
+    with pytest.raises(MeshError, match=r"cluster\.json: is damaged; join once more"):
+        read_cluster(tmp_path)
+    path.write_text(json.dumps(kept))
+    assert read_cluster(tmp_path) == cluster
+    (tmp_path / f"members-{cluster.id}.json").unlink()
+    with pytest.raises(MeshError, match=r"members-.*: cannot be used .*; join once more"):
+        read_cluster(tmp_path)
 
 
 def test_a_folder_may_be_a_text_and_addresses_a_single_one(tmp_path: Path) -> None:
     """The text failed as no path does, and each letter of an address was taken for one."""
     with pytest.raises(MeshError, match="belongs to none"):
         open_mesh(MeshConfig(str(tmp_path)))
-    write_cluster(tmp_path, new_cluster("mqtt://host"))
+    write_cluster(tmp_path, cluster_at())
     with pytest.raises(ConfigError, match=r"^listen='192\.0\.2\.1': is no address of this device"):
         open_mesh(MeshConfig(str(tmp_path), listen="192.0.2.1"))
 
 
 def test_an_address_that_was_remembered_is_no_option_of_who_reads_that_it_is_gone(tmp_path: Path) -> None:
-    write_cluster(tmp_path, dataclasses.replace(new_cluster("mqtt://host"), listen=("192.0.2.9",)))
+    write_cluster(tmp_path, dataclasses.replace(cluster_at(), listen=("192.0.2.9",)))
     with pytest.raises(ConfigError, match=r"^the address that `edge-run mesh join` remembered, 192\.0\.2\.9: is no "):
         open_mesh(MeshConfig(tmp_path))
 
@@ -172,7 +238,7 @@ def test_signatures() -> None:
 
 
 def test_the_proof_is_of_one_key_and_one_cluster() -> None:
-    cluster, other = new_cluster("mqtt://host"), new_cluster("mqtt://host")
+    cluster, other = cluster_at(), cluster_at()
     key = make_identity(now).public_key
     assert cluster.is_proven(key, cluster.proof(key))
     assert not cluster.is_proven(make_identity(now).public_key, cluster.proof(key))
@@ -215,9 +281,11 @@ def test_an_address_with_a_label_is_one_of_its_card() -> None:
 
 def test_a_join_line_has_the_address_of_the_network_that_others_share() -> None:
     program = (
-        "from edge_run.devices.members.cluster import new_cluster\n"
+        "from edge_run.devices.members.cluster import found_cluster\n"
+        "from edge_run.devices.members.keys import DeviceKey\n"
         "from edge_run.devices.mesh.opening import shown_broker\n"
-        "print(*(shown_broker(new_cluster('mqtt://x', place)) for place in ('0.0.0.0:1883', '10.0.0.7')))"
+        "made = [found_cluster(DeviceKey(bytes(32)), 'x', 'mqtt://x', one) for one in ('0.0.0.0:1883', '10.0.0.7')]\n"
+        "print(*map(shown_broker, made))"
     )
     assert on_another_network(program) == ["mqtt://10.91.7.1:1883", "mqtt://10.0.0.7:1883"]
 

@@ -8,8 +8,9 @@ from typing import NoReturn
 
 import pytest
 
-from edge_run.devices.members.cluster import new_cluster, parse_broker
+from edge_run.devices.members.cluster import found_cluster, parse_broker
 from edge_run.devices.members.identity import take_identity
+from edge_run.devices.members.list_file import ListFile
 from edge_run.devices.mesh.node import LocalNode
 
 pytest.importorskip("zmq")
@@ -18,8 +19,10 @@ pytest.importorskip("zmq")
 def test_what_an_interrupt_leaves_of_closing_is_done_by_closing_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    identity, cluster = take_identity(tmp_path, time.time), new_cluster("mqtt://127.0.0.1:1")
-    node = LocalNode(identity, cluster, "here", lambda: parse_broker(cluster.broker), ("127.0.0.1",))
+    identity = take_identity(tmp_path, time.time)
+    cluster = found_cluster(identity.device, "here", "mqtt://127.0.0.1:1")
+    file = ListFile(tmp_path, cluster)
+    node = LocalNode(identity, cluster, "here", lambda: parse_broker(cluster.broker), file, ("127.0.0.1",))
 
     def interrupted() -> NoReturn:
         raise KeyboardInterrupt

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from edge_run.devices.members.cluster import new_cluster
+from edge_run.devices.members.cluster import found_cluster
 from edge_run.devices.members.keys import DeviceKey
-from edge_run.devices.members.list_changes import ListEditor, found
+from edge_run.devices.members.list_changes import ListEditor
 from edge_run.devices.members.member_list import DAY_S
 from edge_run.devices.mesh import serving as serving_module
 from edge_run.devices.mesh.changes import new_invitation
@@ -25,13 +24,13 @@ DEVICE = DeviceKey(bytes(range(32)))
 def test_no_address_that_each_device_has_is_announced(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     announced: list[list[str]] = []
 
-    def announce(cluster: Any, addresses: list[str], port: int) -> Any:
+    def announce(cluster: str, founder: bytes, addresses: list[str], port: int) -> Any:
         announced.append(addresses)
         return SimpleNamespace(close=lambda: None)
 
     monkeypatch.setattr(serving_module, "EmbeddedBroker", lambda *_: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(serving_module, "Advertisement", announce)
-    with serving(new_cluster("mqtt://host", f"{host}:1883"), DEVICE):
+    with serving(found_cluster(DEVICE, "box", "mqtt://host", f"{host}:1883"), DEVICE):
         assert announced == ([["192.0.2.1"]] if host == "192.0.2.1" else [])
 
 
@@ -40,7 +39,7 @@ def test_where_this_device_has_other_addresses_the_broker_is_announced_anew(monk
     done: list[tuple[str, list[str]]] = []
     own: list[str] = []
 
-    def announce(cluster: Any, addresses: list[str], port: int) -> Any:
+    def announce(cluster: str, founder: bytes, addresses: list[str], port: int) -> Any:
         done.append(("began", addresses))
         return SimpleNamespace(close=lambda: done.append(("ended", addresses)))
 
@@ -49,7 +48,7 @@ def test_where_this_device_has_other_addresses_the_broker_is_announced_anew(monk
     monkeypatch.setattr(serving_module, "own_addresses", lambda host: [*own, "127.0.0.1"])
     monkeypatch.setattr(serving_module, "LOOK_S", 0.01)
     expected: list[tuple[str, list[str]]] = []
-    with serving(new_cluster("mqtt://host", "0.0.0.0:1883"), DEVICE):
+    with serving(found_cluster(DEVICE, "box", "mqtt://host", "0.0.0.0:1883"), DEVICE):
         for address in ("192.0.2.1", "192.0.2.2"):
             own[:] = [address]
             expected.append(("began", [address]))
@@ -59,8 +58,8 @@ def test_where_this_device_has_other_addresses_the_broker_is_announced_anew(monk
 
 
 def test_an_invitation_that_ended_long_ago_lets_nobody_ask() -> None:
-    cluster, now_s = replace(new_cluster("mqtt://host"), founder=DEVICE.public_key), int(time.time())
-    listed = found(DEVICE, cluster.id, "box", cluster.secret, runs_broker=True)
+    cluster, now_s = found_cluster(DEVICE, "box", "mqtt://host", "0.0.0.0:1883"), int(time.time())
+    listed = cluster.listed
     for expires_s in (now_s + 60, now_s - 60, now_s - DAY_S - 60):
         listed = ListEditor(DEVICE, listed, cluster.secret).invite(new_invitation("use", 1, expires_s)[0], 0.0)
     users = access_of(cluster.adopt(listed, DEVICE), DEVICE).users

@@ -8,13 +8,26 @@ import pytest
 
 from edge_run.base.errors import ProtocolError
 from edge_run.base.mesh import Joined, Lost
-from edge_run.devices.members.cluster import new_cluster
+from edge_run.devices.members.cluster import found_cluster
 from edge_run.devices.members.identity import make_identity
+from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.mesh.clocks import Clocks
 from edge_run.devices.mesh.state import MeshState
 from edge_run.devices.messages.envelope import Writer
 from edge_run.devices.messages.topics import Topic
 from edge_run.devices.presence.message_quota import MOST_KEPT_BYTES, MessageQuota
+from mesh_lists import settle
+
+DEVICE = DeviceKey(bytes(range(32)))
+CLUSTER = found_cluster(DEVICE, "one", "mqtt://host")
+CLOCKS = Clocks(lambda: 1.7e9, lambda: 1.7e9, random.Random(0))
+
+
+def state_of(*, is_watching: bool) -> MeshState:
+    """What a node of the one device knows, which believes what the others of it say."""
+    state = MeshState(make_identity(CLOCKS.wall, DEVICE), CLUSTER, "here", CLOCKS, is_watching)
+    settle(state)
+    return state
 
 
 def test_a_later_message_is_in_place_of_the_one_before_and_who_went_takes_no_room() -> None:
@@ -28,15 +41,13 @@ def test_a_later_message_is_in_place_of_the_one_before_and_who_went_takes_no_roo
 
 
 def test_one_who_knows_the_secret_comes_as_many() -> None:
-    cluster = new_cluster("mqtt://host")
-    clocks = Clocks(lambda: 1.7e9, lambda: 1.7e9, random.Random(0))
-    state = MeshState(make_identity(clocks.wall), cluster, "here", clocks, is_watching=True)
+    state = state_of(is_watching=True)
     for _ in range(8):
-        rogue = make_identity(clocks.wall)
-        writer = Writer(rogue, cluster, clocks.wall)
+        rogue = make_identity(CLOCKS.wall, DEVICE)
+        writer = Writer(rogue, CLUSTER, CLOCKS.wall)
         body = {"name": "x", "link": {}, "heard": [state.identity.incarnation], "capabilities": {"x": [[]] * 60_000}}
         for kind, words in (("caps", body), ("load", {"load": {"x": [[]] * 60_000}})):
-            topic = Topic(cluster.id, kind, rogue.node)
+            topic = Topic(CLUSTER.id, kind, rogue.node)
             state.take_in(str(topic), writer.seal(topic, 1, words)[0])  # type: ignore[arg-type]
     kept = [member.capabilities for member in state.members()] + list(state.loads.values())
     assert 5 < len(kept) <= MOST_KEPT_BYTES // 180_000
@@ -44,13 +55,11 @@ def test_one_who_knows_the_secret_comes_as_many() -> None:
 
 def test_what_waits_to_be_told_of_members_is_their_latest_word() -> None:
     """Nobody asks, as in a chat that is idle; what a member says may take megabytes."""
-    cluster = new_cluster("mqtt://host")
-    clocks = Clocks(lambda: 1.7e9, lambda: 1.7e9, random.Random(0))
-    state = MeshState(make_identity(clocks.wall), cluster, "here", clocks, is_watching=False)
+    state = state_of(is_watching=False)
     state._tell(Lost("the device that computed", "it is silent"))
-    members = [make_identity(clocks.wall) for _ in range(3)]
+    members = [make_identity(CLOCKS.wall, DEVICE) for _ in range(3)]
     for rogue in members:
-        writer, topic = Writer(rogue, cluster, clocks.wall), Topic(cluster.id, "caps", rogue.node)
+        writer, topic = Writer(rogue, CLUSTER, CLOCKS.wall), Topic(CLUSTER.id, "caps", rogue.node)
         for number in range(500):
             body = {"name": "x", "link": {}, "heard": [state.identity.incarnation], "capabilities": {"x": number}}
             state.take_in(str(topic), writer.seal(topic, 1, body)[0])  # type: ignore[arg-type]
@@ -62,12 +71,10 @@ def test_what_waits_to_be_told_of_members_is_their_latest_word() -> None:
 
 
 def test_orders_for_others_leave_nothing_behind() -> None:
-    cluster = new_cluster("mqtt://host")
-    clocks = Clocks(lambda: 1.7e9, lambda: 1.7e9, random.Random(0))
-    state = MeshState(make_identity(clocks.wall), cluster, "here", clocks, is_watching=False)
-    rogue = make_identity(clocks.wall)
-    writer = Writer(rogue, cluster, clocks.wall)
+    state = state_of(is_watching=False)
+    rogue = make_identity(CLOCKS.wall, DEVICE)
+    writer = Writer(rogue, CLUSTER, CLOCKS.wall)
     for _ in range(50):
-        topic = Topic(cluster.id, "cmd", make_identity(clocks.wall).node)
+        topic = Topic(CLUSTER.id, "cmd", make_identity(CLOCKS.wall, DEVICE).node)
         state.take_in(str(topic), writer.seal(topic, 1, {"number": 1, "order": {}})[0], sender=rogue.node)
     assert not state._gate._senders
