@@ -14,10 +14,12 @@ from typing import Any, TypeAlias
 import zmq
 from _box import ROOT
 
+sys.path.insert(0, str(ROOT / "tests"))
+
 from edge_run.devices.link.connection import Candidate, Keys, Peer
 from edge_run.devices.link.frames import FrameKind, Head, pack
-from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.mesh.node import LocalNode
+from mesh_lists import Members
 
 COUNT = 1000
 
@@ -38,9 +40,9 @@ class Victim:
 class Attack:
     """What the attacks share: the victim's address, and the keys of a member, as whom some of them come."""
 
-    def __init__(self, here: LocalNode, victim: Victim, broker_port: int, cluster: Cluster) -> None:
+    def __init__(self, here: LocalNode, victim: Victim, broker_port: int, members: Members) -> None:
         self.rogue, self.victim = here, victim
-        self.broker_port, self.cluster, self.root = broker_port, cluster, f"edge/v1/{cluster.id}"
+        self.broker_port, self.members, self.root = broker_port, members, f"edge/v1/{members.cluster.id}"
         here.link.send(victim.node, {"hello": 1}, timeout_s=10)
         here.link.receive(timeout_s=10)
         peer = here.link._service.peers[victim.node]

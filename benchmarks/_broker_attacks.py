@@ -11,14 +11,18 @@ from _box import ROOT
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from edge_run.devices.broker.access import MEMBER
-from edge_run.devices.members.cluster import BROKER_PASSWORD
+from edge_run.devices.mesh.opening import broker_password
 from mqtt_client import RawClient, connect_packet, publish_packet, subscribe_packet
 
+MOST_SPEAKERS = 41
 
-def speaks(attack: Attack, client: str) -> RawClient:
-    """A connection to the embedded broker of somebody who knows the members' password."""
-    one = RawClient(attack.broker_port, connect_packet(client, MEMBER, attack.cluster.derive(BROKER_PASSWORD)))
+
+def speaks(attack: Attack, client: str, number: int = 0) -> RawClient:
+    """A connection to the embedded broker of a member that went wrong: the one of that number."""
+    members = attack.members
+    device = members.devices[number]
+    password = broker_password(device, members.cluster.id, members.founder.seal_key)
+    one = RawClient(attack.broker_port, connect_packet(client, device.node, password))
     one.answer()
     one.socket.settimeout(0.5)
     return one
@@ -69,19 +73,20 @@ def deaf(attack: Attack) -> None:
     end_s = time.monotonic() + 10
     with contextlib.ExitStack() as stack:
         for number in range(40):
-            stack.enter_context(speaks(attack, f"deaf{number}")).socket.sendall(subscribe_packet(f"{attack.root}/#"))
-        one = stack.enter_context(speaks(attack, "speaker"))
+            one = stack.enter_context(speaks(attack, f"deaf{number}", number))
+            one.socket.sendall(subscribe_packet(f"{attack.root}/#"))
+        one = stack.enter_context(speaks(attack, "speaker", MOST_SPEAKERS - 1))
         while time.monotonic() < end_s:
             with contextlib.suppress(OSError):
                 one.socket.sendall(publish_packet(f"{attack.root}/node/speaker/load", b"B" * 250_000))
 
 
 def halves(attack: Attack) -> None:
-    """100 connections with nearly a packet each."""
+    """100 connections of four members with nearly a packet each."""
     with contextlib.ExitStack() as stack:
         for number in range(100):
             with contextlib.suppress(OSError):
-                one = stack.enter_context(speaks(attack, f"half{number}"))
+                one = stack.enter_context(speaks(attack, f"half{number}", number % 4))
                 one.socket.sendall(publish_packet(f"{attack.root}/plan/1", b"C" * 290_000)[:-1])
         time.sleep(2)
 
@@ -102,6 +107,6 @@ BROKER_ATTACKS: Attacks = {
     "a stranger: the victim's name, 100 times": names,
     "a member: all that it may have kept, 10 s": kept,
     "40 members that take nothing, 10 s": deaf,
-    "a member: 100 packets that do not end": halves,
+    "four members: 100 packets that do not end": halves,
     "a member: 12,000 filters, 50,000 kept messages": small,
 }

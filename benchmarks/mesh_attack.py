@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from _attack import Attack, Attacks, Victim
 from _box import ROOT, table, write_results
-from _broker_attacks import BROKER_ATTACKS
+from _broker_attacks import BROKER_ATTACKS, MOST_SPEAKERS
 from _link_attacks import LINK_ATTACKS
 from _mesh_box import need_mesh
 from _usage import forget_peak, peak_bytes, resident_bytes
@@ -31,10 +31,10 @@ sys.path.insert(0, str(ROOT / "tests"))
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.units import MIB
 from edge_run.devices.broker.embedded import EmbeddedBroker
-from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.mesh.serving import access_of
+from mesh_lists import Members
 from mosquitto import Mosquitto
 
 WHEN = ("before", "peak", "after")
@@ -55,18 +55,21 @@ def is_well(here: LocalNode, victim: Victim) -> bool:
     return False
 
 
-def meet(folder: Path, cluster: Cluster, port: int, attacks: Attacks, broker: int) -> Rows:
-    """Carry out `attacks` on a victim of `cluster`, and on the process `broker` of its broker, where that is ours."""
+def meet(folder: Path, members: Members, port: int, attacks: Attacks, broker: int) -> Rows:
+    """Carry out `attacks` on a victim among `members`, and on the process `broker` of their broker, where it is ours.
+
+    Those at the broker come as the members that have no folder.
+    """
     rows: Rows = []
     for name in ("here", "rogue", "victim"):
-        write_cluster(folder / name, cluster)
+        members.move_into(folder / name)
     victim = Victim(folder / "victim")
     here, rogue = (open_mesh(MeshConfig(folder=folder / name, name=name)) for name in ("here", "rogue"))
     try:
         until = time.monotonic() + 10
         while min(len(here.members()), len(rogue.members())) < 3 and time.monotonic() < until:
             time.sleep(0.1)
-        attack = Attack(rogue, victim, port, cluster)
+        attack = Attack(rogue, victim, port, members)
         processes = {"device": victim.process.pid, **({"broker": broker} if broker else {})}
         for what, act in attacks.items():
             before = {}
@@ -109,12 +112,14 @@ def main() -> None:
         broker = Mosquitto(folder)
         broker.start()
         try:
-            rows = meet(folder / "1", new_cluster(broker.url), broker.port, chosen(LINK_ATTACKS), 0)
+            rows = meet(folder / "1", Members(broker.url), broker.port, chosen(LINK_ATTACKS), 0)
         finally:
             broker.stop()
-        cluster = new_cluster(f"mqtt://127.0.0.1:{broker.port}")
-        with contextlib.closing(EmbeddedBroker("127.0.0.1", broker.port, access_of(cluster))) as embedded:
-            more = meet(folder / "2", cluster, broker.port, chosen(BROKER_ATTACKS), embedded.process_id)
+        place = f"127.0.0.1:{broker.port}"
+        members = Members(f"mqtt://{place}", place, spare=MOST_SPEAKERS + 3)
+        access = access_of(members.cluster, members.founder)
+        with contextlib.closing(EmbeddedBroker("127.0.0.1", broker.port, access)) as embedded:
+            more = meet(folder / "2", members, broker.port, chosen(BROKER_ATTACKS), embedded.process_id)
     if not given.only:
         text = f"{__doc__}\nResident memory in MiB.\n\n{shown(rows)}\n\nWith the embedded broker:\n\n{shown(more)}"
         write_results("mesh-attack", [*rows, *more], text)

@@ -18,7 +18,7 @@ import psutil
 from _box import ROOT, write_results
 from _mesh_box import need_mesh
 
-from edge_run.devices.members.cluster import new_cluster, write_cluster
+from mesh_lists import Members
 from mosquitto import PROGRAM
 from namespaces import network
 
@@ -45,10 +45,10 @@ def main() -> None:
             broker = subprocess.Popen([PROGRAM or "", "-c", str(folder / "mosquitto.conf")], stderr=subprocess.DEVNULL)
             processes.append(broker)  # type: ignore[arg-type]
             time.sleep(1)
-            cluster = new_cluster(f"mqtt://{net.here}:18893")
+            members = Members(f"mqtt://{net.here}:18893")
             for name, address in net.addresses.items():
-                write_cluster(folder / name, cluster)
-                member = [sys.executable, str(ROOT / "tests" / "mesh_member.py"), str(folder / name), name, address]
+                place = str(members.move_into(folder / name))
+                member = [sys.executable, str(ROOT / "tests" / "mesh_member.py"), place, name, address]
                 processes.append(
                     subprocess.Popen(
                         [*net.wrap(name), *member], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
