@@ -1,10 +1,11 @@
 """What a device does about the list of members: a state machine without I/O.
 
 The machine takes every newer list, says its own list to members with an older one, admits devices with an invitation
-where it may, and becomes the founder where the cluster was handed on to its device. After each connection it waits for
-the list that the broker keeps before anything else is believed (`is_settled`): until it is there, or something comes
-back that this device said on that connection, as the broker hands on what it keeps before that. So a device that was
-away learns first who was removed.
+where it may, and becomes the founder where the cluster was handed on to its device. Once a founder has handed the
+cluster on, a list of another founder whom he named is refused. After each connection the machine waits for the list
+that the broker keeps before anything else is believed (`is_settled`): until it is there, or something comes back that
+this device said on that connection, as the broker hands on what it keeps before that. So a device that was away learns
+first who was removed.
 
 Lists to be sent are left in `said`; `cluster` is the cluster as it is now. Clocks and chance are passed in.
 """
@@ -71,6 +72,11 @@ class Roster:
         return self.cluster.admits(self._identity.device.public_key)
 
     @property
+    def may_lead(self) -> bool:
+        """Whether this device may run models on others."""
+        return self.cluster.role_of(self._identity.device.public_key) in ("use", "lead")
+
+    @property
     def wait_s(self) -> float:
         """In how many seconds something is due."""
         times_s = [due_s for due_s, _ in self._waiting.values()]
@@ -80,7 +86,7 @@ class Roster:
 
     def check_leads(self) -> None:
         """Raise NotTrusted where this device may not run models on others."""
-        if self.cluster.role_of(self._identity.device.public_key) == "compute":
+        if self.is_member and not self.may_lead:
             raise NotTrusted(
                 f"mesh: in cluster {self.cluster.id} this device computes for others and may not run models on them; "
                 "a device that leads can change it: edge-run mesh role NODE use"
@@ -105,6 +111,8 @@ class Roster:
         if found.order < own.order:
             self._say_soon()
             return False
+        if _founders(found)[: len(own.handed)] != _founders(own):
+            raise NotTrusted("member list: is of a founder to whom the one that is known did not hand the cluster on")
         self._adopt(found)
         return True
 
@@ -135,6 +143,8 @@ class Roster:
         now_s, refusals, before = self._steady(), list[EdgeRunError](), self.listed
         if not self._is_settled and now_s >= self._settle_s:
             self._settle()
+        if self._is_settled:  # by the newest list: what another one changed since it was handed on stays
+            self._take_over()
         for node, (due_s, request) in list(self._waiting.items()):
             if now_s >= due_s:
                 del self._waiting[node]
@@ -154,10 +164,13 @@ class Roster:
             self._adopt(changed)
         self.say()  # who was let in already did not hear it
 
+    def _take_over(self) -> None:
+        """Become the founder where the cluster is handed on to this device, whichever of its programs heard that."""
+        if self._identity.is_lasting and (taken := take_over(self.listed, self._identity.device)) is not None:
+            self._adopt(taken)
+            self.say()  # nobody else can, and what others change until they hear it is dropped
+
     def _adopt(self, listed: MemberList) -> None:
-        if self._identity.is_lasting and (taken := take_over(listed, self._identity.device)) is not None:
-            listed = taken
-            self._say_soon()
         self.cluster = self.cluster.adopt(listed, self._identity.device)
         self._is_settled = True
 
@@ -184,3 +197,8 @@ class Roster:
     def check(self) -> None:
         """Assert what always holds; tests call it after every event."""
         assert len(self._waiting) <= MOST_WAITING, "who asks is bounded"
+
+
+def _founders(listed: MemberList) -> list[bytes]:
+    """Return the keys of the founders after the first."""
+    return [key for key, _ in listed.handed]

@@ -142,12 +142,12 @@ class Gate:
         self._cluster, self._wall_clock = cluster, wall_clock
         self._senders: dict[str, _Sender] = {}
         self._certified: dict[bytes, None] = {}
-        self._before: tuple[Cluster, float] | None = None  # and until when its secret is one
+        self._before: tuple[Cluster, float] | None = None  # and since when its secret is none any more
 
     def adopt(self, cluster: Cluster) -> list[str]:
         """Let in whom `cluster` lists from now on; return the nodes that were let in before, and are no more."""
         if cluster.secret != self._cluster.secret:
-            self._before = self._cluster, self._wall_clock() + GRACE_S
+            self._before = self._cluster, self._wall_clock()
         self._cluster = cluster
         gone = [node for node, sender in self._senders.items() if not cluster.admits(sender.device)]
         self._certified.clear()
@@ -215,7 +215,7 @@ class Gate:
     def _is_proven(self, key: bytes, proof: bytes) -> bool:
         if self._cluster.is_proven(key, proof):
             return True
-        if self._before is not None and self._wall_clock() > self._before[1]:
+        if self._before is not None and not 0 <= self._wall_clock() - self._before[1] <= GRACE_S:  # it may be put back
             self._before = None
         return self._before is not None and self._before[0].is_proven(key, proof)
 
