@@ -197,6 +197,7 @@ class LocalNode:
         if epoch:
             return epoch
         self._check_open()
+        self.state.roster.check_leads()
         if not self.is_connected:
             raise MeshError(f"mesh: no lease without the broker ({self._channel.why_down})")
         raise MeshError(

@@ -248,6 +248,8 @@ class MeshState:
 
     def take_file(self, payload: bytes) -> None:
         """Take in the list that another process of this device has kept."""
+        if payload == self.roster.listed.payload:
+            return  # which says nothing of what the broker keeps
         with contextlib.suppress(EdgeRunError):  # a file that is damaged is no reason to stop
             is_newer = self.roster.take(payload)
             self._follow_list(is_newer)
@@ -269,7 +271,7 @@ class MeshState:
             for node in self._gate.adopt(self.roster.cluster):
                 self._carry_out(self.membership.handle(events.SentAway(node)))
                 self._due.sent_away.append(node)
-            if self.lease.held and not self.roster.is_member:
+            if self.lease.held and not self.roster.may_lead:  # nobody obeys any more, nor listens to what it says
                 self.events.append(Unled(self.lease.held))
                 self.lease.handle(leases.Unwanted())
         self._say_lists()
