@@ -139,6 +139,7 @@ class DataLink:
             if before == peers:
                 return
             self._service.peers = peers
+            self._service.sent_away -= peers.keys()  # whose removal was dropped for another change to the list
             others = [node for node in self._known if node not in peers]
             self._known = dict.fromkeys([*others, *peers][-MOST_NODES:])
             measured: tuple[dict[str, Any], ...] = (self._service.rates, self._service.measured_s)
