@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from edge_run.devices.members.member_list import MOST_BYTES, MemberList
 
 logger = logging.getLogger(__name__)
 
-CLOSE_S = 10.0
+CLOSE_S, RETRY_S = 10.0, 60.0
 _LOCK_FILE = "cluster.lock"
 
 
@@ -32,6 +33,7 @@ class ListFile:
         self._folder, self._path = folder, members_path(folder, cluster.id)
         self._seen = self._stamp()
         self._unkept: Cluster | None = None
+        self._retry_s = 0.0  # until when it cannot be written, as on a full drive
         self._writer: threading.Thread | None = None
 
     def changed(self) -> bytes | None:
@@ -50,11 +52,12 @@ class ListFile:
         return content
 
     def keep(self, cluster: Cluster) -> None:
-        """Have the list of `cluster`, and its secret, written, unless the file has a newer one. Failures are logged.
+        """Have the list of `cluster`, and its secret, written, unless the file has a newer one.
 
-        Nothing is waited for: while another process changes the list, it is left for the next look at it.
+        Nothing is waited for: while another process changes the list, it is left for the next look at it. Failures are
+        logged, and it is tried again in a minute.
         """
-        self._unkept = cluster
+        self._unkept, self._retry_s = cluster, 0.0
         self._is_writing()
 
     def close(self) -> None:
@@ -68,7 +71,7 @@ class ListFile:
         """Return whether this process writes now, having begun to where something is to be kept."""
         if self._writer is not None and self._writer.is_alive():
             return True
-        if self._unkept is None:
+        if self._unkept is None or time.monotonic() < self._retry_s:
             return False
         writer = threading.Thread(target=self._write, name="edge-run members", daemon=True)
         with contextlib.suppress(RuntimeError):  # there are no more threads: at the next look, or at the end
@@ -92,7 +95,9 @@ class ListFile:
         except BlockingIOError:
             return
         except (MeshError, OSError) as error:
-            logger.warning("the list of members is not kept: %s", error)
+            logger.warning("the list of members is not kept, which is tried again in %.0f s: %s", RETRY_S, error)
+            self._retry_s = time.monotonic() + RETRY_S
+            return
         if self._unkept is cluster:  # else a newer one came meanwhile
             self._unkept = None
 
@@ -110,8 +115,9 @@ def change_list(folder: Path, change: Callable[[ListEditor], MemberList]) -> Clu
         cluster = read_cluster(folder)
         if cluster is None:
             raise MeshError("mesh: this device belongs to none; `edge-run mesh init` makes one")
-        own = ListEditor(device_key(folder), cluster.listed, cluster.secret)
-        changed = cluster.adopt(change(own), own.device)
+        device = device_key(folder)
+        cluster = cluster.adopt(cluster.listed, device)  # where writing was broken off, the file has an older secret
+        changed = cluster.adopt(change(ListEditor(device, cluster.listed, cluster.secret)), device)
         write_cluster(folder, changed)
         return changed
 

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from edge_run.base.errors import MeshError
 from edge_run.devices.members import list_file
-from edge_run.devices.members.cluster import read_cluster
+from edge_run.devices.members.cluster import members_path, read_cluster
 from edge_run.devices.members.identity import device_key
 from edge_run.devices.members.list_changes import ListEditor
-from edge_run.devices.members.list_file import ListFile
+from edge_run.devices.members.list_file import ListFile, change_list
+from edge_run.devices.members.member_list import MemberList
 from mesh_lists import let_in, make_cluster
+from waiting import until
 
 HOLD = """
 import fcntl, sys
@@ -85,3 +88,45 @@ def test_a_change_that_cannot_be_read_at_once_is_read_at_the_next_look(
     assert file.changed() == b"another"
     assert file.changed() is None
     file.close()
+
+
+def test_what_cannot_be_written_is_tried_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full drive: a device that forgot who was removed would believe him again after its next start."""
+    cluster = make_cluster(tmp_path, "mqtt://127.0.0.1", ["one"])
+    folder, founder = tmp_path / "one", device_key(tmp_path / "one")
+    newer = let_in(ListEditor(founder, cluster.listed, cluster.secret), device_key(tmp_path / "two"), "two")
+    file, tried = ListFile(folder, cluster), list[object]()
+    with monkeypatch.context() as patch:
+
+        def refuse(*given: object) -> None:
+            tried.append(given)
+            raise MeshError("no space left")
+
+        patch.setattr(list_file, "write_cluster", refuse)
+        file.keep(cluster.adopt(newer, founder))
+        until(lambda: tried and not file._is_writing(), 20)
+        assert not file._is_writing()
+        assert len(tried) == 1, "not at each look"
+        file._retry_s = 0.0
+        until(lambda: not file._is_writing() and len(tried) > 1, 20)
+    file._retry_s = 0.0
+    until(lambda: not file._is_writing() and file._unkept is None, 20)
+    known = read_cluster(folder)
+    assert known is not None
+    assert known.listed == newer
+
+
+def test_a_secret_whose_writing_was_broken_off_is_that_of_the_list(tmp_path: Path) -> None:
+    """Two files are written: what a change seals anew would be the secret before."""
+    cluster = make_cluster(tmp_path, "mqtt://127.0.0.1", ["one"])
+    folder, founder = tmp_path / "one", device_key(tmp_path / "one")
+    newer = ListEditor(founder, cluster.listed, cluster.secret).rotate(bytes(32))
+    members_path(folder, cluster.id).write_bytes(newer.payload)
+    secrets = list[bytes]()
+
+    def change(editor: ListEditor) -> MemberList:
+        secrets.append(editor.secret)
+        return editor.listed
+
+    assert change_list(folder, change).secret == bytes(32)
+    assert secrets == [bytes(32)]
