@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 import edge_run.cli.mesh.join as join_module
-from edge_run.base.errors import NotTrusted
+from edge_run.base.errors import ConfigError, NotTrusted
 from edge_run.base.interrupt import Interrupt, go_on
 from edge_run.base.mesh import Joined, Lost, Member
 from edge_run.cli.app import _run
@@ -158,3 +159,13 @@ def test_a_list_that_the_broker_keeps_is_not_taken_for_a_newer_one(
     monkeypatch.setattr(join_module, "_come_in", lambda *_: cluster)
     line = invitation_line(invited_to(cluster, cluster.broker, bytes(32)))
     assert _cluster(line, folder, GIVEN, Terminal()).listed == newer
+
+
+def test_a_line_of_another_founder_does_not_move_a_member_to_another_broker(tmp_path: Path) -> None:
+    """Whoever knows the id of a cluster can make such a line; the device would tell that broker its password."""
+    cluster, folder = make_cluster(tmp_path, "mqtt://127.0.0.1", ["one", "two"], "127.0.0.1:1883"), tmp_path / "two"
+    known, own = read_cluster(folder), invited_to(cluster, "mqtt://elsewhere", bytes(32))
+    with pytest.raises(ConfigError, match="belongs to cluster"):
+        _cluster(invitation_line(dataclasses.replace(own, founder=bytes(32))), folder, GIVEN, Terminal())
+    assert read_cluster(folder) == known
+    assert _cluster(invitation_line(own), folder, GIVEN, Terminal()).broker == "mqtt://elsewhere"

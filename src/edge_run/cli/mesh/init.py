@@ -80,7 +80,7 @@ def init(context: click.Context, /, broker: str | None, serve: str | None, **giv
     folder, authority, serves = mesh_folder(), checked_authority(given), None
     if authority and broker is None:
         raise ConfigError("--authority: is for a TLS broker that is there; name it with --broker")
-    check_free(folder, "", given["replace"])
+    check_free(folder, given["replace"])
     own = broker or ""
     if broker is None:
         host, port = parse_place(serve or "127.0.0.1", PORT)
@@ -94,7 +94,7 @@ def init(context: click.Context, /, broker: str | None, serve: str | None, **giv
     cluster = dataclasses.replace(cluster, listen=given["listen"], port=given["port"] or 0)
 
     def founded(_: Cluster | None) -> Cluster:
-        check_free(folder, "", given["replace"])  # another process may have joined one meanwhile
+        check_free(folder, given["replace"])  # another process may have joined one meanwhile
         return cluster
 
     with _acl_written(acl, own, cluster.id) if acl else contextlib.nullcontext():

@@ -125,7 +125,7 @@ def _cluster(line: str | None, folder: Path, given: dict[str, Any], terminal: Te
         if line == "-":
             pasted = sys.stdin.readline(MOST_LETTERS) if sys.stdin is not None else ""
         invited = parse_join_line(pasted)
-        check_free(folder, invited.cluster, given["replace"])
+        check_free(folder, given["replace"], invited.cluster, invited.founder)
         cluster = _come_in(invited, folder, given, terminal)
     new: dict[str, Any] = {name: given[name] for name in ("broker", "listen") if given[name]}
     if given["authority"]:
@@ -135,8 +135,9 @@ def _cluster(line: str | None, folder: Path, given: dict[str, Any], terminal: Te
 
     def with_new(known: Cluster | None) -> Cluster:
         """Return the cluster with what is new; what only this device knows stays, and so does a list that is newer."""
-        if known is None or known.id != cluster.id:
-            check_free(folder, cluster.id, given["replace"])  # another process may have joined one meanwhile
+        if known is None or (known.id, known.founder) != (cluster.id, cluster.founder):
+            # Another process may have joined one meanwhile.
+            check_free(folder, given["replace"], cluster.id, cluster.founder)
             return dataclasses.replace(cluster, **new)
         newest = known if known.listed.order > cluster.listed.order else cluster
         broker = known.broker if known.serves else cluster.broker
@@ -153,7 +154,8 @@ def _come_in(invited: Invited, folder: Path, given: dict[str, Any], terminal: Te
     from edge_run.devices.mesh.entry import come_in
 
     known = usable_cluster(folder)
-    if known is not None and known.id == invited.cluster and known.admits(device_key(folder).public_key):
+    is_known = known is not None and (known.id, known.founder) == (invited.cluster, invited.founder)
+    if known is not None and is_known and known.admits(device_key(folder).public_key):
         return dataclasses.replace(known, broker=given["broker"] or invited.broker)
     if given["broker"]:
         invited = dataclasses.replace(invited, broker=given["broker"])

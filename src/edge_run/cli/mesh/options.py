@@ -88,10 +88,10 @@ def checked_authority(given: dict[str, Any]) -> str | None:
     return path
 
 
-def check_free(folder: Path, cluster: str, is_replaced: bool) -> None:
-    """Raise ConfigError where this device belongs to another cluster than `cluster` already."""
+def check_free(folder: Path, is_replaced: bool, cluster: str = "", founder: bytes = b"") -> None:
+    """Raise ConfigError where this device belongs to another cluster already than `cluster`, which `founder` made."""
     from edge_run.devices.members.cluster import usable_cluster
 
     known = None if is_replaced else usable_cluster(folder)
-    if known is not None and known.id != cluster:
+    if known is not None and (known.id, known.founder) != (cluster, founder):
         raise ConfigError(f"mesh: this device belongs to cluster {known.id} already; leave it with --replace")
