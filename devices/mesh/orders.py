@@ -155,7 +155,8 @@ class OrderExecutor:
                 self._orders.put_nowait(None)
                 break
             except queue.Full:
-                self._orders.get_nowait()
+                with contextlib.suppress(queue.Empty):  # the thread took them meanwhile
+                    self._orders.get_nowait()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 

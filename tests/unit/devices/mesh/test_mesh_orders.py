@@ -5,6 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 
+import pytest
+
 from edge_run.base.fields import Document
 from edge_run.devices.mesh.orders import MOST_WAITING, InboundOrder, OrderExecutor
 from waiting import until
@@ -37,3 +39,16 @@ def test_an_order_that_was_carried_out_is_not_again_though_it_came_to_a_full_que
     finally:
         go_on.set()
         executor.close(5)
+
+
+def test_it_ends_though_its_queue_is_emptied_just_when_room_is_made_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = OrderExecutor(lambda node, epoch, order: {}, lambda node, epoch: True, lambda order, answer: None)
+    with monkeypatch.context() as patch:
+
+        def refuse(_: object) -> None:
+            patch.undo()
+            raise queue.Full
+
+        patch.setattr(executor._orders, "put_nowait", refuse)
+        executor.close(5)
+    assert not executor._thread.is_alive()
