@@ -1,7 +1,7 @@
 """Bounds the bytes of messages that are kept of what members say of themselves, under however many names.
 
-JSON takes up to twenty times its size once it is parsed, and a device that knows the cluster's secret can claim to be
-256 members.
+JSON takes up to twenty times its size once it is parsed, and a device can be many nodes, as each of its programs is one
+(`envelope.MOST_OF_DEVICE`).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _EXCLUDE_EACH_OTHER = (
     ("prompt", "file"),
     ("grammar", "grammar_file", "json_schema", "json_schema_file"),
 )
-_SECRETS = ("line", "broker")  # of `mesh join`: who has the line is a member, and a URL may have a password
+_SECRETS = ("line", "broker")  # of `mesh join`: who has the line may come in, and a URL may have a password
 _NEEDS = {  # what does nothing without another setting
     "mesh_any_numerics": "mesh",
     "mesh_activations": "mesh",

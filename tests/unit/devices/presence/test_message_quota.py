@@ -40,7 +40,7 @@ def test_a_later_message_is_in_place_of_the_one_before_and_who_went_takes_no_roo
     room.take("three", "load", half, {"two"})
 
 
-def test_one_who_knows_the_secret_comes_as_many() -> None:
+def test_a_device_that_comes_as_many_nodes_takes_no_more_room() -> None:
     state = state_of(is_watching=True)
     for _ in range(8):
         rogue = make_identity(CLOCKS.wall, DEVICE)
