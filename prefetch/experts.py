@@ -173,6 +173,8 @@ class ExpertCache:
         while self.cost > capacity and (victim := self._policy.victim(None)) is not None:
             self._forget(victim)
             evicted.append(victim)
+        if self.cost <= capacity:  # as nearly always: all that are resident are thousands
+            return tuple(evicted)
         for expert in [(layer, number) for layer, numbers in self._resident.items() for number in numbers]:
             if self.cost <= capacity:
                 break

@@ -73,6 +73,15 @@ def test_shares_are_of_what_capacity_there_is(name: str) -> None:
     assert cache.look_up(1, [5, 2]).evicted == ()
 
 
+def test_a_size_that_all_fit_is_no_reason_to_look_through_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is set for each layer of each token, and thousands may be resident."""
+    cache = cache_of("default", 8)
+    cache.look_up(0, [0, 1])
+    monkeypatch.setattr(cache, "_resident", None)
+    assert cache.resize(6) == ()
+    assert cache.capacity == 6
+
+
 @pytest.mark.parametrize("name", ["layer-lru", "layer-lfu"])
 def test_a_share_has_room_for_one_where_there_is_room_for_one(name: str) -> None:
     """However many layers there are."""
