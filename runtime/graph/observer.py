@@ -119,12 +119,11 @@ def chosen_experts(address: int, n_experts: int) -> npt.NDArray[np.int32]:
     beyond `n_experts`.
     """
     ids = ggml.tensor_at(ggml.tensor_at(address).src[2])
-    width, n_used, n_tokens = ids.nb[1] // 4, ids.ne[0], ids.ne[1]
+    n_used, n_tokens = ids.ne[0], ids.ne[1]
     if n_tokens == 0:
         return ggml.read_int32(0, 0).reshape(0, n_used)
-    flat = ggml.read_int32(ids.data, (n_tokens - 1) * width + n_used)
-    rows = flat[[[row * width + i for i in range(n_used)] for row in range(n_tokens)]]
-    if rows.min() < 0 or rows.max() >= n_experts:
+    rows = ggml.read_int32_rows(ids.data, (n_tokens, n_used), ids.nb[1])
+    if rows.view("u4").max() >= n_experts:  # those below zero are the largest then
         beyond = rows[(rows < 0) | (rows >= n_experts)][0]
         raise KernelError(f"llama.cpp chose expert {beyond} of {n_experts}; please report this model")
     return rows

@@ -164,13 +164,15 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-# They describe a graph in well under a microsecond. To let other threads run meanwhile could cost one a thousand times
-# that: readers hold Python's lock for as long as they find something to do.
+# They describe a graph, or say what a struct says, in well under a microsecond. To let other threads run meanwhile
+# could cost one a thousand times that: readers hold Python's lock for as long as they find something to do.
 _DESCRIBING = frozenset(
     f"ggml_{name}"
     for name in (
         *("tensor_overhead", "graph_overhead_custom", "init", "free", "new_tensor_2d", "new_tensor_3d"),
         *("get_rows", "mul_mat", "mul_mat_id", "new_graph_custom", "build_forward_expand"),
+        *("op_name", "nbytes", *(f"backend_buffer_{what}" for what in ("get_usage", "get_type", "is_host"))),
+        *(f"backend_buffer_{what}" for what in ("get_base", "get_size")),
     )
 )
 
@@ -290,6 +292,14 @@ def read_int32(address: int, count: int) -> npt.NDArray[np.int32]:
     import numpy as np
 
     return np.frombuffer(ctypes.string_at(address, 4 * count), np.int32)
+
+
+def read_int32_rows(address: int, shape: tuple[int, int], row_bytes: int) -> npt.NDArray[np.int32]:
+    """Return a copy of int32 that lie in rows, each `row_bytes` after the last; `shape`: rows, and their length."""
+    import numpy as np
+
+    content = ctypes.string_at(address, (shape[0] - 1) * row_bytes + 4 * shape[1])
+    return np.ndarray(shape, np.int32, content, strides=(row_bytes, 4)).copy()
 
 
 def floats_at(address: int, count: int) -> npt.NDArray[np.float32]:

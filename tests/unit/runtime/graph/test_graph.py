@@ -95,6 +95,13 @@ def whole(name: str, tensor: int) -> WeightRead:
     return WeightRead(name, _ggml.tensor_at(tensor).data, _ggml.functions().ggml_nbytes(tensor))
 
 
+@pytest.mark.parametrize("name", ["ggml_nbytes", "ggml_backend_buffer_get_usage", "ggml_backend_buffer_is_host"])
+def test_what_each_node_is_asked_lets_no_reader_run_meanwhile(name: str) -> None:
+    """It could be long before it gave Python's lock back."""
+    holds_lock = ctypes.PyDLL(None).PyLong_FromLong._flags_
+    assert getattr(_ggml.functions(), name)._flags_ == holds_lock
+
+
 def test_a_multiplication_reads_its_weight_row_for_row(ggml: Any) -> None:
     (node,) = observe(ggml.node("out", "ggml_mul_mat", ggml.table, ggml.state))
     assert (node.name, node.op) == (b"out", "MUL_MAT")
@@ -165,3 +172,12 @@ def test_an_expert_that_there_is_not_is_named(ggml: Any, wrong: int) -> None:
     assert choose(3) == [[0, 3]] * 6
     with pytest.raises(KernelError, match=f"chose expert {wrong} of 4;"):
         choose(wrong)
+
+
+def test_ids_of_experts_may_be_a_part_of_longer_rows(ggml: Any) -> None:
+    ids = np.array([3, 0, 9, 1, 2, 9], np.int32)
+    ctypes.memmove(_ggml.tensor_at(ggml.ids).data, ids.ctypes.data, ids.nbytes)
+    part = ggml.node("topk", "ggml_view_2d", ggml.ids, 2, 2, 12, 0)
+    wide = ggml.base.ggml_new_tensor_3d(ggml.nodes, F32, WIDTH, 1, 2)
+    node = ggml.node("out", "ggml_mul_mat_id", ggml.experts, wide, part)
+    assert chosen_experts(node, 4).tolist() == [[3, 0], [1, 2]]
