@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from edge_run.base.units import MIB, round_down, round_up
 
@@ -74,6 +74,11 @@ class Cells:
     page_bytes: int
     n_streams: int = 1
     noted_bytes: int = 0
+    _kinds: Sequence[tuple[CellTensor, int]] = field(init=False, repr=False, compare=False)  # and how many of each
+
+    def __post_init__(self) -> None:
+        kinds = Counter((tensor.n_cells, tensor.cell_bytes, tensor.n_rows) for tensor in self.tensors)
+        object.__setattr__(self, "_kinds", [(CellTensor(0, *kind), count) for kind, count in kinds.items()])
 
     def bytes_for(self, n_cells: int) -> int:
         """Return what `n_cells` cells take at most, the first ones, of all streams together."""
@@ -82,7 +87,7 @@ class Cells:
         )  # at the ends of each other stream
         all_noted_bytes = round_up(n_cells, NOTED_TOGETHER) * self.noted_bytes
         return all_noted_bytes + sum(
-            tensor.touched_bytes(n_cells, self.page_bytes) + torn_bytes for tensor in self.tensors
+            count * (kind.touched_bytes(n_cells, self.page_bytes) + torn_bytes) for kind, count in self._kinds
         )
 
     @property

@@ -36,7 +36,13 @@ def test_no_fewer_pages_are_counted_than_are_touched(tensor: CellTensor, n_cells
 def test_more_cells_take_no_less(several: list[CellTensor], n_cells: int, more: int) -> None:
     cells = Cells(several, PAGE)
     assert cells.bytes_for(n_cells) <= cells.bytes_for(n_cells + more)
+    assert cells.bytes_for(n_cells) == sum(tensor.touched_bytes(n_cells, PAGE) for tensor in several)
     assert cells.bytes_for(0) == 0
+
+
+def test_tensors_that_are_alike_are_counted_once_and_not_before_each_pass() -> None:
+    alike = [CellTensor(1000 * i, 80, 16) for i in range(64)]
+    assert len(Cells([*alike, CellTensor(0, 80, 8)], PAGE)._kinds) == 2
 
 
 @given(tensor=tensors, n_cells=st.integers(0, 100))
