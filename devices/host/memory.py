@@ -34,6 +34,11 @@ class ProcessMemory:
     file_bytes: int = 0
 
     @property
+    def taken_bytes(self) -> int:
+        """What is resident, or was swapped out: that comes back when it is used, whatever was planned meanwhile."""
+        return self.resident_bytes + self.swapped_bytes
+
+    @property
     def held_bytes(self) -> int:
         """What is resident and nobody else could have: the kernel takes the page cache back when it needs memory."""
         return self.resident_bytes - self.file_bytes

@@ -130,7 +130,7 @@ class DraftFile:
         moved_bytes: as of `host_bytes`; of a model that is on a GPU, no keys and values are lent.
         """
         own_bytes = self.host_bytes(moved_bytes) if moved_bytes else self.least_bytes
-        needed = own_bytes + budgeted_memory().resident_bytes
+        needed = own_bytes + budgeted_memory().taken_bytes
         if needed > budget_bytes:
             raise BudgetError(
                 f"memory budget {format_size(budget_bytes)}: too small for the draft model {self.path}, which with the "

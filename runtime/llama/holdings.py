@@ -58,11 +58,12 @@ def repacking_bytes(group_bytes: int) -> int:
 class Holdings:
     """What the process holds besides weights.
 
-    program_bytes: resident, Python and llama.cpp with its graphs. reserve_bytes: for what is allocated later. kv_bytes
-    and buffer_bytes: allocated by llama.cpp's context, and counted in full, touched yet or not. work_bytes: what matrix
-    multiplications will allocate (`work_buffer.py`). draft_bytes: all that a draft model takes. upload_bytes: through
-    which weights reach a GPU; gpu_bytes: what lies on a GPU without memory of its own. repacking_bytes: of the readers;
-    copy_bytes: of theirs too, where a copy of the model is read. lookup_bytes: to guess from the text.
+    program_bytes: Python and llama.cpp with its graphs, what is swapped out too. reserve_bytes: for what is allocated
+    later. kv_bytes and buffer_bytes: allocated by llama.cpp's context, and counted in full, touched yet or not.
+    work_bytes: what matrix multiplications will allocate (`work_buffer.py`). draft_bytes: all that a draft model takes.
+    upload_bytes: through which weights reach a GPU; gpu_bytes: what lies on a GPU without memory of its own.
+    repacking_bytes: of the readers; copy_bytes: of theirs too, where a copy of the model is read. lookup_bytes: to
+    guess from the text.
     """
 
     program_bytes: int
@@ -80,7 +81,7 @@ class Holdings:
     @classmethod
     def now(cls, vocabulary: int) -> Holdings:
         """Return what is held before there is a context."""
-        return cls(budgeted_memory().resident_bytes, text_reserve_bytes(vocabulary))
+        return cls(budgeted_memory().taken_bytes, text_reserve_bytes(vocabulary))
 
     @classmethod
     def since(cls, before: ProcessMemory, context: LlamaContext, work_bytes: int, reserve_bytes: int) -> Holdings:
@@ -90,12 +91,12 @@ class Holdings:
         """
         after, cleared_bytes = budgeted_memory(), context.kv_bytes - context.untouched_bytes
         if not context.buffer_bytes:
-            buffers = max(after.data_bytes - before.data_bytes, after.resident_bytes - before.resident_bytes)
+            buffers = max(after.data_bytes - before.data_bytes, after.taken_bytes - before.taken_bytes)
             return cls(
-                before.resident_bytes, reserve_bytes, context.kv_bytes, max(0, buffers - context.kv_bytes), work_bytes
+                before.taken_bytes, reserve_bytes, context.kv_bytes, max(0, buffers - context.kv_bytes), work_bytes
             )
-        graphs = max(0, after.resident_bytes - before.resident_bytes - cleared_bytes)
-        program_bytes = before.resident_bytes + graphs
+        graphs = max(0, after.taken_bytes - before.taken_bytes - cleared_bytes)
+        program_bytes = before.taken_bytes + graphs
         return cls(program_bytes, reserve_bytes, context.kv_bytes, context.buffer_bytes, work_bytes)
 
     @property

@@ -111,7 +111,7 @@ class DraftModel(Closing):
             self._trees = DraftTrees(self._decoder, branches, BEAM, self.model.vocabulary)
             self._translation: Translation | None = None
             self._stack = stack.pop_all()
-        self.resident_bytes = max(0, budgeted_memory().resident_bytes - before.resident_bytes)
+        self.resident_bytes = max(0, budgeted_memory().taken_bytes - before.taken_bytes)
         all_bytes = self.resident_bytes + self._context.untouched_bytes
         self.held_bytes = max(all_bytes, file.host_bytes(offload.moved_bytes if offload else 0))
 
