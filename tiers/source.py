@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -84,6 +85,8 @@ class SourceFile:
         self._cache: PageCache | None = None
         self._lock = threading.Lock()
         try:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a named pipe would wait for ever
+                raise ModelFileError(f"{path}: not a regular file; give the path of the file itself")
             self._fd, self.is_direct = self._open(path)
             self._identity, self._changed_ns = self._identify()
         except OSError as error:

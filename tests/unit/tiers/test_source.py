@@ -218,6 +218,12 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
         SourceFile(tmp_path / "none.gguf")
 
 
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.gguf")
+    with pytest.raises(ModelFileError, match="not a regular file"):
+        SourceFile(tmp_path / "model.gguf")
+
+
 def test_closing_gives_the_file_back(path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     source = SourceFile(path)
