@@ -46,6 +46,9 @@ class ExpertTensor:
     n_experts: int
     row_bytes: int = 0
 
+    def __hash__(self) -> int:
+        return self.address  # it is looked up a thousand times a token
+
 
 def expert_tensors(graph: GraphMap, gguf: GgufModel, *, has_row_slices: bool = False) -> list[ExpertTensor]:
     """Return the tensors that are only read by expert, in order of use; tensors that share their ids form a layer.

@@ -155,8 +155,8 @@ def _in_order(
         return plan, [PinnedWeights(weights, address_space, lookups)]
     products = memory.products if terms.has_row_slices else None
     residency = with_spare(residency, [segment.needs for segment in segments], address_space.unmovable)
-    streaming = WeightStreaming(weights, address_space, lookups, residency, products=products)
-    return plan, [streaming]
+    known = (graph, segments) if terms.gpu is None else None  # what is copied to one is in no segment of a pass
+    return plan, [WeightStreaming(weights, address_space, lookups, residency, None, products, known)]
 
 
 def _by_expert(moe: MoePlan, memory: WeightMemory, terms: Terms, undo: contextlib.ExitStack) -> Streams:

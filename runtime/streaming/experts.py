@@ -347,12 +347,14 @@ class ExpertStreaming:
         return [chunk for expert in experts if (layer, expert) not in self._cache for chunk in pieces[expert]]
 
     def _drop(self, experts: Sequence[LayerExpert]) -> None:
+        chunks = list[int]()
         for expert in experts:
             layer, number = expert
             self.prefetched.note_gone(expert)
             for tensor in self._experts.layers[layer]:
                 self._ready[tensor].discard(number)
-                self._weights.release(self._experts.pieces(tensor)[number])
+                chunks += self._experts.pieces(tensor)[number]
+        self._give_back(chunks)
 
     def _give_back(self, chunks: list[int]) -> list[int]:
         if chunks:

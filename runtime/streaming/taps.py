@@ -7,7 +7,8 @@ weights, and given to another layer's router.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,7 +81,12 @@ def routed_layers(graph: GraphMap, gguf: GgufModel) -> list[RoutedLayer | None]:
     for i, node in enumerate(graph):
         if routed_read(node) and node.expert_ids is not None:
             uses.setdefault(node.expert_ids, []).append(i)
-    layers = [_layer(graph, shapes, ids, nodes) for ids, nodes in uses.items()]
+
+    @functools.cache
+    def norms(width: int) -> list[int]:  # for all layers at once, as a graph has thousands of nodes
+        return [i for i, node in enumerate(graph) if node.op == "MUL" and _vector(graph, i, shapes, width)]
+
+    layers = [_layer(graph, shapes, ids, nodes, norms) for ids, nodes in uses.items()]
     rows = {tensor.name: tensor.shape[0] for tensor in gguf.tensors}
     return [_if_alike(graph, rows, layer, nodes) for layer, nodes in zip(layers, uses.values(), strict=True)]
 
@@ -94,13 +100,19 @@ def _if_alike(
     return layer
 
 
-def _layer(graph: GraphMap, shapes: Mapping[str, tuple[int, ...]], ids: int, uses: list[int]) -> RoutedLayer | None:
+def _layer(
+    graph: GraphMap,
+    shapes: Mapping[str, tuple[int, ...]],
+    ids: int,
+    uses: Sequence[int],
+    norms_of: Callable[[int], Sequence[int]],
+) -> RoutedLayer | None:
     found = next((j for j in range(ids - 1, -1, -1) if _is_router(graph, j, shapes)), None)
     if found is None:
         return None
     router = graph[found].reads[0]
     width, n_experts = shapes[router.name]
-    norms = [i for i, node in enumerate(graph) if node.op == "MUL" and _vector(graph, i, shapes, width)]
+    norms = norms_of(width)
     gates = next((j for j in range(found, ids) if graph[j].op in ("SOFT_MAX", "UNARY")), ids)
     biases = [j for j in range(found, ids) if graph[j].op == "ADD" and _vector(graph, j, shapes, n_experts)]
     before = [i for i in norms if i < found]

@@ -42,12 +42,13 @@ class WeightStreaming:
         residency: ResidencyPlan = NOTHING_STAYS,
         part: DensePart | None = None,
         products: RowProducts | None = None,
+        cut: tuple[GraphMap, Sequence[Segment]] | None = None,
     ) -> None:
         """Stream `weights`, except what is only looked up by row.
 
         lookups: the lookups of rows. residency: which chunks stay. part: the only part of the model that is streamed;
         None for all of it. products: computes products with large matrices in slices of rows; None where such a matrix
-        is held whole.
+        is held whole. cut: a graph and its segments, where it was cut already.
         """
         self.weights, self._address_space, self._lookups = weights, address_space, lookups or Lookups(())
         self.lent, self.holds_stage_visits = residency.lent, residency.by_stage_visits
@@ -59,7 +60,7 @@ class WeightStreaming:
         self._unknown_product: Callable[[], None] | None = None
         self._held: Counter[int] = Counter()  # how often: a segment may need what is copied to a GPU
         self._being_copied: Counter[int] = Counter()
-        self._cut: tuple[GraphMap, list[Segment]] | None = None
+        self._cut = cut
         self._wait_s = 0.0
 
     @property
@@ -87,7 +88,7 @@ class WeightStreaming:
         """A chunk, and what the kernel keeps to map it."""
         return with_page_tables(self._address_space.chunk_bytes)
 
-    def segments(self, graph: GraphMap) -> list[Segment]:
+    def segments(self, graph: GraphMap) -> Sequence[Segment]:
         """Return the segments of `graph`; those of the last graph are cached."""
         if self._cut is None or self._cut[0] is not graph:
             sliced = self._address_space if self._products else None
@@ -297,6 +298,17 @@ class PinnedWeights(WeightStreaming):
         """Acquire the chunks that `node` reads; a stop is needed only where the node is left out."""
         self._acquire_for(node)
         return self._lookups.before_unknown(node, address)
+
+    def _acquire_step(self, chunks: tuple[int, ...]) -> Step:
+        are_there = False
+
+        def acquire(_: int) -> None:
+            nonlocal are_there
+            if not are_there:
+                self._acquire(chunks)
+                are_there = True
+
+        return acquire
 
     def _acquire(self, chunks: Sequence[int]) -> None:
         super()._acquire([chunk for chunk in chunks if chunk not in self._held])

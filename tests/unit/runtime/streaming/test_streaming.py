@@ -20,7 +20,7 @@ from edge_run.runtime.streaming import assemble
 from edge_run.runtime.streaming import lookups as lookups_module
 from edge_run.runtime.streaming.assemble import WeightMemory
 from edge_run.runtime.streaming.lookups import Lookups
-from edge_run.runtime.streaming.weights import StageVisits, WeightStreaming
+from edge_run.runtime.streaming.weights import PinnedWeights, StageVisits, WeightStreaming
 from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.rows import RowRange
 from held_weights import CHUNK, Nodes, Weights
@@ -55,6 +55,36 @@ def test_a_graph_is_cut_only_before_matrix_multiplications(feature: WeightStream
     )
     segments = feature.segments(graph)
     assert [(segment.first, segment.last) for segment in segments] == [(0, 3), (4, 5)]
+
+
+def test_a_graph_that_was_cut_already_is_not_cut_again(
+    address_space: AddressSpace, weights: Weights, nodes: Nodes, feature: WeightStreaming
+) -> None:
+    graph, other = (nodes(range(0, 3)),), (nodes(range(3, 6)),)
+    known = feature.segments(graph)
+    again = WeightStreaming(weights, address_space, cut=(graph, known))  # type: ignore[arg-type]
+    assert again.segments(graph) is known
+    assert again.segments(other) == feature.segments(other)
+
+
+def test_weights_that_stay_are_waited_for_until_they_are_there_and_no_more(
+    address_space: AddressSpace, weights: Weights, nodes: Nodes
+) -> None:
+    graph, steps = (nodes(range(0, 3)),), Steps()
+    stays = PinnedWeights(weights, address_space, Lookups(()))  # type: ignore[arg-type]
+    stays.register(graph, steps)
+    (step,) = steps.before[0]
+    weights.fails_at = 1
+    with pytest.raises(TierReadError):
+        step(0)
+    weights.fails_at = -1
+    for _ in range(3):
+        step(0)
+    assert weights.held == {0, 1, 2}
+    assert weights.asked == [(0, 1, 2)] * 2, "a failed wait is one more"
+    stays._held.clear()
+    step(0)
+    assert len(weights.asked) == 2, "its chunks are not looked through again"
 
 
 def test_a_lookup_of_rows_needs_only_the_ends_of_its_table(address_space: AddressSpace, nodes: Nodes) -> None:
