@@ -63,6 +63,17 @@ class TurnOptions(ChatOptions, _Turns, total=False):
     """The keywords of `AsyncModel.stream_chat`."""
 
 
+class _TurnRoom(FairRoom):
+    """Whose turn it is to have an open model answer, where answers run one after the other.
+
+    It is no lock: a generator that was left half way is closed by another task than the one that holds the turn.
+
+    holder: the task that was last given a piece by who holds it.
+    """
+
+    holder: int | None = None
+
+
 class AsyncModel(AsyncOwner[Model]):
     """A model shared by tasks. An async context manager: `async with AsyncModel(path) as model`.
 
@@ -82,9 +93,7 @@ class AsyncModel(AsyncOwner[Model]):
 
         given = options.get("interrupt") or getattr(options.get("mesh"), "interrupt", None)
         super().__init__(open_model, "AsyncModel(path)", given, rest_threads)
-        # No lock: a generator that was left half way is closed by another task than the one that holds the turn.
-        self._turns = FairRoom(1, AGING_S)
-        self._holder: int | None = None  # the task that was last given a piece by who holds it
+        self._turns = _TurnRoom(1, AGING_S)
         self._passes: SharedPasses | None = None
 
     @classmethod
@@ -208,7 +217,7 @@ class AsyncModel(AsyncOwner[Model]):
     async def __aexit__(self, *_: object) -> None:
         # Not in turn: a generator that was left half way may hold it for ever. The thread is free between passes.
         self._opened.cancel()
-        self._passes = None  # those of the model that is closed
+        self._turns, self._passes = _TurnRoom(1, AGING_S), None  # not those of the model that is closed
         await super().__aexit__()
 
     def _stream(self, request: Request) -> AsyncGenerator[Piece, None]:
@@ -219,7 +228,7 @@ class AsyncModel(AsyncOwner[Model]):
 
     async def _stream_alone(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Answer when it is the task's turn; the wait for that counts towards its deadline."""
-        model, asked_s = self._opened, time.monotonic()
+        model, turns, asked_s = self._opened, self._turns, time.monotonic()
         compute = partial(self._thread.run, on_cancel=model.cancel)
         async with self._own_turn(request.turn) as is_held:
             if not is_held:  # not `compute`: who is cancelled here must not end the answer of another
@@ -229,9 +238,9 @@ class AsyncModel(AsyncOwner[Model]):
             try:
                 while (piece := await compute(partial(next, stream, None))) is not None:
                     yield piece
-                    self._holder = anyio.get_current_task().id
+                    turns.holder = anyio.get_current_task().id
             finally:
-                self._holder = None
+                turns.holder = None
                 await self._thread.run(stream.close, is_owed=True)
 
     @asynccontextmanager
@@ -240,9 +249,9 @@ class AsyncModel(AsyncOwner[Model]):
 
         Raises ConfigError where this very task has one, and would wait for ever.
         """
-        task = anyio.get_current_task().id
+        turns, task = self._turns, anyio.get_current_task().id
         for _ in range(_LOOKS):  # a generator that nobody names any more is closed by the event loop, in a moment
-            if self._holder != task:
+            if turns.holder != task:
                 break
             await anyio.sleep(_LOOK_S)
         else:
@@ -250,15 +259,15 @@ class AsyncModel(AsyncOwner[Model]):
                 "AsyncModel: this task has an answer open already, and answers run one after the other; read it to its "
                 "end, close it with aclose(), or open the model for several (sequences=2)"
             )
-        async with self._turns.held(turn.key, priority=turn.priority, patience_s=turn.deadline_s) as is_held:
+        async with turns.held(turn.key, priority=turn.priority, patience_s=turn.deadline_s) as is_held:
             if not is_held:
                 yield False
                 return
-            self._holder = task
+            turns.holder = task
             try:
                 yield True
             finally:
-                self._holder = None
+                turns.holder = None
 
 
 def _waiting_here(model: Model) -> Model:

@@ -56,8 +56,14 @@ class Batch(Closing):
 
     def submit(self, answer: Continuation, turn: Turn) -> int:
         """Take a request on; return its number. The batch closes `answer`. Raises ContextFull for a prompt too long."""
+
+        def work() -> int:
+            if self.is_idle:
+                self._workplace.forget_cancel()  # that found nothing to end
+            return self._answers.submit(answer, turn)
+
         try:
-            return self._workplace.do(partial(self._answers.submit, answer, turn))
+            return self._workplace.do(work)
         except EdgeRunError:
             answer.close()
             raise

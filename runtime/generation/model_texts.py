@@ -11,7 +11,8 @@ from typing import Any, cast
 
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, NotSupported, option, wording
-from edge_run.base.protocols import Text
+from edge_run.base.options import whole_numbers
+from edge_run.base.protocols import Text, TokenArray
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.embedding.texts import TextTokens, text_tokens
 from edge_run.runtime.engine.engine import Engine
@@ -79,8 +80,9 @@ class ModelTexts(Closing):
         """Return the tokens of `text`. parse_special: control tokens written in it (`<|im_end|>`) count as such."""
         return self._opened.model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
-    def detokenize(self, tokens: Sequence[int], *, has_control: bool = False) -> str:
-        """Return the text of `tokens`. has_control: with that of control tokens."""
+    def detokenize(self, tokens: Sequence[int] | TokenArray, *, has_control: bool = False) -> str:
+        """Return the text of `tokens`, a list or an array. has_control: with that of control tokens."""
+        tokens = whole_numbers("tokens", tokens)
         self.check_tokens("tokens", tokens)
         model = self._opened.model
         return b"".join(model.token_bytes(one, has_control=has_control) for one in tokens).decode("utf-8", "replace")
@@ -90,8 +92,9 @@ class ModelTexts(Closing):
 
         has_control: those of its text for a control token, which stands for none else.
         """
-        self.check_tokens("token", (token,))
-        return self._opened.model.token_bytes(token, has_control=has_control)
+        (number,) = whole_numbers("token", (token,))
+        self.check_tokens("token", (number,))
+        return self._opened.model.token_bytes(number, has_control=has_control)
 
     def check_tokens(self, what: str, tokens: Iterable[int]) -> None:
         """Raise ConfigError, which calls them `what`, where one of `tokens` is none of the vocabulary.

@@ -11,7 +11,15 @@ from typing import Any, TypeVar
 
 from edge_run.base.closing import Closing
 from edge_run.base.config import POOLING
-from edge_run.base.errors import BudgetError, EdgeRunError, KernelError, ModelFileError, NotSupported, option
+from edge_run.base.errors import (
+    BudgetError,
+    ConfigError,
+    EdgeRunError,
+    KernelError,
+    ModelFileError,
+    NotSupported,
+    option,
+)
 from edge_run.base.units import MIB
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
@@ -173,7 +181,7 @@ class LlamaModel(Closing):
         return ggml.model_metadata(self.handle, key)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of `text`; see `ggml.tokenize`. Raises ConfigError when the vocabulary cannot write it."""
+        """Return the tokens of `text`; see `ggml.tokenize`. Raises ConfigError for what cannot be written in tokens."""
         return self._from_text(text, lambda: ggml.tokenize(self.vocab, text, add_special, parse_special))
 
     def count_tokens(self, text: str) -> int:
@@ -186,8 +194,12 @@ class LlamaModel(Closing):
 
     def _from_text(self, text: str, function: Callable[[], _Result]) -> _Result:
         """Return what `function` returns, which tokenizes `text`, on whatever thread and stack."""
-        self.visitors.visit(lambda: self._spelling.check(text))
-        return self._splitting.call(text, lambda: self.visitors.visit(function))
+        try:
+            self.visitors.visit(lambda: self._spelling.check(text))
+            return self._splitting.call(text, lambda: self.visitors.visit(function))
+        except UnicodeEncodeError as error:  # as where a text was cut in two by who counts UTF-16, and sent as JSON
+            half = f"U+{ord(error.object[error.start]):04X}"
+            raise ConfigError(f"text: has half a character ({half}), which is none; leave it out") from error
 
     def can_write(self, text: str) -> str:
         """Return what the vocabulary can write of `text`."""

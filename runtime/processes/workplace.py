@@ -67,6 +67,10 @@ class Workplace:
 
         return self._alone(checked)
 
+    def forget_cancel(self) -> None:
+        """Other work begins here: what was cancelled before does not concern it."""
+        self._interrupt.reset()
+
     def refusal(self, thread: int = 0) -> ConfigError:
         """Return what is told to who comes while a thread is at work: while `thread` is, where that is known."""
         own = threading.get_ident()

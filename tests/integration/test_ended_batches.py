@@ -146,6 +146,15 @@ def test_a_cancel_in_the_last_pass_of_a_request_ends_no_later_one(model: Model) 
         assert reason_of(events[-1]) == "length"
 
 
+def test_a_cancel_that_finds_nothing_to_end_ends_no_later_request(model: Model) -> None:
+    """It ended the next request of a batch, which came after it; an answer alone it did not."""
+    with model.open_batch() as batch:
+        model.cancel()
+        batch.submit(model.begin(Request(PROMPT, 2, SamplingConfig(temperature=0))), Turn())
+        events = [event for _ in range(9) if not batch.is_idle for event in batch.advance()]
+    assert reason_of(events[-1]) == "length"
+
+
 def reason_of(event: Event) -> str:
     """Return why the answer ended whose last event this is."""
     assert event.piece is not None

@@ -86,6 +86,14 @@ def test_who_iterates_over_answers_has_no_results_of_them(model: Model) -> None:
     assert len(begun.results()) == len(PROMPTS)
 
 
+def test_half_a_character_in_one_prompt_ends_no_other(model: Model) -> None:
+    """It was no error of ours, and ended all; asked again, all was to begin with the same prompt."""
+    found = model.generate_many([PROMPT, "Once \ud83d", "One day"], max_tokens=2, temperature=0).results()
+    assert isinstance(found[1], ConfigError)
+    assert "U+D83D" in str(found[1])
+    assert [answer(one).completion_tokens for one in found[::2]] == [2, 2]
+
+
 def test_a_last_token_that_is_read_alone_is_of_its_prompt(grown: Path) -> None:
     """Prompts that were there already had no speed, and what was read for their last token counted for the next."""
     with Model(grown, **{**streamed(), "sequences": 2, "context_tokens": 512}) as model:

@@ -167,6 +167,7 @@ def test_a_token_outside_the_vocabulary_has_no_text(model: Model, token: int) ->
     """llama.cpp would end the process over it."""
     with pytest.raises(ConfigError, match="outside the vocabulary of 4096"):
         model.detokenize([5, token])
+    assert model.detokenize(np.array([5, 6])) == model.detokenize(iter([5, 6])) == model.detokenize([5, 6]) != ""  # type: ignore[arg-type]
 
 
 def test_a_new_stream_ends_the_one_before(model: Model) -> None:
@@ -196,8 +197,7 @@ def test_cancel_from_another_thread(model: Model) -> None:
 
 def test_tokens_may_be_an_array(model: Model) -> None:
     wanted = model.generate([5, 6, 7], max_tokens=3, temperature=0).result().token_ids
-    found = model.generate(np.array([5, 6, 7]), max_tokens=3, temperature=0)  # type: ignore[arg-type]
-    assert found.result().token_ids == wanted
+    assert model.generate(np.array([5, 6, 7]), max_tokens=3, temperature=0).result().token_ids == wanted  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("messages", ["Hi", [1, 2, 3], {"role": "user", "content": "Hi"}, [{"role": "user"}, "Hi"], 5])
