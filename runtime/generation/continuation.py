@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 
 from edge_run.base.closing import Closing
@@ -59,6 +60,7 @@ class Continuation(Closing):
             table,
             text_tokens=len(prompt) + self._max_tokens,
         )
+        weakref.finalize(self, self._sampler.close).atexit = False  # where nobody goes on with it
         self._text = TextStream(sampling.stop)
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from edge_run.base.interrupt import Interrupt
     from edge_run.base.mesh_status import MeshUse
     from edge_run.base.profile import DeviceProfile
+    from edge_run.base.protocols import Text
     from edge_run.base.replay import Recording, Replay
     from edge_run.base.results import (
         Forecast,
@@ -45,7 +46,13 @@ if TYPE_CHECKING:
         Stats,
         ToolCall,
     )
-    from edge_run.base.sampling_config import AnswerOptions, ChatOptions, SamplingConfig
+    from edge_run.base.sampling_config import (
+        AnswerOptions,
+        ChatOptions,
+        SamplingConfig,
+        TimedAnswerOptions,
+        TimedChatOptions,
+    )
     from edge_run.base.strict_json import to_json
     from edge_run.devices.mesh.opening import MeshConfig, open_mesh
     from edge_run.prefetch.replay import replay
@@ -61,6 +68,8 @@ if TYPE_CHECKING:
     from edge_run.runtime.generation.request import Message, Prompt, Request, Turn
     from edge_run.runtime.generation.stream import Stream
     from edge_run.runtime.grammars.room import RoomedGrammar
+    from edge_run.runtime.keeping.keeper import ConversationRows
+    from edge_run.runtime.llama.prompt_text import GapMarks
     from edge_run.runtime.mesh.engine import MeshOptions
     from edge_run.runtime.planning.plan import plan
     from edge_run.runtime.probing.probe import probe
@@ -98,6 +107,7 @@ _NAMES = {
     "edge_run.base.interrupt": ("Interrupt",),
     "edge_run.base.mesh_status": ("MeshUse",),
     "edge_run.base.profile": ("DeviceProfile",),
+    "edge_run.base.protocols": ("Text",),
     "edge_run.base.replay": (
         "Recording",
         "Replay",
@@ -119,6 +129,8 @@ _NAMES = {
         "AnswerOptions",
         "ChatOptions",
         "SamplingConfig",
+        "TimedAnswerOptions",
+        "TimedChatOptions",
     ),
     "edge_run.base.strict_json": ("to_json",),
     "edge_run.devices.mesh.opening": (
@@ -147,6 +159,8 @@ _NAMES = {
     ),
     "edge_run.runtime.generation.stream": ("Stream",),
     "edge_run.runtime.grammars.room": ("RoomedGrammar",),
+    "edge_run.runtime.keeping.keeper": ("ConversationRows",),
+    "edge_run.runtime.llama.prompt_text": ("GapMarks",),
     "edge_run.runtime.mesh.engine": ("MeshOptions",),
     "edge_run.runtime.planning.plan": ("plan",),
     "edge_run.runtime.probing.probe": ("probe",),
@@ -176,6 +190,7 @@ __all__ = [
     "ConfigError",
     "ContextFull",
     "Continuation",
+    "ConversationRows",
     "DeviceLost",
     "DeviceProfile",
     "EdgeRunError",
@@ -184,6 +199,7 @@ __all__ = [
     "Event",
     "Forecast",
     "Frame",
+    "GapMarks",
     "Generation",
     "Interrupt",
     "IoUse",
@@ -220,9 +236,12 @@ __all__ = [
     "SplitModel",
     "Stats",
     "Stream",
+    "Text",
     "TextTokens",
     "TextVectors",
     "TierReadError",
+    "TimedAnswerOptions",
+    "TimedChatOptions",
     "ToolCall",
     "Turn",
     "__version__",

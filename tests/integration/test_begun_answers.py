@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from edge_run.runtime.generation.batched_answers import BatchedAnswers
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.request import Request, Turn
 from edge_run.runtime.generation.speculation_setup import open_session
-from edge_run.runtime.grammars.room import GrammarRoom
+from edge_run.runtime.grammars.room import GrammarRoom, RoomedGrammar
 from edge_run.runtime.speculation.session import SpeculativeSession
 from small_engines import PROMPT, open_engine
 from tiny_models import make_model
@@ -101,6 +102,22 @@ def test_a_mark_that_cannot_be_leaves_no_grammar_open(kit: Path, monkeypatch: py
         monkeypatch.setattr(GrammarRoom, "open", lambda *_: pytest.fail("nobody would close it"))
         with pytest.raises(ConfigError, match="cannot be written"):
             model.begin(Request("Once", 5, SamplingConfig(grammar='root ::= "a"'), marks=["<|mark|>"]))
+
+
+def test_an_answer_that_nobody_goes_on_with_gives_back_what_it_holds(
+    kit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its grammar had its room for as long as the model was open."""
+    freed = list[RoomedGrammar]()
+
+    def note(grammar: RoomedGrammar) -> None:
+        freed.append(grammar)
+
+    with Model(kit, context_tokens=256, threads=1) as model:
+        monkeypatch.setattr(RoomedGrammar, "close", note)
+        model.begin(Request("Once", 5, SamplingConfig(grammar='root ::= "a"')))
+        gc.collect()
+    assert len(freed) == 1
 
 
 def test_a_batch_whose_sequences_cannot_be_emptied_closes_its_answers(
