@@ -54,8 +54,8 @@ def quoted(text: str) -> str:
 
 
 def literal(value: Any) -> str:
-    """Return the GBNF of a JSON value, written in one way."""
-    return quoted(json.dumps(value, ensure_ascii=False))
+    """Return the GBNF of a JSON value, written in one way. Raises ValueError for numbers that JSON cannot write."""
+    return quoted(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def code(character: int) -> str:

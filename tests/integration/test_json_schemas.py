@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Any
 
@@ -344,6 +345,7 @@ def test_an_answer_to_a_schema_may_be_a_call_instead(form: ToolFormat, takes: Ta
         ({"allOf": ["a"]}, "'a' is none"),
         (["a"], "must be an object"),
         ({"type": "text"}, "there is no such type"),
+        ({"const": math.nan}, "Out of range float values"),  # which answers had, and nobody could read
         ({"enum": []}, "enum: is empty"),
         ({"anyOf": []}, "anyOf: is empty"),
         ({"type": "string", "minLength": -1}, "minLength and maxLength: must be whole numbers"),
