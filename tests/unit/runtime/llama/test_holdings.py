@@ -21,7 +21,7 @@ def test_what_is_swapped_out_comes_back_and_counts(
     """The process holds 100 before its context is made, of which 50 are graphs, after that."""
     before = ProcessMemory(100 - swapped_before, 100, swapped_before, 1000)
     after = ProcessMemory(150 + KV - swapped_after, 850, swapped_after, 1050)
-    monkeypatch.setattr(holdings, "process_memory", lambda: after)
+    monkeypatch.setattr(holdings, "budgeted_memory", lambda: after)
     context = SimpleNamespace(kv_bytes=KV, untouched_bytes=0, buffer_bytes=reported_bytes)
     found = Holdings.since(before, context, 0, 0)  # type: ignore[arg-type]
     assert found.program_bytes + found.buffer_bytes == 150 + reported_bytes
