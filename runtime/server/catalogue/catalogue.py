@@ -111,19 +111,18 @@ class Catalogue:
     ) -> None:
         self.known = KnownModels(found)
         self._open_file, self._read_entries, self._say = open_file, read_entries, say
-        self._takes_any_name = read_entries is None
         self._turns = Turns()
         self._waiting: dict[ModelTurn, anyio.Event] = {}
         self._group: TaskGroup | None = None
         self._opening: _Opening | None = None
         self._closing = ""  # the model that is being closed
-        self._failure: EdgeRunError | None = None  # of the opening that failed last
+        self._failure: Exception | None = None  # of the opening of the one model
         self.open: OpenModel | None = None
 
     @property
     def is_fixed(self) -> bool:
         """Whether there is one model, which stays open."""
-        return self._takes_any_name
+        return self._read_entries is None
 
     @property
     def is_usable(self) -> bool:
@@ -131,7 +130,7 @@ class Catalogue:
         return self.open is not None or not self.is_fixed
 
     async def open_only(self) -> OpenModel:
-        """Open the one model; return it. Raises what opening it raises, with the folder of its file."""
+        """Open the one model; return it. Raises what opening it raises, as it is."""
         try:
             async with self.hold(self.known.entries[0]) as found:
                 return found
@@ -148,7 +147,7 @@ class Catalogue:
 
     def asked(self, name: str | None) -> ModelEntry:
         """Return the model that a request asks for; one that names none has the open one. Raises Refusal."""
-        if self._takes_any_name or not name:
+        if self.is_fixed or not name:
             if self.open is not None:
                 return self.open.entry
             if self.known.entries:
@@ -258,8 +257,9 @@ class Catalogue:
             except Exception as error:
                 if self._opening and self._opening.is_ended:
                     return
+                if self.is_fixed:  # a server of many goes on, and its traceback would keep what opening it left
+                    self._failure = error
                 known = error if isinstance(error, EdgeRunError) else KernelError(f"{entry.name}: {error!r}")
-                self._failure = known
                 self._say(f"{entry.name} cannot be opened: {known}")
                 known = _without_folder(known, entry)
                 if entry in self.known.entries:

@@ -346,3 +346,14 @@ async def test_why_the_only_model_cannot_be_opened_is_told_with_its_folder_but_n
             await made.open_only()
         with pytest.raises(ModelFileError, match=r"^a\.gguf: it is broken$"):
             await use(made, "a")
+
+
+async def test_an_error_of_the_system_where_the_only_model_is_opened_comes_out_as_it_is() -> None:
+    def open_file(path: Path, interrupt: Interrupt) -> Any:
+        raise OSError("no more files can be open")
+
+    async with Catalogue(ModelFolder(FOUND.entries[:1]), open_file) as made:
+        with pytest.raises(OSError, match=r"^no more files can be open$"):
+            await made.open_only()
+        with pytest.raises(KernelError, match=r"^a: OSError\('no more files can be open'\)$"):
+            await use(made, "a")
