@@ -275,6 +275,7 @@ def test_the_last_turn_is_taken_back_or_answered_anew(
     assert asked == ["one", "two", "two", "two"]
     words = [word for _, text in talk.parts for word in text.split()]
     assert words == ["Be", "kind.", "one", "Yes?", "two", "Well."], "an answer that says nothing takes no other's place"
+    assert said.count("The answer before stays.") == 1
     monkeypatch.setattr(sys, "stdin", piped("/undo\n/undo\n/undo\n"))
     chat.run()
     assert [text for _, text in talk.parts] == ["Be kind."]

@@ -106,6 +106,7 @@ class Chat(ChatLoop):
                 if self._talk.parts == without:
                     self._talk.keep(*turn)
                     self._unanswered = None  # which is in the chat
+                    self._terminal.say("The answer before stays.", NOTICE)
 
     def _drop(self) -> None:
         """Leave out the oldest turns; what had no room before is answered then."""
