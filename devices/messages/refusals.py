@@ -19,7 +19,7 @@ class Refusals:
     """Messages that were not let in.
 
     counts: by class of the error.
-    latest: one error of each kind of words, the oldest first.
+    latest: the last error of each kind of words, the oldest first.
     skews_s: by how much the clocks of nodes are off.
     """
 
@@ -30,8 +30,11 @@ class Refusals:
     def add(self, error: EdgeRunError) -> None:
         """Note a refusal."""
         self.counts[type(error)] += 1
-        if str(error) not in map(str, self.latest):
-            self.latest.append(error)
+        for known in self.latest:
+            if str(known) == str(error):
+                self.latest.remove(known)
+                break
+        self.latest.append(error)
         if isinstance(error, StaleClock) and len(self.skews_s) < MOST_KEPT:
             self.skews_s[error.node] = error.skew_s
 

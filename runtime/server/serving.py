@@ -244,11 +244,14 @@ async def _hear_signals(
         server.should_exit = True
         if n_left := admission.n_running + admission.n_waiting:
             say(f"stopping: {n_left} requests have {options.drain_s:g} s to finish; Ctrl-C again ends them at once")
-        with anyio.move_on_after(options.drain_s):
+        with anyio.move_on_after(options.drain_s) as draining:
             await told_to_end(lambda: None)
-        while True:
-            admission.cancel()
+        admission.cancel()
+        if draining.cancelled_caught:
             await told_to_end(lambda: None)
+        for number in (signal.SIGINT, signal.SIGTERM):  # who insists has the process ended, whatever hangs
+            signal.signal(number, signal.SIG_DFL)
+        await anyio.sleep_forever()
 
 
 class _Rereading:

@@ -24,7 +24,8 @@ from screens import Screen
 from vision_models import residual_network
 
 NASTY = "\x1b]0;PWNED\x07\x1b[2J\x9b31m\rfake"
-OURS = re.compile(r"\r\x1b\[2K|\x1b\[[0-9;]*m")  # a line of progress erased, and colours
+# A line of progress erased, colours, and the terminal told to mark what is pasted, or not any more.
+OURS = re.compile(r"\r\x1b\[2K|\x1b\[[0-9;]*m|\x1b\[\?2004(?:h|l\r)")
 
 
 def on_terminal(folder: Path, *words: object, typed: str = "") -> str:

@@ -98,3 +98,30 @@ def test_what_is_asked_while_it_is_read_is_read_once_more(is_usable: bool) -> No
     assert served.said == ["read anew who may ask"] * 2
     assert served.told == ["reloading", "read anew what may change"] * (2 if is_usable else 0)
     assert served.guard.access is served.access
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_insists_ends_the_process_whatever_hangs(number: int) -> None:
+    served, cancels = Served(), list[int]()
+    served.service.admission.cancel = lambda: cancels.append(1)
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    seen = list[bool]()
+
+    async def run() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(served.hear)
+            await anyio.sleep(0.05)
+            os.kill(os.getpid(), number)
+            await until(lambda: served.server.should_exit)
+            seen.append(signal.getsignal(number) == signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            await until(lambda: cancels)
+            await until(lambda: signal.getsignal(number) == signal.SIG_DFL)
+            group.cancel_scope.cancel()
+
+    try:
+        anyio.run(run)
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+    assert seen == [False]
