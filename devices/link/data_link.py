@@ -136,10 +136,10 @@ class DataLink:
             before = self._service.peers
             owners = {one.key: node for node, one in before.items() if node in peers and peers[node].key == one.key}
             peers = {node: one for node, one in peers.items() if owners.setdefault(one.key, node) == node}
+            self._service.sent_away -= peers.keys()  # whose removal was dropped for another change to the list
             if before == peers:
                 return
             self._service.peers = peers
-            self._service.sent_away -= peers.keys()  # whose removal was dropped for another change to the list
             others = [node for node in self._known if node not in peers]
             self._known = dict.fromkeys([*others, *peers][-MOST_NODES:])
             measured: tuple[dict[str, Any], ...] = (self._service.rates, self._service.measured_s)

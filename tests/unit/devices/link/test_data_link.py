@@ -31,3 +31,6 @@ def test_who_is_a_member_again_is_not_cut_off_any_more() -> None:
         assert link._service.sent_away == {"one", "two"}
         link.set_peers({one.node: one})
         assert link._service.sent_away == {"two"}
+        link.send_away("one")
+        link.set_peers({one.node: one})
+        assert link._service.sent_away == {"two"}, "also where it came back before anybody saw it gone"
