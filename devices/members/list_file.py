@@ -86,7 +86,7 @@ class ListFile:
         try:
             with brief_lock(self._folder / _LOCK_FILE, is_patient=False):
                 known = read_cluster(self._folder)
-                if known is None or known.id != cluster.id:
+                if known is None or (known.id, known.founder) != (cluster.id, cluster.founder):
                     pass  # this device left the cluster meanwhile
                 elif known.listed.order < cluster.listed.order:
                     changed = dataclasses.replace(known, listed=cluster.listed, secret=cluster.secret)

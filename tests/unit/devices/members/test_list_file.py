@@ -17,7 +17,7 @@ from edge_run.devices.members.identity import device_key
 from edge_run.devices.members.list_changes import ListEditor
 from edge_run.devices.members.list_file import ListFile, change_list
 from edge_run.devices.members.member_list import MemberList
-from mesh_lists import let_in, make_cluster
+from mesh_lists import let_in, make_cluster, stranger_in
 from waiting import until
 
 HOLD = """
@@ -130,3 +130,15 @@ def test_a_secret_whose_writing_was_broken_off_is_that_of_the_list(tmp_path: Pat
 
     assert change_list(folder, change).secret == bytes(32)
     assert secrets == [bytes(32)]
+
+
+def test_a_list_is_not_written_into_a_cluster_of_the_same_id_that_another_founded(tmp_path: Path) -> None:
+    """Such a line may be made on purpose: a program that still runs for the first cluster would damage the second."""
+    cluster = make_cluster(tmp_path, "mqtt://127.0.0.1", ["one", "two"])
+    folder, founder = tmp_path / "two", device_key(tmp_path / "one")
+    file = ListFile(folder, cluster)
+    stranger_in(folder, cluster)
+    known = read_cluster(folder)
+    file.keep(cluster.adopt(ListEditor(founder, cluster.listed, cluster.secret).rotate(bytes(32)), founder))
+    file.close()
+    assert read_cluster(folder) == known
