@@ -24,9 +24,9 @@ class Inspection:
     """What is known of a model before it is opened.
 
     is_tried: whether the vocabulary was loaded and a pass computed, without which no file is opened. load_s: what
-    loading the vocabulary takes. program_bytes: resident memory of a process that holds nothing but Python, llama.cpp
-    and the vocabulary. Both are estimates where it was not loaded. kv_bytes and buffer_bytes: what the context will
-    allocate. cell_bytes: of kv_bytes, keys and values that are written cell by cell; cell_rows: of each such tensor its
+    loading the vocabulary takes. program_bytes: memory of a process, swapped out too, that holds nothing but Python,
+    llama.cpp and the vocabulary. Both are estimates where it was not loaded. kv_bytes, buffer_bytes: what the context
+    allocates. cell_bytes: of kv_bytes, keys and values written cell by cell; cell_rows: of each such tensor its
     rows (`CellTensor`), its share where all have as many cells, and how many it has at most, those of the ring of a
     sliding window, or 0 where these are the context's; cell_uses: which of them each attention reads. window_tokens,
     windowed_share: of attention with a sliding window, and in what share of the layers it is. narrow_bytes: what narrow

@@ -68,7 +68,7 @@ def inspect_here(path: Path, config: ModelConfig, *, is_tried: bool) -> Inspecti
                     _try(gguf, model, shape, narrow.graph)
                 vocabulary = loading.result() if loading else _estimate_vocabulary(gguf)
                 _libc.trim_heap()
-                program_bytes = process_memory().resident_bytes - kv_bytes + vocabulary.unloaded_bytes
+                program_bytes = process_memory().taken_bytes - kv_bytes + vocabulary.unloaded_bytes
     return Inspection(
         is_tried=is_tried,
         context_tokens=sizes.context_tokens,
