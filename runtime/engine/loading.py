@@ -132,7 +132,7 @@ class Loaded:
     def enter_in_ledger(self, plan: Plan, ledger: Ledger, stack: ExitStack) -> None:
         """Enter the memory of `plan` in the ledger of this user's runs. Raises BudgetError when too little is free."""
         sizes = {item.what: item.size_bytes for item in plan.items}
-        held = sizes["program"] + (self.draft.resident_bytes if self.draft else 0)
+        held = sizes["program"] + (self.draft.taken_bytes if self.draft else 0)
         name = self.prepared.gguf.shards[0].path.name
         stack.enter_context(ledger.grant(sum(sizes.values()), name, held_bytes=held))
 
@@ -351,5 +351,5 @@ class _Loading:
         """Return `holdings` with the draft model's memory as an item of its own."""
         if not self._draft:
             return holdings
-        program_bytes = max(0, holdings.program_bytes - self._draft.resident_bytes)
+        program_bytes = max(0, holdings.program_bytes - self._draft.taken_bytes)
         return replace(holdings, program_bytes=program_bytes, draft_bytes=self._draft.held_bytes)

@@ -38,7 +38,7 @@ from edge_run.tiers.stub import outline_metadata
 class DraftModel(Closing):
     """The drafter. A context manager; one thread at a time.
 
-    resident_bytes: what the process grew by.
+    taken_bytes: what the process grew by.
     held_bytes: what it will take, with the keys and values of the longest text.
     context_tokens: the longest text that it can follow.
     most_texts: as many texts can be followed at once.
@@ -111,8 +111,8 @@ class DraftModel(Closing):
             self._trees = DraftTrees(self._decoder, branches, BEAM, self.model.vocabulary)
             self._translation: Translation | None = None
             self._stack = stack.pop_all()
-        self.resident_bytes = max(0, budgeted_memory().taken_bytes - before.taken_bytes)
-        all_bytes = self.resident_bytes + self._context.untouched_bytes
+        self.taken_bytes = max(0, budgeted_memory().taken_bytes - before.taken_bytes)
+        all_bytes = self.taken_bytes + self._context.untouched_bytes
         self.held_bytes = max(all_bytes, file.host_bytes(offload.moved_bytes if offload else 0))
 
     def follow_vocabulary(self, target: LlamaModel) -> None:
