@@ -52,10 +52,10 @@ def examine(folder: Path, version: str, broker: str | None = None, listen_s: flo
         names = names_apart(members)
         findings += _clocks(refusals, names)
         findings += _refusals(refusals, cluster.id, names)
-        findings += _versions(members, version)
-        findings.append(_presence(members))
-        findings += _deaf(members, deaf)
-        findings += _reached(members, links)
+        findings += _versions(members, version, names)
+        findings.append(_presence(names))
+        findings += _deaf(deaf, names)
+        findings += _reached(links, names)
         findings += _rates(names, loads)
     finally:
         node.close()
@@ -119,48 +119,49 @@ def _name(node: str, names: Mapping[str, str]) -> str:
     return names.get(node, f"node {node}")
 
 
-def _versions(members: tuple[Member, ...], own: str) -> list[Finding]:
+def _versions(members: tuple[Member, ...], own: str, names: Mapping[str, str]) -> list[Finding]:
+    same = "the same on every device"
     return [
-        Finding("versions", NOTE, f"{one.name}: has edge-run {version}, this is {own}", "the same on every device")
+        Finding("versions", NOTE, f"{names[one.node]}: has edge-run {version}, this is {own}", same)
         for one in members
         if isinstance(version := one.capabilities.get("edge_run"), str) and version != own
     ]
 
 
-def _presence(members: tuple[Member, ...]) -> Finding:
-    if not members:
+def _presence(names: Mapping[str, str]) -> Finding:
+    if not names:
         return Finding("devices", NOTE, "nobody is there", "edge-run mesh join, on each device that is to take part")
-    return Finding("devices", OK, ", ".join(sorted(member.name for member in members)))
+    return Finding("devices", OK, ", ".join(sorted(names.values())))
 
 
-def _deaf(members: tuple[Member, ...], deaf: dict[str, int]) -> list[Finding]:
+def _deaf(deaf: Mapping[str, int], names: Mapping[str, str]) -> list[Finding]:
     """Members that had to connect anew since the broker handed them nothing."""
     return [
         Finding(
             "broker",
             PROBLEM,
-            f"{one.name}: did not hear itself through the broker, and connected anew, {times} times since it started",
+            f"{name}: did not hear itself through the broker, and connected anew, {times} times since it started",
             "another client may use its id: a broker with passwords and the access list of docs/mesh.md forbids that",
         )
-        for one in members
-        if (times := deaf.get(one.node))
+        for node, name in names.items()
+        if (times := deaf.get(node))
     ]
 
 
-def _reached(members: tuple[Member, ...], links: dict[str, Document]) -> list[Finding]:
+def _reached(links: Mapping[str, Document], names: Mapping[str, str]) -> list[Finding]:
     """Try each address that each member announced."""
     findings = []
     with ThreadPoolExecutor(16) as pool:
-        for member in members:
-            places = [str(place) for place in list(links.get(member.node, {}).get("places") or ())]  # type: ignore[arg-type]
-            key = str(links.get(member.node, {}).get("key"))
+        for node, name in names.items():
+            places = [str(place) for place in list(links.get(node, {}).get("places") or ())]  # type: ignore[arg-type]
+            key = str(links.get(node, {}).get("key"))
             times_s = dict(zip(places, pool.map(partial(_try, key), places), strict=True))
-            findings.append(_reached_by(member, times_s))
+            findings.append(_reached_by(name, times_s))
     return findings
 
 
-def _reached_by(member: Member, times_s: dict[str, float | str]) -> Finding:
-    topic = f"link to {member.name}"
+def _reached_by(name: str, times_s: dict[str, float | str]) -> Finding:
+    topic = f"link to {name}"
     reached = {place: time_s for place, time_s in times_s.items() if isinstance(time_s, float)}
     missed = [f"{place.removeprefix('tcp://')} {why}" for place, why in times_s.items() if isinstance(why, str)]
     if not times_s:

@@ -78,7 +78,7 @@ def test_a_new_list_counts_before_the_next_measurement_and_without_an_event() ->
     assert node.did == [
         "measure b", "let in by 2", "check", "measure c", "measure d", "let in by 3", "check"
     ]  # fmt: skip
-    assert said == ["+ b (b)", "+ c (c)", "+ d (d)", "- b: it left"], "not of one that was never told of"
+    assert said == ["+ b (b)", "+ c (c)", "+ d (d)", "- b (b): it left"], "not of one that was never told of"
 
 
 def test_whose_invitations_have_ended_is_looked_at_without_a_new_list(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,7 +199,7 @@ def _take_part(
 
 def _tell(event: MeshEvent | None, names: dict[str, str], terminal: Terminal) -> None:
     if isinstance(event, Joined) and event.member.node not in names:
-        names[event.member.node] = event.member.name
-        terminal.say(f"+ {event.member.name} ({event.member.node})")
+        names[event.member.node] = f"{event.member.name} ({event.member.node})"  # a host's name may be others' as well
+        terminal.say(f"+ {names[event.member.node]}")
     elif isinstance(event, Lost) and event.node in names:
         terminal.say(f"- {names.pop(event.node)}: {event.why}")
