@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edge_run.base.errors import ConfigError
 from edge_run.base.files.folders import mesh_folder
 from edge_run.base.mesh_status import ClusterMember, ClusterMembers, OpenInvitation
 from edge_run.cli.mesh.options import ROLES
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from edge_run.devices.members.member_list import MemberList
 
 _NODE = click.Argument(["node"], metavar="NODE")
+_WITH_BROKER = click.Option(
+    ["--with-broker"], is_flag=True, help="Also a device that runs the cluster's broker, which ends with it."
+)
 
 
 @click.command(cls=SettingsCommand, params=[*some_settings("json")], short_help="Show who is a member, in which role.")
@@ -60,20 +64,29 @@ def describe(found: ClusterMembers) -> str:
     return "\n".join(lines) + "\n"
 
 
-@click.command(cls=SettingsCommand, params=[_NODE], short_help="Send a device away, for good.")
+@click.command(cls=SettingsCommand, params=[_NODE, _WITH_BROKER], short_help="Send a device away, for good.")
 @click.pass_obj
-def remove(terminal: Terminal, /, node: str) -> None:
+def remove(terminal: Terminal, /, node: str, with_broker: bool) -> None:
     """Send the device NODE (its id, or its name) away: all others refuse its key from now on, and cut its links.
 
     What it fetched stays with it. Lines that are out let nobody in any more: it may know them. Only on a device that
     leads; a device that leads is removed on the founder's.
     """
-    gone = _change(
-        terminal,
-        lambda editor, member: editor.remove(member) if _has(editor.listed, member) else editor.listed,
-        lambda listed, member: not _has(listed, member),
-        must_have=node,
-    )
+
+    def change(editor: ListEditor, member: str) -> MemberList:
+        listed = editor.listed
+        if not _has(listed, member):
+            return listed
+        changed, found = editor.remove(member), listed.find(member)
+        if found.seal_key == listed.charter.broker_key and not with_broker:
+            raise ConfigError(
+                f"{found.name}: runs the broker of this cluster, which ends with it, and then devices no longer find "
+                "each other; first give each of the others another broker (`edge-run mesh join --broker mqtt://HOST`), "
+                "then remove this one with --with-broker"
+            )
+        return changed
+
+    gone = _change(terminal, change, lambda listed, member: not _has(listed, member), must_have=node)
     terminal.say(f"{gone} is no member any more. Lines given out before let nobody in now: `edge-run mesh invite`.")
 
 
