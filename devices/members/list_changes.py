@@ -107,12 +107,23 @@ class ListEditor:
 
         Raises NotTrusted for the founder, and for who is no member.
         """
-        member, roll = self.listed.find(node), self.listed.roll
+        member = self.listed.find(node)
         if member.key == self.listed.charter.founder:
             raise NotTrusted(f"{member.name}: founded this cluster; hand it on first (`edge-run mesh hand-on NODE`)")
-        removed = (*roll.removed, member.node)[-MOST_REMOVED:]
-        members = tuple(one for one in roll.members if one != member)
-        return self._signed(members=members, removed=removed, invitations=())
+        return self._without([member])
+
+    def remove_again(self, other: MemberList) -> MemberList:
+        """Return the list without the members that `other` had removed; the same list where it has none of them.
+
+        `other` was made without hearing of this list, or this list without hearing of it. A removal counts where its
+        signer still leads, and where this device may make it: the founder's alone takes a device away that leads.
+        """
+        charter = self.listed.charter
+        if not self.listed.may_sign(other.signer):
+            return self.listed
+        kept = {charter.founder} if self.device.public_key == charter.founder else {charter.founder, *charter.leads}
+        gone = [one for one in self.listed.roll.members if one.node in other.roll.removed and one.key not in kept]
+        return self._without(gone) if gone else self.listed
 
     def change_role(self, node: str, role: Role) -> MemberList:
         """Return the list where `node` has another role. Whose role may less takes the open invitations with it.
@@ -142,6 +153,13 @@ class ListEditor:
             raise NotTrusted(f"cluster {cluster}: was handed on {MOST_FOUNDERS} times, which is as often as it can be")
         signature = self.device.sign(handing(cluster, heir.key))
         return self._signed(heir=heir.key, heir_signature=signature)
+
+    def _without(self, gone: Sequence[ListedMember]) -> MemberList:
+        """Return the list without `gone`, and without invitations."""
+        roll = self.listed.roll
+        removed = (*roll.removed, *(one.node for one in gone))[-MOST_REMOVED:]
+        members = tuple(one for one in roll.members if one not in gone)
+        return self._signed(members=members, removed=removed, invitations=())
 
     def _signed(self, *, heir: bytes = b"", heir_signature: bytes = b"", **changes: Any) -> MemberList:
         """Return the list with what changed of the roll, and the charter that it needs.

@@ -1,11 +1,12 @@
 """What a device does about the list of members: a state machine without I/O.
 
 The machine takes every newer list, says its own list to members with an older one, admits devices with an invitation
-where it may, and becomes the founder where the cluster was handed on to its device. Once a founder has handed the
-cluster on, a list of another founder whom he named is refused. After each connection the machine waits for the list
-that the broker keeps before anything else is believed (`is_settled`): until it is there, or something comes back that
-this device said on that connection, as the broker hands on what it keeps before that. So a device that was away learns
-first who was removed.
+where it may, and becomes the founder where the cluster was handed on to its device. A device that leads lets no removal
+be undone: where one of two lists that were made at once has it and the newer has not, the device makes it once more.
+Once a founder has handed the cluster on, a list of another founder whom he named is refused. After each connection the
+machine waits for the list that the broker keeps before anything else is believed (`is_settled`): until it is there, or
+something comes back that this device said on that connection, as the broker hands on what it keeps before that. So a
+device that was away learns first who was removed.
 
 Lists to be sent are left in `said`; `cluster` is the cluster as it is now. Clocks and chance are passed in.
 """
@@ -108,13 +109,15 @@ class Roster:
             self._is_settled, self._say_s, self.heard = True, None, own
             return False
         found = read_list(payload, self.cluster.id, self.cluster.founder)
-        if found.order < own.order:
-            self._say_soon()
-            return False
-        if _founders(found)[: len(own.handed)] != _founders(own):
+        older, newer = sorted((found, own), key=lambda one: one.order)
+        if newer is found and _founders(found)[: len(own.handed)] != _founders(own):
             raise NotTrusted("member list: is of a founder to whom the one that is known did not hand the cluster on")
-        self._adopt(found)
-        return True
+        if newer is found:
+            self._adopt(found)
+        is_removed_again = self._remove_again(older)
+        if newer is own and not is_removed_again:
+            self._say_soon()
+        return newer is found or is_removed_again
 
     def hear(self, version: Version) -> bool:
         """A member has a list of this version; return whether it is newer, so that it is to be asked for."""
@@ -155,6 +158,21 @@ class Roster:
         if self._say_s is not None and now_s >= self._say_s:
             self.say()
         return self.listed is not before, refusals
+
+    def _remove_again(self, other: MemberList) -> bool:
+        """Have who was removed in `other` stay so; return whether the list changed. The two may have been made at once.
+
+        Every device that leads does so, with whichever of the two it heard last. All that do make the same change, and
+        of their lists one is the newest.
+        """
+        if not self.listed.may_sign(self._identity.device.public_key):
+            return False
+        changed = ListEditor(self._identity.device, self.listed, self.cluster.secret).remove_again(other)
+        if changed is self.listed:
+            return False
+        self._adopt(changed)
+        self.say()
+        return True
 
     def _let_in(self, request: JoinRequest) -> None:
         """Raises NotTrusted where the device may not come in."""

@@ -12,7 +12,7 @@ from edge_run.devices.members.keys import KEY_BYTES, DeviceKey
 from edge_run.devices.members.list_changes import ListEditor
 from edge_run.devices.members.list_file import change_list
 from edge_run.devices.members.member_list import Invitation, MemberList, Role
-from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.devices.mesh.opening import MeshConfig, known_cluster, open_mesh
 
 HEARD_S, TRIES = 5.0, 5
 
@@ -22,13 +22,14 @@ def make_change(
 ) -> tuple[Cluster, str]:
     """Change the list, and let the others have it. Return the cluster, and why nobody could be told; empty: they were.
 
-    Where another device changed the list in the same moment, one of the two is dropped everywhere; what `is_made` does
-    not find is changed once more. Raises MeshError, NotTrusted.
+    Where another device changed the list in the same moment, one of the two is dropped everywhere, but for removals
+    (`Roster`); what `is_made` does not find is changed once more, also where another program of this device, which
+    heard of the other change first, has written that over this one. Raises MeshError, NotTrusted.
     """
     for _ in range(TRIES):
         cluster = change_list(folder, change)
         listed, why = spread(folder)
-        if listed is None or is_made(listed):
+        if is_made(listed or known_cluster(folder).listed):
             return cluster, why
     raise MeshError("member list: others change it all the time; try again")
 

@@ -251,11 +251,10 @@ class MeshState:
         if payload == self.roster.listed.payload:
             return  # which says nothing of what the broker keeps
         with contextlib.suppress(EdgeRunError):  # a file that is damaged is no reason to stop
-            is_newer = self.roster.take(payload)
-            self._follow_list(is_newer)
-            if is_newer:
-                self.roster.said.append(payload)
-                self._say_lists()
+            is_changed = self.roster.take(payload)
+            self._follow_list(is_changed)
+            if is_changed:
+                self.say_list()
 
     def say_list(self) -> None:
         """Say the list of members as it is."""

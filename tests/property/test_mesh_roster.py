@@ -23,6 +23,7 @@ from edge_run.devices.messages.topics import Topic
 from mesh_lists import let_in
 
 START_S = 1.8e9
+ROLE_CHANGES = [("2", "use"), ("2", "compute"), ("2", "lead"), ("3", "use"), ("3", "compute")]
 
 
 def lasting() -> Identity:
@@ -51,6 +52,7 @@ class Lists(RuleBasedStateMachine):
         self.rosters = [self._roster(one, cluster.adopt(listed, one.device)) for one in self.devices]
         self.known = [one.listed.order for one in self.rosters]
         self.air: list[bytes] = []
+        self.sent_away: set[tuple[int, str]] = set()
 
     def _roster(self, identity: Identity, cluster: Cluster) -> Roster:
         return Roster(
@@ -69,9 +71,12 @@ class Lists(RuleBasedStateMachine):
             if what == "rotate":
                 changed = editor.rotate(bytes([self.random.randrange(256)]) * 32)
             elif what == "remove":
-                changed = editor.remove(self.random.choice("123"))
-            else:
-                changed = editor.change_role(self.random.choice("23"), self.random.choice(("use", "compute", "lead")))
+                name = self.random.choice("123")
+                changed = editor.remove(name)
+                if by == 0 or name == "3":
+                    self.sent_away.add((by, self.devices[int(name)].node))
+            else:  # the one that never leads may be removed by whoever does
+                changed = editor.change_role(*self.random.choice(ROLE_CHANGES))
         except NotTrusted:
             return
         assert roster.take(changed.payload)
@@ -104,6 +109,14 @@ class Lists(RuleBasedStateMachine):
             roster.said.clear()
             assert roster.listed.order >= self.known[number], "an older list was taken for a newer one"
             self.known[number] = roster.listed.order
+        self.who_was_removed_stays_so()
+
+    def who_was_removed_stays_so(self) -> None:
+        """With whoever removed it, and may still do so, at any moment; and in the end with all."""
+        for by, node in getattr(self, "sent_away", ()):
+            roster = self.rosters[by]
+            if roster.listed.may_sign(self.devices[by].public_key):
+                assert node not in {one.node for one in roster.listed.roll.members}, "its removal was undone"
 
     def teardown(self) -> None:
         if not hasattr(self, "rosters"):
@@ -122,6 +135,7 @@ class Lists(RuleBasedStateMachine):
                     roster.take(payload)
         versions = {roster.cluster.version for roster in self.rosters}
         assert len(versions) == 1, versions
+        self.who_was_removed_stays_so()
         members = [one for one in self.rosters if one.is_member]
         assert len({one.cluster.secret for one in members}) == 1
         gates = [Gate(one.cluster, lambda: START_S) for one in members]
