@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,11 +17,13 @@ from gguf import GGUFReader
 from edge_run import AsyncModel, Model, plan, to_json
 from edge_run.base.errors import Cancelled, ConfigError, ContextFull, KernelError, NotSupported
 from edge_run.cli.shared import figures
+from edge_run.runtime.decoding.embedder import Embedder
 from edge_run.runtime.embedding.embedding import normalized, shared
 from edge_run.runtime.embedding.results import EmbeddingShape
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.llama.model import LlamaModel
+from edge_run.tiers.source import SourceFile
 from in_child import in_child
 from llama_tensors import silence_llama_logs
 from small_engines import open_engine, streaming_engine
@@ -45,7 +48,7 @@ def bert(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(bert: Path) -> Iterator[Model]:
-    with Model(bert, page_cache="off", **LONGEST) as model:  # which may hold all of it, so that nothing is read
+    with Model(bert, **LONGEST) as model:
         yield model
 
 
@@ -114,7 +117,23 @@ def test_lengths_of_one() -> None:
     assert not np.isnan(normalized(rows)).any()
 
 
-def test_a_model_gives_vectors_with_what_they_cost(opened: Model) -> None:
+@pytest.fixture
+def reading_late(bert: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
+    """A model whose weights are read once vectors are computed; usually they may be there by then.
+
+    The page cache may hold all of it, so that nothing would be read.
+    """
+    may_read, read = threading.Event(), SourceFile.read_pieces
+    monkeypatch.setattr(SourceFile, "read_pieces", lambda *given: (may_read.wait(60), read(*given))[1])
+    with Model(bert, page_cache="off", **LONGEST) as model:
+        embed = Embedder.embed
+        monkeypatch.setattr(Embedder, "embed", lambda self, texts: (may_read.set(), embed(self, texts))[1])
+        yield model
+        may_read.set()
+
+
+def test_a_model_gives_vectors_with_what_they_cost(reading_late: Model) -> None:
+    opened = reading_late
     found = opened.embed(["one text", TEXTS[1]])
     assert found.vectors.shape == (2, 256)
     assert np.allclose(np.linalg.norm(found.vectors, axis=1), 1)

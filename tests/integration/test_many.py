@@ -100,11 +100,14 @@ def test_a_last_token_that_is_read_alone_is_of_its_prompt(grown: Path) -> None:
         many = model.generate_many([PROMPT] * 3, max_parallel=1, max_tokens=2, temperature=0)
         first, *later = map(answer, many.results())
         assert first.cached_tokens == 0
+        plan = model.plan
+        least_bytes = plan.streamed_bytes_per_pass - plan.window_bytes - plan.lent_bytes  # the rest may be there before
         for one in later:
             assert one.cached_tokens == one.prompt_tokens - 1
             assert one.prefill_tokens_per_s > 0
             assert one.decode_tokens_per_s > 0
-            assert one.io.bytes_per_token < 0.7 * one.io.bytes_read, "of two passes one is the prompt's"
+            for_prompt_bytes = one.io.bytes_read - one.io.bytes_per_token
+            assert min(for_prompt_bytes, one.io.bytes_per_token) >= least_bytes > 0, "of two passes one is the prompt's"
         (single,) = map(answer, model.generate_many([PROMPT], max_tokens=1, temperature=0).results())
         assert single.io.bytes_read > 0
         assert single.io.bytes_per_token == 0

@@ -40,10 +40,12 @@ class Pair:
         self.memory = _libc.map_anonymous(round_up(SIZE, PAGE))
         self.refuse: Callable[[Path], object] = lambda path: None
         self.reads = dict.fromkeys(self.paths, 0)
+        self.is_read = {path: threading.Event() for path in self.paths}
         real = SourceFile.read_pieces
 
         def read_pieces(one: SourceFile, pieces: list[tuple[int, int]], offset: int) -> int:
             self.reads[one.path] += 1
+            self.is_read[one.path].set()
             self.refuse(one.path)
             return real(one, pieces, offset)
 
@@ -65,6 +67,14 @@ class Pair:
             assert sum(two.map(read, range(0, SIZE, length))) == SIZE
         assert content(self.memory, SIZE) == self.data
 
+    def wait_for(self, path: Path) -> None:
+        """Wait until `path` is read: on a busy machine a first thread reads all else before a second one begins."""
+        assert self.is_read[path].wait(WAIT_S)
+
+    def wait_for_both(self, _: Path) -> None:
+        for path in self.paths:
+            self.wait_for(path)
+
     def close(self) -> None:
         self.source.close()
         self.drives.close()
@@ -79,6 +89,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
 
 
 def test_both_files_are_read(pair: Pair) -> None:
+    pair.refuse = pair.wait_for_both
     pair.read_all()
     assert all(pair.reads.values())
     assert 0 < pair.drives.totals.copy_bytes < SIZE + PAGE
@@ -91,6 +102,7 @@ def test_what_fails_on_one_drive_is_read_again_from_the_other(pair: Pair, bad: i
     def refuse(path: Path) -> None:
         if path == pair.paths[bad]:
             raise TierReadError(f"{path}: reading failed (Input/output error)")
+        pair.wait_for(pair.paths[bad])
 
     pair.refuse = refuse
     for _ in range(2):
@@ -114,6 +126,7 @@ def test_a_drive_that_hangs_is_left_alone(
     def refuse(path: Path) -> None:
         if path == pair.paths[bad]:
             assert may_end.wait(WAIT_S)
+        pair.wait_for(pair.paths[bad])
 
     pair.refuse = refuse
     pair.read_all()
@@ -146,6 +159,7 @@ def test_what_the_page_cache_does_not_hold_whole_is_read_from_both(pair: Pair, m
     """One page that is missing is read from a drive, which may hang."""
     pair.source.use_page_cache(keeps=False)
     monkeypatch.setattr(pair.source._cache, "holds", lambda at, length, least_share=0.9: least_share < 1)
+    pair.refuse = pair.wait_for_both
     pair.read_all()
     assert pair.drives.totals.copy_bytes > 0
 
@@ -163,6 +177,7 @@ def test_where_both_fail_the_read_fails(pair: Pair) -> None:
 
 def test_a_file_that_was_cut_is_no_drive_that_fails(pair: Pair) -> None:
     os.truncate(pair.paths[1], PAGE)
+    pair.refuse = pair.wait_for_both
 
     def read_on() -> None:
         for _ in range(4):
