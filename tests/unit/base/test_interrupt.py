@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -230,15 +231,24 @@ def test_ctrl_c_that_comes_while_an_error_leaves_the_block_is_raised_once(monkey
 def pressed_while_joining(
     n_times: int, work: Callable[[], object], n_threads: int = 1, pressed: Callable[[], object] = lambda: None
 ) -> list[JoinedThread]:
-    """Join threads at `work` while Ctrl-C is pressed so often, then call `pressed`: KeyboardInterrupt must come."""
-    main = threading.main_thread().ident
+    """Join threads at `work` while Ctrl-C is pressed so often, then call `pressed`: KeyboardInterrupt must come.
+
+    It is pressed again once it was heard: two at once are one for a thread that others keep from its core.
+    """
+    main, heard = threading.main_thread().ident, threading.Semaphore(0)
     assert main is not None
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        heard.release()
+        raise KeyboardInterrupt
+
     threads = [JoinedThread(work, f"worker {number}") for number in range(n_threads)]
 
     def press_often() -> None:
         for _ in range(n_times):
             time.sleep(0.05)
             signal.pthread_kill(main, signal.SIGINT)
+            assert heard.acquire(timeout=60)
         pressed()
 
     for thread in threads:
@@ -249,9 +259,13 @@ def pressed_while_joining(
         presser.start()
         join_all(threads)
 
-    with pytest.raises(KeyboardInterrupt):
-        join_pressed()
-    presser.join()
+    before = signal.signal(signal.SIGINT, hear)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            join_pressed()
+        presser.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     return threads
 
 

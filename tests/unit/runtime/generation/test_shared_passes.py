@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import time
 from collections import Counter
 from contextlib import aclosing
 from types import SimpleNamespace
@@ -181,7 +180,7 @@ def test_a_grammar_whose_answer_is_over_by_its_turn_is_not_opened(monkeypatch: p
 
 def test_a_deadline_counts_from_the_asking() -> None:
     """It counted from the end of the pass at hand, which may take longer than an answer may."""
-    deadlines, is_computing = list[float](), threading.Event()
+    deadlines, is_computing, may_end = list[float](), threading.Event(), threading.Event()
 
     class Slow(Passes):
         def submit(self, answer: int, turn: Any) -> int:
@@ -190,8 +189,12 @@ def test_a_deadline_counts_from_the_asking() -> None:
 
         def advance(self) -> list[Event]:
             is_computing.set()
-            time.sleep(0.3)
+            assert may_end.wait(60)
             return super().advance()
+
+    async def ask(passes: SharedPasses, is_asked: anyio.Event) -> None:
+        is_asked.set()
+        assert [piece async for piece in passes.stream(Request([1], 1, turn=Turn(deadline_s=0.1)))]
 
     async def main() -> None:
         passes, found = SharedPasses(Slow(), ModelThread()), Counter[str]()  # type: ignore[arg-type]
@@ -199,8 +202,11 @@ def test_a_deadline_counts_from_the_asking() -> None:
             async with anyio.create_task_group() as group:
                 group.start_soon(read, passes, 2, None, found)
                 await anyio.to_thread.run_sync(is_computing.wait, 60)
-                await anyio.sleep(0.05)
-                assert [piece async for piece in passes.stream(Request([1], 1, turn=Turn(deadline_s=0.1)))]
+                is_asked = anyio.Event()
+                group.start_soon(ask, passes, is_asked)
+                await is_asked.wait()
+                await anyio.sleep(0.2)  # twice as long as the answer may take, of the pass at hand alone
+                may_end.set()
 
     anyio.run(main)
     assert len(deadlines) == 1

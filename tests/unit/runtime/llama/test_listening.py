@@ -26,17 +26,17 @@ def test_a_line_reaches_all_though_another_thread_stops_listening() -> None:
     def other() -> None:
         with ggml.log.listening(lambda line: None):
             listens.set()
-            stops.wait(10)
+            stops.wait(60)
         stopped.set()
 
     def first(line: str) -> None:
         stops.set()
-        assert stopped.wait(10)
+        assert stopped.wait(60)
 
     listens = threading.Event()
     thread = threading.Thread(target=other)
     thread.start()
-    listens.wait(10)
+    listens.wait(60)
     with ggml.log.listening(first), ggml.log.listening(heard.append):
         ggml.log._on_line(2, b"a line\n", None)
     thread.join()
@@ -108,12 +108,12 @@ def test_what_a_listener_raises_is_of_its_thread() -> None:
         with ggml.log.listening(refuse):
             ggml.log._on_line(2, b"a line\n", None)
             heard.set()
-            assert over.wait(10)
+            assert over.wait(60)
 
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(hear)
         try:
-            assert heard.wait(10)
+            assert heard.wait(60)
             with ggml.log.listening(lambda line: None):
                 pass
         finally:

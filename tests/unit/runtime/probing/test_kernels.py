@@ -21,6 +21,7 @@ from edge_run.runtime.probing import probe as probing
 from edge_run.runtime.probing.workbench import GpuBench
 from edge_run.runtime.probing.workload import AttentionShape
 from edge_run.tiers.gguf_format import F32, TENSOR_TYPES
+from waiting import until
 
 WEIGHT_TYPES = [kind.name for kind in TENSOR_TYPES.values() if kind.name not in kernels.NO_KERNEL]
 
@@ -34,12 +35,17 @@ def _small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wide_pass_takes_longer_and_each_token_in_it_less() -> None:
-    one, many = (
-        max((kernels.measure_matmul("F16", 1024, tokens, 1) for _ in range(3)), key=lambda speed: speed.bytes_per_s)
-        for tokens in (1, 64)
-    )
+    one, many = (kernels.measure_matmul("F16", 1024, tokens, 1) for tokens in (1, 64))
     assert (many.type_name, many.row_elements, many.tokens, many.threads) == ("F16", 1024, 64, 1)
-    assert one.bytes_per_s > many.bytes_per_s > one.bytes_per_s / 64
+    fastest = {1: one.bytes_per_s, 64: many.bytes_per_s}
+
+    def is_seen() -> bool:
+        """By the fastest measurements: others want the cores too, in some for all their time."""
+        for tokens, before in fastest.items():
+            fastest[tokens] = max(before, kernels.measure_matmul("F16", 1024, tokens, 1).bytes_per_s)
+        return fastest[1] > fastest[64] > fastest[1] / 64
+
+    until(is_seen)
 
 
 @pytest.mark.parametrize("type_name", WEIGHT_TYPES)
