@@ -129,5 +129,5 @@ async def answering(
     response = AnswerResponse(service, catalogue.asked("any"), make_job, form, is_stream)
     async with anyio.create_task_group() as group:
         group.start_soon(response, {"type": "http"}, client.receive, client.send)
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             yield service

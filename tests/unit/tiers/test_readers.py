@@ -196,9 +196,13 @@ def test_closing_waits_for_what_is_in_flight_and_drops_the_rest() -> None:
 
 
 class Pressing:
-    """Somebody who presses Ctrl-C so often while this thread waits, each time when the last one was heard."""
+    """Somebody who presses Ctrl-C so often while this thread waits, each time when the last one was heard.
 
-    def __init__(self, n_times: int) -> None:
+    then: is called when the last one was.
+    """
+
+    def __init__(self, n_times: int, then: Callable[[], object] = lambda: None) -> None:
+        self._then = then
         self._n_times, self._heard, self._is_over = n_times, threading.Semaphore(0), False
         self._thread = threading.Thread(target=self._press)
 
@@ -221,6 +225,7 @@ class Pressing:
             time.sleep(0.15)
             os.kill(os.getpid(), signal.SIGINT)
             assert self._heard.acquire(timeout=WAIT_S)
+        self._then()
 
 
 def test_who_insisted_on_an_end_while_a_read_hung_need_not_insist_again() -> None:
@@ -243,9 +248,8 @@ def test_who_pressed_ctrl_c_once_waits_for_what_is_in_flight() -> None:
     readers, gate = Readers(1), Gate()
     readers.submit(gate)
     assert gate.has_begun.wait(WAIT_S)
-    timer = threading.Timer(0.5, gate.open)
-    timer.start()
-    with Pressing(1), pytest.raises(KeyboardInterrupt):
+    timer = threading.Timer(0.3, gate.open)  # once it was pressed, and not before
+    with Pressing(1, timer.start), pytest.raises(KeyboardInterrupt):
         readers.close()
     assert readers.totals.bytes_read == 1
     assert not any(thread.is_alive() for thread in readers._threads)

@@ -42,7 +42,7 @@ def test_it_says_when_it_ends_by_a_mistake() -> None:
 
     channel = Channel("x", (), wiring(on_tick=fail, on_end=ended.put))
     channel.start()
-    assert "RuntimeError('on purpose')" in ended.get(timeout=30)
+    assert "RuntimeError('on purpose')" in ended.get(timeout=60)
     channel.close()
     assert ended.empty(), "once"
 
@@ -56,7 +56,7 @@ def test_it_tries_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     channel = Channel("x", (), wiring(on_change=lambda is_up, _: tries.put(is_up), on_end=ended.put))
     channel.start()
     for _ in range(1100):
-        assert not tries.get(timeout=20)
+        assert not tries.get(timeout=60)
     assert ended.empty()
     channel.close()
 
@@ -78,7 +78,7 @@ def test_without_a_loop_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
     thread = threading.Thread(target=start, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert "Too many open files" in str(failures[0])
     assert "ulimit -n" in str(failures[0])
@@ -172,7 +172,7 @@ def test_an_address_that_can_be_none_does_not_end_it() -> None:
     channel = Channel("x", (), told)
     channel.start()
     try:
-        assert changes.get(timeout=30)[1].startswith("broker 127.0.0.1:0: ")
+        assert changes.get(timeout=60)[1].startswith("broker 127.0.0.1:0: ")
         assert ended.empty()
     finally:
         channel.close()

@@ -24,7 +24,7 @@ def test_an_order_that_was_carried_out_is_not_again_though_it_came_to_a_full_que
     orders = [InboundOrder("a", "1", 1, number, {"n": number}) for number in range(MOST_WAITING + 2)]
     try:
         executor.give(orders[0])
-        assert answered.get(timeout=20) == 0
+        assert answered.get(timeout=60) == 0
         executor.give(orders[1])
         until(lambda: done == [0, 1], 20)
         for order in orders[2:]:
@@ -32,9 +32,9 @@ def test_an_order_that_was_carried_out_is_not_again_though_it_came_to_a_full_que
         executor.give(orders[0])  # again, and it has no room
         go_on.set()
         for _ in orders[1:]:
-            answered.get(timeout=20)
+            answered.get(timeout=60)
         executor.give(orders[0])
-        assert answered.get(timeout=20) == 0, "the answer that was kept"
+        assert answered.get(timeout=60) == 0, "the answer that was kept"
         assert done == list(range(len(orders)))
     finally:
         go_on.set()

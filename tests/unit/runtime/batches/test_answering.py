@@ -62,7 +62,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, step: str, error: EdgeRunError) -> B
         try:
             return await place(REQUEST)
         finally:
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 for _ in range(places.most):
                     await places.take(1)
 
@@ -185,7 +185,7 @@ def test_where_the_drive_is_full_a_request_waits_for_the_room_of_another(monkeyp
             place = await places.take(2)
             statuses.append((await place(BatchRequest(name, COMPLETIONS, {"prompt": "x"}))).status)
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as group:
                 for name in ("first", "late"):
                     group.start_soon(one, name)

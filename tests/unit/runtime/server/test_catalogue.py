@@ -168,7 +168,7 @@ async def test_a_task_that_is_cancelled_while_it_waits_leaves_nothing_behind() -
 
 async def test_reading_again_closes_what_is_gone() -> None:
     files, now = Files(), [FOUND]
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with Catalogue(FOUND, files, lambda: now[0]) as catalogue:
             await use(catalogue, "a")
             now[0] = ModelFolder((ModelEntry("b", Path("b.gguf")),))
@@ -187,7 +187,7 @@ async def test_who_waits_for_a_file_is_told_that_it_is_gone() -> None:
             await use(catalogue, "b")
         done.set()
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with Catalogue(FOUND, files, lambda: now[0]) as catalogue, anyio.create_task_group() as group:
             group.start_soon(use, catalogue, "a", done)
             await until(lambda: bool(files.open))
@@ -218,7 +218,7 @@ async def test_a_file_that_became_another_one_while_it_was_opened_is_opened_anew
                 pass
         is_over.set()
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         found_now = opens_with(slowly)
         async with Catalogue(now[0], found_now, lambda: now[0]) as catalogue, anyio.create_task_group() as group:
             group.start_soon(first, catalogue, is_over := anyio.Event())
@@ -281,7 +281,7 @@ async def test_the_end_of_the_server_does_not_wait_for_an_opening(hangs: bool, m
         ended.set()
         raise Cancelled("the opening was stopped")
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with Catalogue(FOUND, opens, lambda: FOUND, said.append) as found, anyio.create_task_group() as group:
             group.start_soon(use, found, "a")
             await until(began.is_set)
@@ -322,7 +322,7 @@ async def test_requests_for_the_only_model_wait_until_it_is_open_however_long_th
         async with made.hold(made.asked(name)) as found:
             used.append(found.entry.name)
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with Catalogue(ModelFolder(FOUND.entries[:1]), open_file) as made, anyio.create_task_group() as group:
             for name in ("any other", None):
                 group.start_soon(ask, made, name)

@@ -92,7 +92,7 @@ async def responding(service: Service, *requests: tuple[Client, list[list[int]]]
             )
             group.start_soon(response, {"type": "http"}, client.receive, client.send)
             await anyio.wait_all_tasks_blocked()
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             yield
 
 
@@ -154,7 +154,7 @@ async def test_what_was_asked_takes_no_room_while_it_is_computed_and_vectors_non
     asked.callback(has_room.set)
     async with anyio.create_task_group() as group:
         group.start_soon(response, {"type": "http", BODY: asked}, slow.receive, read)
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await has_room.wait()
             assert not response._wanted.texts
             model.goes_on.set()

@@ -48,8 +48,8 @@ def test_an_order_at_hand_is_carried_out_before_the_model_is_freed(monkeypatch: 
     closing.join(0.2)
     assert closing.is_alive()
     go_on.set()
-    closing.join(20)
-    orders.join(20)
+    closing.join(60)
+    orders.join(60)
     assert events == ["prepared", "freed"]
     with pytest.raises(MeshError, match="no more part"):
         worker.handle("a", 1, {"order": "prepare"})

@@ -55,7 +55,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     event, read_into = threading.Event(), SourceFile.read_into
 
     def wait(self: SourceFile, address: int, length: int, offset: int) -> int:
-        event.wait(10)
+        event.wait(60)
         return read_into(self, address, length, offset)
 
     monkeypatch.setattr(SourceFile, "read_into", wait)
