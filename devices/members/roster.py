@@ -159,6 +159,14 @@ class Roster:
             self.say()
         return self.listed is not before, refusals
 
+    def take_own(self, payload: bytes) -> bool:
+        """Take in a list as `take` does, of another program here: it says nothing of what the broker keeps."""
+        is_settled = self._is_settled
+        try:
+            return self.take(payload)
+        finally:
+            self._is_settled = is_settled
+
     def _remove_again(self, other: MemberList) -> bool:
         """Have who was removed in `other` stay so; return whether the list changed. The two may have been made at once.
 

@@ -249,9 +249,9 @@ class MeshState:
     def take_file(self, payload: bytes) -> None:
         """Take in the list that another process of this device has kept."""
         if payload == self.roster.listed.payload:
-            return  # which says nothing of what the broker keeps
+            return
         with contextlib.suppress(EdgeRunError):  # a file that is damaged is no reason to stop
-            is_changed = self.roster.take(payload)
+            is_changed = self.roster.take_own(payload)
             self._follow_list(is_changed)
             if is_changed:
                 self.say_list()

@@ -50,11 +50,16 @@ def test_who_leads_and_may_no_more_is_told_at_once(change: Callable[[], MemberLi
     assert not [one for one in state.take_due().outgoing if one.topic.kind == "lease"], "others would refuse it"
 
 
-def test_a_file_with_the_same_list_says_nothing_of_what_the_broker_keeps() -> None:
+def test_a_file_says_nothing_of_what_the_broker_keeps() -> None:
     """As when another `mesh join` remembers an address: who was removed would be believed until the list comes."""
     state = state_of()
     state.take_file(state.roster.listed.payload)
     assert not state.roster.is_settled
     assert not state.roster.is_heard
-    state.take_file(EDITOR.change_role(DEVICE.node, "lead").payload)
-    assert state.roster.is_settled, "a newer one is believed"
+    newer = EDITOR.change_role(DEVICE.node, "lead")
+    state.take_file(newer.payload)
+    assert state.roster.listed == newer
+    assert not state.roster.is_settled, "the broker may keep one that is newer still"
+    settle(state)
+    state.take_file(EDITOR.change_role(DEVICE.node, "compute").payload)
+    assert state.roster.is_settled, "and has said what it keeps"
