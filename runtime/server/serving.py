@@ -117,7 +117,7 @@ async def serve_model(
     Raises what `open_file` raises.
     """
     try:
-        entry = read_entry(path)
+        entry = await anyio.to_thread.run_sync(read_entry, path, abandon_on_cancel=True)  # its drive may hang
     except (EdgeRunError, OSError):  # opening it says why, or can do without
         entry = ModelEntry(model_name(path), path)
     await _serve(Catalogue(ModelFolder((entry,)), open_file), path.name, bound, options, say)
@@ -136,7 +136,7 @@ async def serve_folder(
     to end, and what files are left out.
     Raises ConfigError where there is none.
     """
-    found = read_folder(folder)
+    found = await anyio.to_thread.run_sync(read_folder, folder, abandon_on_cancel=True)  # its drive may hang
     catalogue = Catalogue(found, open_file, lambda: read_folder(folder), say)
     _say_left_out(catalogue, say)
     if not found.entries:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import httpx
 import pytest
 
@@ -115,6 +116,36 @@ def test_a_server_that_is_told_to_end_while_its_model_is_opened_ends_and_is_neve
 
     anyio.run(run)
     assert opening.told == ["STOPPING"]
+
+
+@pytest.mark.parametrize("read", ["read_entry", "read_folder"])
+def test_a_drive_that_hangs_at_the_start_does_not_keep_the_server_from_ending(
+    read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read in the event loop, which heard no Ctrl-C meanwhile."""
+    opening, began, answers, gave_up = Opening(), threading.Event(), threading.Event(), list[str]()
+
+    def hang(path: Path) -> Any:
+        began.set()
+        if not answers.wait(20):
+            gave_up.append("nobody ended the server meanwhile")
+        raise ModelFileError(f"{path}: its drive hung")
+
+    async def run() -> None:
+        options = ServeOptions(access_for("127.0.0.1", "127.0.0.1"), 1, SamplingConfig())
+        serve = serving.serve_model if read == "read_entry" else serving.serve_folder
+        with bind("127.0.0.1", 0) as bound:
+            async with anyio.create_task_group() as group:
+                group.start_soon(serve, Path("/secret"), opening.open_file, bound, options, opening.told.append)
+                await anyio.to_thread.run_sync(began.wait, 60)
+                group.cancel_scope.cancel()
+
+    monkeypatch.setattr(serving, read, hang)
+    try:
+        anyio.run(run)
+        assert gave_up == []
+    finally:
+        answers.set()
 
 
 def test_a_model_that_cannot_be_opened_ends_its_server_with_why() -> None:
