@@ -1,7 +1,8 @@
 """Finds the broker on a local network by multicast DNS, for join lines that name no address.
 
 The announcement does not contain the cluster's id. It contains a word made from the founder's key, so that only a
-device with a join line recognises the cluster.
+device with a join line recognises the cluster. That is the first founder's key, also where the cluster was handed on:
+join lines of the heir have it too, and it is announced by the device that runs the broker, whoever leads.
 """
 
 from __future__ import annotations

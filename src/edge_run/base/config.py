@@ -90,7 +90,7 @@ class ModelConfig:
         tokens a second.
     request_tokens: what each of several requests is taken to have in forecasts, its prompt and its answer together.
     branches: sequences besides, for the branches of guesses; as many as the guessing needs, whatever is given.
-    rollback_tokens: tokens by which recurrent state can be cut back, at most; where tokens are guessed, what that needs.
+    rollback_tokens: tokens by which recurrent state can be cut back, at most; where guesses are made, what that needs.
     outputs_per_pass: tokens of one pass whose logits may be asked for, at least one for each sequence; more takes more
         memory (a row of logits each).
     kv_type: type of both K and V, or of K and V when written `K/V` (`q8_0/q4_0`); `auto` is what room, time and
