@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,9 @@ import pytest
 from edge_run.base.errors import DeviceLost, EdgeRunError, NotTrusted
 from edge_run.base.mesh import Message
 from edge_run.cli.mesh.init import _acl_written
-from edge_run.devices.members.cluster import parse_join_line, read_cluster
+from edge_run.devices.members.cluster import parse_join_line, read_cluster, write_cluster
+from edge_run.devices.members.identity import device_key
+from edge_run.devices.members.list_file import change_list
 from edge_run.devices.mesh import changes
 from edge_run.devices.mesh.changes import make_change, spread
 from edge_run.devices.mesh.node import LocalNode
@@ -221,6 +224,24 @@ def test_an_older_list_that_the_broker_keeps_is_replaced(tmp_path: Path) -> None
                     "the newer one is said again",
                 )
             assert two.cluster.version == one.cluster.version > old.version
+
+
+def test_a_removal_stands_though_another_device_changed_more_that_had_not_heard_of_it(tmp_path: Path) -> None:
+    with mosquitto(tmp_path) as broker:
+        make_cluster(tmp_path, broker.url, ["one", "two", "three"])
+        one, two = tmp_path / "one", tmp_path / "two"
+        listed = change_list(one, lambda editor: editor.change_role("two", "lead")).listed
+        known = read_cluster(two)
+        assert known is not None
+        write_cluster(two, known.adopt(listed, device_key(two)))
+        for _ in range(3):
+            later = change_list(two, lambda editor: editor.rotate(secrets.token_bytes(32))).listed
+        make_change(one, lambda editor: editor.remove("three"), lambda listed: len(listed.members) == 2)
+        for folder in (two, one):  # who heard of the removal says it, and who made it hears that
+            found, why = spread(folder)
+            assert found is not None, why
+            assert found.order > later.order
+            assert {member.name for member in found.roll.members} == {"one", "two"}
 
 
 def test_an_access_list_for_mosquitto_is_written(tmp_path: Path) -> None:
