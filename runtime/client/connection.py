@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from edge_run.base.errors import ConfigError, EdgeRunError, ProtocolError, reason_of
+from edge_run.base.errors import ConfigError, ContextFull, EdgeRunError, ProtocolError, reason_of
 from edge_run.base.units import format_size
 from edge_run.runtime.client.answer_event import AnswerEvent, answer_event
 
@@ -22,6 +22,7 @@ SILENCE_S = 600.0  # of a server that reads a long prompt: ours says something e
 MOST_LINE_BYTES = 1 << 24  # of an event, and of a document: what is longer is none that a server of ours sends
 MOST_ANSWER_BYTES = 1 << 28  # of all events: some hundred thousand tokens
 MOST_ERROR_BYTES = 1 << 16
+_NO_ROOM = ("context_length_exceeded", "exceed_context_size_error")  # what OpenAI, and llama-server, call it
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ class ServerClient:
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:
         """Post a document; yield the documents of the events that come. Closing the iterator ends the answer.
 
-        Raises ConfigError where the server cannot be reached or refuses, ProtocolError where the stream breaks off.
+        Raises ConfigError where the server cannot be reached or refuses, ContextFull where it says that the text has
+        no room, ProtocolError where the stream breaks off.
         """
         n_bytes = 0
         with self._answer("POST", path, {**body, "stream": True}) as response:
@@ -101,7 +103,8 @@ class ServerClient:
                 if said and text.startswith("data:"):
                     found = _document(self.address, said)
                     if isinstance(found, dict) and found.get("error"):
-                        raise ProtocolError(f"{self.address}: {_message(found)}")
+                        kind = ContextFull if _is_no_room(found) else ProtocolError
+                        raise kind(f"{self.address}: {_message(found)}")
                     yield found
         raise ProtocolError(f"{self.address}: went away before the answer was finished")
 
@@ -147,13 +150,22 @@ class ServerClient:
 def _refusal(address: ServerAddress, response: http.client.HTTPResponse) -> EdgeRunError:
     """Return why a server did not answer, in its words."""
     try:
-        said = _message(json.loads(response.read(MOST_ERROR_BYTES)))
+        document = json.loads(response.read(MOST_ERROR_BYTES))
+        said = _message(document)
     except (ValueError, RecursionError):
-        said = f"status {response.status}"
+        document, said = None, f"status {response.status}"
+    if _is_no_room(document):
+        return ContextFull(f"{address}: {said}")
     if response.status == 401:
         return ConfigError(f"{address}: {said}; give a key with --api-key-file or EDGE_RUN_API_KEY")
     retry = response.getheader("retry-after", "")
     return ConfigError(f"{address}: {said}" + (f" (in {retry} s)" if retry and response.status == 429 else ""))
+
+
+def _is_no_room(document: Any) -> bool:
+    """Return whether the document of an error says that a text has no room in the context."""
+    error = document.get("error") if isinstance(document, dict) else None
+    return isinstance(error, dict) and any(error.get(key) in _NO_ROOM for key in ("code", "type"))
 
 
 def _message(document: Any) -> str:

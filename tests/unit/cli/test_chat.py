@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,19 +13,18 @@ from typing import Any
 import click
 import pytest
 
-from edge_run.base.errors import Cancelled, ConfigError, ContextFull, EdgeRunError, ProtocolError
+from edge_run.base.errors import Cancelled, ConfigError, ContextFull, EdgeRunError
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.cli.commands.chat import _model_names
 from edge_run.cli.shared.answer import WrittenAnswer
 from edge_run.cli.shared.chat import Chat
 from edge_run.cli.shared.chat_loop import ChatLoop
 from edge_run.cli.shared.conversation_book import ConversationBook
-from edge_run.cli.shared.server_chat import ServerChat
-from edge_run.cli.shared.talks import PlainTalk, TemplateTalk
+from edge_run.cli.shared.talks import MessageTalk, PlainTalk, TemplateTalk
 from edge_run.cli.shared.terminal import OutputError
 from edge_run.runtime.keeping import conversations
 from edge_run.runtime.keeping.conversations import Conversation, Conversations
-from quiet_terminal import quiet_terminal
+from quiet_terminal import piped, quiet_terminal
 
 
 class FullTalk:
@@ -65,7 +63,7 @@ class Notes(ChatLoop):
     """A chat that notes what it is asked for, and fails where it has an error."""
 
     def __init__(self, terminal: Any, error: EdgeRunError | None = None) -> None:
-        super().__init__(terminal)
+        super().__init__(terminal, MessageTalk(""))
         self.error = error
         self.noted: list[str] = []
 
@@ -79,11 +77,6 @@ class Notes(ChatLoop):
 
     def say_stats(self) -> None:
         pass
-
-
-def piped(data: str | bytes) -> io.TextIOWrapper:
-    """Return standard input that has this in it."""
-    return io.TextIOWrapper(io.BytesIO(data.encode() if isinstance(data, str) else data), encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -298,22 +291,6 @@ def test_a_chat_that_is_not_kept_says_why(command: str) -> None:
     chat = Chat(SimpleNamespace(notices=()), FullTalk(ConfigError("")), terminal)  # type: ignore[arg-type]
     chat.command(command, "fox")
     assert said == [f"{command}: nothing is kept of this chat, as of any over a mesh or with --prompt-cache off"]
-
-
-@pytest.mark.parametrize("error", [ProtocolError("the server is full"), OutputError("standard output: is full")])
-def test_a_chat_with_a_server_from_a_pipe_ends_with_its_error(
-    monkeypatch: pytest.MonkeyPatch, error: EdgeRunError
-) -> None:
-    def answer(*given: object) -> None:
-        raise error
-
-    monkeypatch.setattr(sys, "stdin", piped("one\n"))
-    terminal = quiet_terminal(can_ask=False)
-    terminal.end_line = lambda: None
-    client: Any = SimpleNamespace(answer=answer)
-    with pytest.raises((click.exceptions.Exit, OutputError)) as raised:
-        ServerChat(client, {}, "", terminal).run()
-    assert getattr(raised.value, "exit_code", None) == error.exit_code
 
 
 @pytest.mark.parametrize("added", [(), (("user", "Bye"), ("assistant", "Bye"))])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edge_run.base.bench import LoadSpread
-from edge_run.base.errors import ConfigError, ProtocolError, TierReadError
+from edge_run.base.errors import ConfigError, ContextFull, ProtocolError, TierReadError
 from edge_run.cli.reports.load_table import describe
 from edge_run.runtime.client import load
 from edge_run.runtime.client.answer_event import AnswerEvent
@@ -31,6 +31,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.seen.append((self.headers.get("authorization", ""), body))
+        if self.path == "/full":
+            self._whole(400, json.dumps({"error": body["says"]}))
+            return
         if self.path == "/refused":
             self._whole(429, json.dumps({"error": {"message": "too many"}}), **{"retry-after": "7"})
             return
@@ -41,7 +44,7 @@ class Handler(BaseHTTPRequestHandler):
         for number in range(3):
             self._event({"choices": [{"text": f"{number} "}]})
         if self.path == "/failing":
-            self._event({"error": {"message": "the drive is gone"}})
+            self._event({"error": {"message": "the drive is gone", "type": body.get("type")}})
         if self.path == "/broken":
             self.close_connection = True
             return
@@ -162,6 +165,24 @@ def test_what_goes_wrong_says_what(address: ServerAddress) -> None:
         client = ServerClient(ServerAddress("127.0.0.1", free.getsockname()[1]))
         with pytest.raises(ConfigError, match="nobody listens"):
             client.get("/")
+
+
+@pytest.mark.parametrize(
+    ("says", "is_full"),
+    [
+        ({"code": "context_length_exceeded"}, True),
+        ({"code": 400, "type": "exceed_context_size_error"}, True),
+        ({"code": "invalid", "type": "invalid_request_error"}, False),
+        ({"code": None, "type": ["context_length_exceeded"]}, False),
+        ("context_length_exceeded", False),
+    ],
+)
+def test_a_text_without_room_is_told_from_other_mistakes(address: ServerAddress, says: Any, is_full: bool) -> None:
+    client = ServerClient(address)
+    with pytest.raises(ContextFull if is_full else ConfigError, match=str(address.port)):
+        list(client.stream("/full", {"says": says}))
+    with pytest.raises(ContextFull, match="the drive is gone"):
+        list(client.stream("/failing", {"type": "exceed_context_size_error"}))
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edge_run.base.errors import ConfigError, ContextFull, EdgeRunError
-from edge_run.base.units import format_count
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.answer import NOTICE, say_figures, say_notices, show
-from edge_run.cli.shared.chat_loop import NOT_ADDED, TYPING_HELP, ChatLoop
+from edge_run.cli.shared.chat_loop import NOT_ADDED, TURNS_HELP, TYPING_HELP, ChatLoop
 from edge_run.cli.shared.conversation_book import ConversationBook
 from edge_run.cli.shared.talks import PlainTalk, Talk
 from edge_run.cli.shared.terminal import OutputError, Terminal
@@ -18,12 +17,8 @@ if TYPE_CHECKING:
     from edge_run.runtime.keeping.conversations import Conversation
 
 HELP = f"""\
-/clear  forget the conversation
-/undo   take back the last message and its answer; /retry answers the message anew
-/drop   leave out the oldest turns of a conversation that is too long; then the message that had no room is answered
-/stats  figures since the start
+{TURNS_HELP}
 /save NAME, /load NAME  keep the conversation under a name; go on with one that was kept
-/exit   leave (or Ctrl-D)
 {TYPING_HELP}"""
 
 
@@ -33,10 +28,9 @@ class Chat(ChatLoop):
     help = HELP
 
     def __init__(self, model: Model, talk: Talk, terminal: Terminal, book: ConversationBook | None = None) -> None:
-        super().__init__(terminal)
+        super().__init__(terminal, talk)
         self._model, self._talk, self._book = model, talk, book
         self._n_notices = len(model.notices)
-        self._unanswered: str | None = None  # the last message, where it had no room
         self._is_kept = True  # as far as is known
         self.hint, self.takes_empty = talk.hint, isinstance(talk, PlainTalk)
 
@@ -54,21 +48,28 @@ class Chat(ChatLoop):
 
     def clear(self) -> None:
         """Forget the conversation; what was kept of it stays."""
-        self._talk.clear()
-        self._unanswered = None
+        super().clear()
         if self._book:
             self._book.begin()
 
+    def note_taken_back(self) -> str:
+        """Keep the conversation without what was taken back."""
+        self._write_down()
+        return ""
+
+    def note_dropped(self) -> str:
+        """Keep what follows under another name: under its own the conversation stays whole."""
+        if not self._book:
+            return ""
+        name = self._book.name
+        self._book.begin()
+        return f"; {name} has them all"
+
     def command(self, name: str, rest: str) -> bool:
-        """Keep the conversation under a name, go on with one that was kept, or leave out some of its turns."""
-        if name in ("/save", "/load"):
-            self._keep_or_load(name, rest)
-        elif name in ("/undo", "/retry") and not rest:
-            self._take_back(name)
-        elif name == "/drop" and not rest:
-            self._drop()
-        else:
-            return False
+        """Obey also what keeps the conversation under a name, or goes on with one that was kept."""
+        if name not in ("/save", "/load"):
+            return super().command(name, rest)
+        self._keep_or_load(name, rest)
         return True
 
     def say_stats(self) -> None:
@@ -89,54 +90,13 @@ class Chat(ChatLoop):
         except EdgeRunError as error:
             self._terminal.say(f"{command}: {error}")
 
-    def _take_back(self, command: str) -> None:
-        """Take back the last turn; with /retry its message is answered anew, and where that fails the turn stays."""
-        turn = self._talk.undo()
-        if turn is None:
-            self._terminal.say(f"{command}: there is no message of this chat that could be taken back.")
-        elif command == "/undo":
-            self._unanswered = None
-            self._terminal.say("The last message and its answer are taken back.", NOTICE)
-            self._write_down()
-        else:
-            without = self._talk.parts
-            try:
-                self.answer(turn[0])
-            finally:
-                if self._talk.parts == without:
-                    self._talk.keep(*turn)
-                    self._unanswered = None  # which is in the chat
-                    self._terminal.say("The answer before stays.", NOTICE)
-
-    def _drop(self) -> None:
-        """Leave out the oldest turns; what had no room before is answered then."""
-        text = self._unanswered
-        try:
-            n_dropped = self._talk.drop(text)
-        except EdgeRunError as error:
-            self._terminal.say(f"/drop: {error}")
-            return
-        self._unanswered = None
-        if not n_dropped:
-            self._terminal.say("/drop: there is no turn that could be left out; /clear begins anew.")
-            return
-        kept = ""
-        if self._book:  # under its own name the conversation stays whole
-            kept = f"; {self._book.name} has them all"
-            self._book.begin()
-        self._terminal.say(f"{format_count(n_dropped, 'message')} left out, the rest is read anew{kept}.", NOTICE)
-        if text is not None:
-            self._failures.pop()  # that of this message, which is no failure if it is answered now
-            self.answer(text)
-
     def answer(self, text: str) -> None:
         """Answer what the user wrote; what fails leaves the conversation as it was."""
         self._unanswered = None
         try:
             answer = show(self._talk.ask(text), self._model, self._terminal)
         except ContextFull as error:
-            self._unanswered = text
-            self.say_failed(error, f"; {self._talk.when_full}. Your text was not added: the arrow up brings it back.")
+            self.say_no_room(text, error)
             return
         except OutputError:
             raise

@@ -6,24 +6,56 @@ import contextlib
 import re
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
 
 import click
 
 from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError
 from edge_run.base.files.texts import decoded
-from edge_run.base.units import format_size
+from edge_run.base.units import format_count, format_size
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.settings import MOST_PROMPT_BYTES
 from edge_run.cli.shared.terminal import Terminal
 
 PROMPT, MORE_PROMPT = "> ", ". "
+TURNS_HELP = """\
+/clear  forget the conversation
+/undo   take back the last message and its answer; /retry answers the message anew
+/drop   leave out the oldest turns of a conversation that is too long; then the message that had no room is answered
+/stats  figures since the start"""
 TYPING_HELP = """\
+/exit   leave (or Ctrl-D)
 A backslash at the end of a line continues it on the next; pasted lines stay together.
 Ctrl-C stops an answer; what it said stays."""
 NOT_ADDED = "No answer; your message was not added."
 EXITS = ("/exit", "/quit", "/bye")
 COMMANDS = frozenset((*EXITS, "/help", "/clear", "/stats", "/undo", "/retry", "/drop", "/save", "/load"))  # of any chat
 _COMMAND = re.compile(r"(/[^\W\d_]+)(?:\s+(.*))?", re.DOTALL)
+
+
+class ChatTurns(Protocol):
+    """What was said in a chat, turn by turn: a message of the user, and its answer."""
+
+    when_full: str  # what the user can do where it has no room
+
+    @property
+    def parts(self) -> Sequence[tuple[str, str]]:
+        """What was said so far, as (role, text)."""
+        ...
+
+    def keep(self, text: str, answer: str) -> None:
+        """Add a turn."""
+
+    def undo(self) -> tuple[str, str] | None:
+        """Take back the last turn, and return it, for `keep`; None where there is none."""
+
+    def drop(self, text: str | None) -> int:
+        """Leave out the oldest turns, where `text` is to follow if it is one; return how many messages those were."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all turns."""
 
 
 class ChatLoop(ABC):
@@ -36,17 +68,14 @@ class ChatLoop(ABC):
     help = ""
     takes_empty = False
 
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
+    def __init__(self, terminal: Terminal, turns: ChatTurns) -> None:
+        self._terminal, self._turns = terminal, turns
         self._failures: list[EdgeRunError] = []  # that were said
+        self._unanswered: str | None = None  # the last message, where it had no room
 
     @abstractmethod
     def answer(self, text: str) -> None:
         """Answer what the user wrote."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Forget the conversation."""
 
     @abstractmethod
     def say_stats(self) -> None:
@@ -57,14 +86,39 @@ class ChatLoop(ABC):
         self._terminal.say(f"{error}{advice}")
         self._failures.append(error)
 
+    def say_no_room(self, text: str, error: EdgeRunError) -> None:
+        """Say that a message had no room; `/drop` has it answered."""
+        self._unanswered = text
+        advice = f"; {self._turns.when_full}. Your text was not added: the arrow up brings it back."
+        self.say_failed(error, advice)
+
     def end_unless_asked(self) -> None:
         """End the chat after Ctrl-C, unless somebody at a terminal may ask on. Raises Cancelled."""
         if not self._terminal.can_ask:
             raise Cancelled("the chat was stopped")
 
+    def clear(self) -> None:
+        """Forget the conversation."""
+        self._turns.clear()
+        self._unanswered = None
+
+    def note_taken_back(self) -> str:
+        """Do what is to be done once the last turn was taken back; return what more is said of it."""
+        return ""
+
+    def note_dropped(self) -> str:
+        """Do what is to be done once turns were left out; return what more is said of it."""
+        return ""
+
     def command(self, name: str, rest: str) -> bool:
-        """Obey a command that not every chat has; return whether there is such a one."""
-        return False
+        """Obey a command that changes what was said, or that not every chat has; return whether there is such a one."""
+        if name in ("/undo", "/retry") and not rest:
+            self._take_back(name)
+        elif name == "/drop" and not rest:
+            self._drop()
+        else:
+            return False
+        return True
 
     def run(self, first: str | None = None) -> None:
         """Answer `first`, where there is one, then what the user writes, until the user leaves.
@@ -94,6 +148,42 @@ class ChatLoop(ABC):
         self.say_stats()
         if self._failures and not self._terminal.can_ask:
             raise click.exceptions.Exit(self._failures[0].exit_code)
+
+    def _take_back(self, command: str) -> None:
+        """Take back the last turn; with /retry its message is answered anew, and where that fails the turn stays."""
+        turn = self._turns.undo()
+        if turn is None:
+            self._terminal.say(f"{command}: there is no message of this chat that could be taken back.")
+        elif command == "/undo":
+            self._unanswered = None
+            self._terminal.say(f"The last message and its answer are taken back{self.note_taken_back()}.", NOTICE)
+        else:
+            without = self._turns.parts
+            try:
+                self.answer(turn[0])
+            finally:
+                if self._turns.parts == without:
+                    self._turns.keep(*turn)
+                    self._unanswered = None  # which is in the chat
+                    self._terminal.say("The answer before stays.", NOTICE)
+
+    def _drop(self) -> None:
+        """Leave out the oldest turns; what had no room before is answered then."""
+        text = self._unanswered
+        try:
+            n_dropped = self._turns.drop(text)
+        except EdgeRunError as error:
+            self._terminal.say(f"/drop: {error}")
+            return
+        self._unanswered = None
+        if not n_dropped:
+            self._terminal.say("/drop: there is no turn that could be left out; /clear begins anew.")
+            return
+        more = self.note_dropped()
+        self._terminal.say(f"{format_count(n_dropped, 'message')} left out, the rest is read anew{more}.", NOTICE)
+        if text is not None:
+            self._failures.pop()  # that of this message, which is no failure if it is answered now
+            self.answer(text)
 
     def _next(self, first: str | None) -> str:
         if first is None:

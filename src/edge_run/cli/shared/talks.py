@@ -10,51 +10,46 @@ from edge_run.base.sampling_config import SamplingConfig
 
 if TYPE_CHECKING:
     from edge_run.runtime.generation.model import Model
+    from edge_run.runtime.generation.request import Message
     from edge_run.runtime.generation.stream import Stream
 
 TEXT = "text"  # the role of a plain text
 
 
-class TemplateTalk:
-    """Messages, put into words by the model's chat template."""
+class MessageTalk:
+    """Messages in turn, after what the system says, which stays."""
 
-    hint = "Write a message; /help says what else."
     when_full = "/drop leaves out its oldest turns, /clear begins anew"
 
-    def __init__(self, model: Model, system_prompt: str, max_tokens: int | None, sampling: SamplingConfig) -> None:
-        self._model, self._max_tokens, self._sampling = model, max_tokens, sampling
+    def __init__(self, system_prompt: str) -> None:
         self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
         self._messages = list(self._system)
 
-    def ask(self, text: str) -> Stream:
-        """Begin to answer the message `text`. Raises NotSupported where there is no template."""
-        messages = [*self._messages, {"role": "user", "content": text}]
-        return self._model.stream_chat(messages, max_tokens=self._max_tokens, sampling=self._sampling)
+    def with_message(self, text: str) -> list[dict[str, str]]:
+        """Return the conversation with the message `text`, which is to be answered."""
+        return [*self._messages, {"role": "user", "content": text}]
+
+    def without_oldest(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return a conversation less its oldest turns; as it is where it has but one."""
+        raise NotImplementedError
 
     def keep(self, text: str, answer: str) -> None:
         """Make both messages part of the conversation. answer: what was said, without thoughts."""
-        self._messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+        self._messages = [*self.with_message(text), {"role": "assistant", "content": answer}]
 
     @property
     def parts(self) -> tuple[tuple[str, str], ...]:
-        """What was said so far, as (role, text), for `resume`."""
+        """What was said so far, as (role, text)."""
         return tuple((message["role"], message["content"]) for message in self._messages)
-
-    def resume(self, parts: Sequence[tuple[str, str]]) -> None:
-        """Go on after what was said, with its system prompt. Raises ConfigError where that was a plain text."""
-        if any(role == TEXT for role, _ in parts):
-            raise ConfigError("this conversation is a plain text, not a chat; go on with it with -no-cnv")
-        self._messages = [{"role": role, "content": text} for role, text in parts]
-        self._system = [message for message in self._messages if message["role"] == "system"]
 
     def drop(self, text: str | None) -> int:
         """Leave out the oldest turns, of a conversation that goes on with the message `text` if there is one.
 
         Returns how many messages those were; 0 where there is but one turn.
         """
-        following = [] if text is None else [{"role": "user", "content": text}]
-        kept = list(self._model.without_oldest([*self._messages, *following]))
-        n_kept = len(kept) - len(following)
+        n_following = text is not None
+        kept = self.without_oldest(self._messages if text is None else self.with_message(text))
+        n_kept = len(kept) - n_following
         n_dropped, self._messages = len(self._messages) - n_kept, [dict(one) for one in kept[:n_kept]]
         return n_dropped
 
@@ -68,6 +63,31 @@ class TemplateTalk:
     def clear(self) -> None:
         """Forget all messages but the system's."""
         self._messages = list(self._system)
+
+
+class TemplateTalk(MessageTalk):
+    """Messages, put into words by the model's chat template."""
+
+    hint = "Write a message; /help says what else."
+
+    def __init__(self, model: Model, system_prompt: str, max_tokens: int | None, sampling: SamplingConfig) -> None:
+        super().__init__(system_prompt)
+        self._model, self._max_tokens, self._sampling = model, max_tokens, sampling
+
+    def ask(self, text: str) -> Stream:
+        """Begin to answer the message `text`. Raises NotSupported where there is no template."""
+        return self._model.stream_chat(self.with_message(text), max_tokens=self._max_tokens, sampling=self._sampling)
+
+    def without_oldest(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return a conversation less so many of its oldest turns that half of the context is free, if that can be."""
+        return self._model.without_oldest(messages)
+
+    def resume(self, parts: Sequence[tuple[str, str]]) -> None:
+        """Go on after what was said, with its system prompt. Raises ConfigError where that was a plain text."""
+        if any(role == TEXT for role, _ in parts):
+            raise ConfigError("this conversation is a plain text, not a chat; go on with it with -no-cnv")
+        self._messages = [{"role": role, "content": text} for role, text in parts]
+        self._system = [message for message in self._messages if message["role"] == "system"]
 
 
 class PlainTalk:
