@@ -32,8 +32,15 @@ _MOST_TRIES = 3  # at a prompt of which files turn out to be damaged
 class ConversationRows:
     """What a conversation's rows are named after: its tokens, and the passes that computed them (None: any)."""
 
-    tokens: Sequence[int]
-    passes: Sequence[RowPass] | None
+    tokens: Sequence[int] = ()
+    passes: Sequence[RowPass] | None = None
+
+    def within(self, tokens: Sequence[int]) -> ConversationRows:
+        """Return what the first rows are named after, as far as they are of a text of these tokens."""
+        pairs = enumerate(zip(self.tokens, tokens, strict=False))
+        n_shared = next((n for n, (one, other) in pairs if one != other), min(len(self.tokens), len(tokens)))
+        passes = None if self.passes is None else [one for one in self.passes if one.start < n_shared]
+        return ConversationRows(self.tokens[:n_shared], passes)
 
 
 class PromptKeeper(RowWatcher):

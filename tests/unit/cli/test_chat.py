@@ -317,7 +317,7 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_read_from(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     fox = (("user", "Hello"), ("assistant", "Yes?"))
-    Conversations(tmp_path).save(Conversation("fox", "model.gguf", fox))
+    Conversations(tmp_path).save(Conversation("fox", str(tmp_path / "model.gguf"), fox))
     monkeypatch.setattr(conversations, "LivingFile", refuse)
     monkeypatch.setattr(conversations, "whole_file", refuse)
     model: Any = SimpleNamespace(notices=(), keep_answers=lambda *_: None, conversation_rows=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edge_run.base.errors import ConfigError, ContextFull, EdgeRunError
@@ -40,6 +41,10 @@ class Chat(ChatLoop):
         self._unanswered = None
         self._terminal.say(f"Going on with {conversation.name}, {len(conversation.tokens)} tokens.", NOTICE)
         if self._book:
+            if self._book.is_of_other_model(conversation):
+                self._terminal.say(
+                    f"It was with {conversation.model}: this model reads it anew, and has it from now on."
+                )
             self._book.resume(conversation)
             if self._book.name != conversation.name:
                 self._terminal.say(
@@ -54,7 +59,12 @@ class Chat(ChatLoop):
 
     def note_taken_back(self) -> str:
         """Keep the conversation without what was taken back."""
-        self._write_down()
+        if self._book:
+            try:
+                tokens = self._talk.tokens()
+            except EdgeRunError:  # there is nothing left that the model would read, or it would not
+                tokens = []
+            self._write_down(tokens)
         return ""
 
     def note_dropped(self) -> str:
@@ -113,12 +123,18 @@ class Chat(ChatLoop):
         if answer.is_stopped:
             self.end_unless_asked()
 
-    def _write_down(self) -> None:
-        """Keep the conversation as it is now; where that fails, say so once, and go on."""
+    def _write_down(self, left: Sequence[int] | None = None) -> None:
+        """Keep the conversation as it is now; where that fails, say so once, and go on.
+
+        left: the tokens of what is left of it, where something was taken back.
+        """
         if self._book is None:
             return
         try:
-            self._book.write(self._talk.parts)
+            if left is None:
+                self._book.write(self._talk.parts)
+            else:
+                self._book.take_back(self._talk.parts, left)
             self._is_kept = True
         except EdgeRunError as error:
             if self._is_kept:

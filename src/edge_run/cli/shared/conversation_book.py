@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edge_run.base.errors import ConfigError, TierReadError
 from edge_run.runtime.keeping.conversations import Conversation, Conversations
+from edge_run.runtime.keeping.keeper import ConversationRows
 
 if TYPE_CHECKING:
     from edge_run.devices.host.locks import LivingFile
@@ -25,8 +26,9 @@ class ConversationBook:
     def __init__(self, folder: Path, path: Path, model: Model) -> None:
         """Keep conversations in `folder`; path: of the model. `write` says where nothing can be kept there."""
         self.conversations = Conversations(folder)
-        self._path, self._model = path, model
+        self._path, self._model = str(path.resolve()), model
         self._name = ""
+        self._rows = ConversationRows()  # of the conversation, up to its last answer
         self._hold: LivingFile | None = None
         self._take(_new_name())
         model.keep_answers()
@@ -44,6 +46,11 @@ class ConversationBook:
     def begin(self) -> None:
         """Another conversation begins; the one so far stays as it is."""
         self._take(_new_name())
+        self._rows = ConversationRows()
+
+    def is_of_other_model(self, conversation: Conversation) -> bool:
+        """Return whether a conversation was with another model than this one."""
+        return conversation.model != self._path
 
     def resume(self, conversation: Conversation) -> None:
         """Go on with `conversation`, under a new name where another chat does so too, or did since it was read."""
@@ -54,7 +61,8 @@ class ConversationBook:
             is_as_it_was = False
         if not is_as_it_was:
             self._take(_new_name())
-        self._model.keep_answers(conversation.rows)
+        self._rows = ConversationRows() if self.is_of_other_model(conversation) else conversation.rows
+        self._model.keep_answers(self._rows)
 
     def name_it(self, name: str, parts: Sequence[tuple[str, str]]) -> None:
         """Keep what was said under `name` from here on.
@@ -65,15 +73,23 @@ class ConversationBook:
         if name != before and self.conversations.has(name):
             raise ConfigError(f"{name}: another conversation has this name; give one that edge-run sessions list lacks")
         self._take(name)
-        self.write(parts)
+        self._save(parts)
         if name != before:
             self.conversations.remove(before)
 
     def write(self, parts: Sequence[tuple[str, str]]) -> None:
-        """Keep what was said so far. Raises TierReadError."""
-        rows = self._model.conversation_rows
-        tokens, passes = (rows.tokens, rows.passes) if rows else ((), None)
-        self.conversations.save(Conversation(self._name, str(self._path.resolve()), tuple(parts), tokens, passes))
+        """Keep what was said so far, after an answer. Raises TierReadError."""
+        self._rows = self._model.conversation_rows or ConversationRows()
+        self._save(parts)
+
+    def take_back(self, parts: Sequence[tuple[str, str]], tokens: Sequence[int]) -> None:
+        """Keep what is left of what was said, which has these tokens, and nothing of the rest. Raises TierReadError."""
+        self._rows = self._rows.within(tokens)
+        self._save(parts)
+
+    def _save(self, parts: Sequence[tuple[str, str]]) -> None:
+        rows = self._rows
+        self.conversations.save(Conversation(self._name, self._path, tuple(parts), rows.tokens, rows.passes))
 
     def _take(self, name: str) -> None:
         """Hold the conversation `name` instead of the one so far. Raises ConfigError where another chat does."""

@@ -78,6 +78,10 @@ class TemplateTalk(MessageTalk):
         """Begin to answer the message `text`. Raises NotSupported where there is no template."""
         return self._model.stream_chat(self.with_message(text), max_tokens=self._max_tokens, sampling=self._sampling)
 
+    def tokens(self) -> list[int]:
+        """Return what the model reads of what was said so far. Raises ConfigError where nothing was."""
+        return self._model.prompt_tokens(self._model.chat_prompt(self._messages))
+
     def without_oldest(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return a conversation less so many of its oldest turns that half of the context is free, if that can be."""
         return self._model.without_oldest(messages)
@@ -104,6 +108,10 @@ class PlainTalk:
     def ask(self, text: str) -> Stream:
         """Begin to continue the text so far with `text` after it."""
         return self._model.generate(self._joined(text), max_tokens=self._max_tokens, sampling=self._sampling)
+
+    def tokens(self) -> list[int]:
+        """Return what the model reads of what was written so far."""
+        return self._model.prompt_tokens(self._text)
 
     def keep(self, text: str, answer: str) -> None:
         """Make both part of the text."""
