@@ -103,6 +103,7 @@ class ManyAnswers:
         self._most = min(max_parallel or answers.most_parallel, answers.most_parallel)
         self._most_now = self._most  # fewer while the grammars that are open leave no room for the next one
         self._prompt: Any = _NONE  # that was taken, and is not submitted yet
+        self._failure: BaseException | None = None  # of the prompts, as long as none came after it
         self._takes_more, self._is_closed = True, False
         self.n_taken, self.is_complete = 0, False
         self._numbers: dict[int, int] = {}  # of the batch's requests, those of ours
@@ -111,7 +112,8 @@ class ManyAnswers:
     def next(self) -> tuple[int, Piece | EdgeRunError] | None:
         """Return what comes next, which is computed where it has to be; None at the end.
 
-        Raises what `Batch.advance` raises, or the prompts; it may be asked again then.
+        Raises what `Batch.advance` raises, or the prompts; it may be asked again then. Where no more prompts come after
+        an error, as of a generator, that is raised again once the others are answered: the end was not reached.
         """
         if self._is_closed or self.is_complete:
             return None
@@ -123,6 +125,8 @@ class ManyAnswers:
             if self._found:
                 break
             if not self._numbers:
+                if self._failure is not None:
+                    raise self._failure
                 self.is_complete = True
                 return None
             with self.answers.hearing_signals():  # what has come is noted
@@ -151,7 +155,7 @@ class ManyAnswers:
         """Take prompts as long as there is room for more, up to one that cannot be."""
         while len(self._numbers) < self._most_now and not self._found:
             if self._prompt is _NONE:
-                self._prompt = next(self._prompts, _NONE)
+                self._prompt = self._next_prompt()
             if self._prompt is _NONE:
                 return
             found: Any = self._workplace.do(partial(self._begun, self._prompt))
@@ -166,6 +170,16 @@ class ManyAnswers:
                 else:
                     self._numbers[found] = self.n_taken
                 self.n_taken, self._prompt = self.n_taken + 1, _NONE
+
+    def _next_prompt(self) -> Any:
+        try:
+            found = next(self._prompts, _NONE)
+        except BaseException as error:  # one of Ctrl-C ends a generator too
+            self._failure = error
+            raise
+        if found is not _NONE:
+            self._failure = None
+        return found
 
     def _begun(self, prompt: Any) -> tuple[Continuation, Turn] | EdgeRunError:
         """Return the beginning of an answer and whose turn it is, or what is wrong with the prompt."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -130,3 +130,51 @@ def test_greedy_answers_open_no_samplers(model: Model) -> None:
     assert len(greedy.tokens) == 3
     assert greedy._sampler._opened_chain is None
     assert drawn._sampler._opened_chain is not None
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_prompts_that_raised_are_not_complete(model: Model, kind: type[BaseException]) -> None:
+    """A generator that raised has no more prompts: asked again, the answers ended as if these had been all."""
+
+    def prompts() -> Iterator[str]:
+        yield from PROMPTS[:3]
+        raise kind("the drive of the prompts fails")
+
+    wanted = [text_of(one) for one in model.generate_many(PROMPTS[:3], max_tokens=3, temperature=0).results()]
+    stream, texts = model.generate_many(prompts(), max_tokens=3, temperature=0), [""] * 3
+    n_raised = 0
+    while n_raised < 3:
+        try:
+            number, piece = next(stream)
+            assert isinstance(piece, Piece)
+            texts[number] += piece.text
+        except kind:
+            n_raised += 1
+    assert texts == wanted, "which were asked for before"
+    results = model.generate_many(prompts(), max_tokens=3, temperature=0)
+    for _ in range(2):
+        with pytest.raises(kind, match="the drive of the prompts fails"):
+            results.results()
+
+
+def test_prompts_that_come_after_an_error_are_answered(model: Model) -> None:
+    class Prompts:
+        """Fails once between two prompts, as a drive or a server may."""
+
+        def __init__(self) -> None:
+            self.left = [PROMPTS[0], None, PROMPTS[1]]
+
+        def __iter__(self) -> Prompts:
+            return self
+
+        def __next__(self) -> str:
+            if not self.left:
+                raise StopIteration
+            if (found := self.left.pop(0)) is None:
+                raise OSError("says nothing")
+            return found
+
+    stream = model.generate_many(Prompts(), max_tokens=3, temperature=0)
+    with pytest.raises(OSError, match="says nothing"):
+        stream.results()
+    assert len(stream.results()) == 2
