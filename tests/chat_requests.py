@@ -20,7 +20,7 @@ def chat(**fields: Any) -> ChatRequest:
     request = decode(json.dumps({"messages": [HELLO], **fields}).encode(), ChatRequest)
     request.check()
     request.variables()
-    request.sampling(SamplingConfig(), request.response_format.text() if request.response_format else None)
+    request.sampling(SamplingConfig())
     template_messages(request.messages)
     return request
 

@@ -164,9 +164,10 @@ async def _job(served: ServedModel, request: BatchRequest) -> tuple[Job, AnswerF
     if request.url == CHAT:
         chat = convert(request.body, ChatRequest, "body")
         chat.check()
-        return await chat_job(chat, served), ChatForm(served.name, chat)
+        return await chat_job(chat, chat.sampling(served.sampling), served), ChatForm(served.name, chat)
     if request.url == COMPLETIONS:
         completion = convert(request.body, CompletionRequest, "body")
         completion.check()
-        return await completion_job(completion, served), CompletionForm(served.name, completion)
+        sampling = completion.sampling(served.sampling)
+        return await completion_job(completion, sampling, served), CompletionForm(served.name, completion)
     raise Refusal(400, f"url {request.url[:80]!r}: must be {CHAT} or {COMPLETIONS}", param="url")

@@ -89,7 +89,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     grammar: Annotated[str, Meta(max_length=MOST_SCHEMA_LETTERS)] | None = None
     ignore_eos: bool | None = None
 
-    def sampling(
+    def sampling_with(
         self, defaults: SamplingConfig, json_schema: str | None = None, top_logprobs: int | None = None
     ) -> SamplingConfig:
         """Return how tokens are chosen. Raises Refusal.

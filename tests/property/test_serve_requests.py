@@ -32,7 +32,7 @@ SAMPLING = {"temperature": 1, "top_p": 0.5, "top_k": 4, "min_p": 0.1, "seed": 3,
 
 def as_chat(asked: Any) -> None:
     asked.check()
-    asked.sampling(SamplingConfig(), asked.response_format.text() if asked.response_format else None)
+    asked.sampling(SamplingConfig())
     task = asked.task()
     task.toolbox.check()
     task.toolbox.told(task.messages)

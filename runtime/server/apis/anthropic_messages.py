@@ -156,11 +156,11 @@ class MessagesRequest(CountRequest, kw_only=True):
 async def messages(service: Service, request: Request) -> AnswerResponse:
     """Answer a conversation."""
     asked = await service.read(request, MessagesRequest)
-    entry = service.catalogue.asked(asked.model)
+    entry, sampling = service.catalogue.asked(asked.model), asked.sampling(service.defaults.sampling)
 
     async def make_job(served: ServedModel) -> Job:
         task = await served.prepare(asked.task)
-        return await task.job(served, asked.sampling(served.sampling), asked.max_tokens)
+        return await task.job(served, sampling, asked.max_tokens)
 
     form = MessageForm(entry.name, request.scope.get(REQUEST_ID))
     return AnswerResponse(service, entry, make_job, form, asked.stream)

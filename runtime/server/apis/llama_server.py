@@ -68,9 +68,10 @@ class NativeRequest(SamplingFields, kw_only=True):
         """Raise Refusal for what cannot be served."""
         refuse_set(self, "post_sampling_probs", "image_data")
 
-    def schema(self) -> str | None:
-        """Return the JSON schema that the answer must follow, as text. Raises Refusal."""
-        return None if self.json_schema is None else schema_text(self.json_schema, "json_schema")
+    def sampling(self, defaults: SamplingConfig) -> SamplingConfig:
+        """Return how tokens are chosen. Raises Refusal."""
+        schema = None if self.json_schema is None else schema_text(self.json_schema, "json_schema")
+        return self.sampling_with(defaults, schema, self.n_probs or None)
 
     @property
     def most_tokens(self) -> int | None:
@@ -139,17 +140,15 @@ async def infill(service: Service, request: Request) -> AnswerResponse:
 
 def _answered(service: Service, asked: NativeCompletionRequest | InfillRequest) -> AnswerResponse:
     asked.check()
-    entry, schema = service.catalogue.asked(asked.model), asked.schema()
+    entry, sampling = service.catalogue.asked(asked.model), asked.sampling(service.defaults.sampling)
     form = NativeCompletionForm(entry.name, asked.return_tokens, asked.return_progress, asked.response_fields)
-    return AnswerResponse(service, entry, partial(native_job, asked, schema), form, asked.stream)
+    return AnswerResponse(service, entry, partial(native_job, asked, sampling), form, asked.stream)
 
 
-async def native_job(asked: NativeCompletionRequest | InfillRequest, schema: str | None, served: ServedModel) -> Job:
-    """Return what is to be generated for a request that was checked. Raises Refusal, and errors of ours.
-
-    schema: that of the request, as text.
-    """
-    sampling = asked.sampling(served.sampling, schema, asked.n_probs or None)
+async def native_job(
+    asked: NativeCompletionRequest | InfillRequest, sampling: SamplingConfig, served: ServedModel
+) -> Job:
+    """Return what is to be generated for a request that was checked. Raises Refusal, and errors of ours."""
     salt, choices = served.salt(asked.cache_salt), asked.n_cmpl or asked.n or 1
     first, *others = await asked.prompts(served)
     check_answers(choices * (1 + len(others)))

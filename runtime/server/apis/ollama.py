@@ -107,7 +107,7 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
         form = {"type": "object"} if self.format == "json" else self.format
         if isinstance(form, str) and form:
             raise Refusal(400, "format: must be json, or a JSON schema", param="format")
-        return self.said.sampling(defaults, schema_text(form, "format") if isinstance(form, dict) else None)
+        return self.said.sampling_with(defaults, schema_text(form, "format") if isinstance(form, dict) else None)
 
     def variables(self) -> dict[str, Any]:
         """Return what the template is told besides."""
@@ -159,10 +159,12 @@ async def ollama_chat(service: Service, request: Request) -> ASGIApp:
             {**_head(entry.name), "message": _message(), **await _loaded(service, request, entry, keep_s)}
         )
 
+    sampling = asked.sampling(service.defaults.sampling)
+
     async def make_job(served: ServedModel) -> Job:
         service.catalogue.keep_open(keep_s)
         task = await served.prepare(asked.task)
-        return await task.job(served, asked.sampling(served.sampling), asked.said.num_predict)
+        return await task.job(served, sampling, asked.said.num_predict)
 
     return AnswerResponse(service, entry, make_job, OllamaForm(entry.name, is_chat=True), asked.is_stream)
 
@@ -175,16 +177,18 @@ async def ollama_generate(service: Service, request: Request) -> ASGIApp:
     if not asked.prompt:
         return json_response({**_head(entry.name), "response": "", **await _loaded(service, request, entry, keep_s)})
 
+    sampling = asked.sampling(service.defaults.sampling)
+
     async def make_job(served: ServedModel) -> Job:
         service.catalogue.keep_open(keep_s)
-        return await generate_job(asked, asked.prompt or "", served)
+        return await generate_job(asked, asked.prompt or "", sampling, served)
 
     return AnswerResponse(service, entry, make_job, OllamaForm(entry.name, is_chat=False), asked.is_stream)
 
 
-async def generate_job(asked: OllamaGenerateRequest, prompt: str, served: ServedModel) -> Job:
+async def generate_job(asked: OllamaGenerateRequest, prompt: str, sampling: SamplingConfig, served: ServedModel) -> Job:
     """Return what is to be generated for a prompt. Raises Refusal, and errors of ours."""
-    sampling, most = asked.sampling(served.sampling), asked.said.num_predict
+    most = asked.said.num_predict
     if asked.suffix or asked.raw or not served.model.has_chat_template:
         if asked.suffix:  # with which the prompt and it are taken as they are, as Ollama's models for code have it
             tokens = await served.prepare(gap_tokens, served.model, prompt, asked.suffix)

@@ -13,6 +13,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.formats.tools import AUTO, Chosen, FunctionTool, Toolbox
 from edge_run.runtime.server.answers import AnswerForm, AnswerResponse, event, json_response
@@ -117,6 +118,11 @@ class ChatRequest(FormedFields, kw_only=True):
         if self.top_logprobs is not None and not self.logprobs:
             raise Refusal(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
 
+    def sampling(self, defaults: SamplingConfig) -> SamplingConfig:
+        """Return how tokens are chosen. Raises Refusal."""
+        top_logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self.sampling_with(defaults, self.schema(), top_logprobs)
+
     def variables(self) -> dict[str, Any]:
         """Return what the template is told besides the messages. Raises Refusal for what no template is told."""
         told = {name: value for name, value in (self.chat_template_kwargs or {}).items() if value is not None}
@@ -146,8 +152,9 @@ async def chat_completions(service: Service, request: Request) -> AnswerResponse
     """Answer a conversation."""
     asked = await service.read(request, ChatRequest)
     asked.check()
-    entry = service.catalogue.asked(asked.model)
-    return AnswerResponse(service, entry, partial(chat_job, asked), ChatForm(entry.name, asked), bool(asked.stream))
+    entry, sampling = service.catalogue.asked(asked.model), asked.sampling(service.defaults.sampling)
+    make_job = partial(chat_job, asked, sampling)
+    return AnswerResponse(service, entry, make_job, ChatForm(entry.name, asked), bool(asked.stream))
 
 
 async def count_chat(service: Service, request: Request) -> Response:
@@ -157,11 +164,9 @@ async def count_chat(service: Service, request: Request) -> Response:
         return json_response({"object": "response.input_tokens", "input_tokens": await count(served, asked.task)})
 
 
-async def chat_job(asked: ChatRequest, served: ServedModel) -> Job:
+async def chat_job(asked: ChatRequest, sampling: SamplingConfig, served: ServedModel) -> Job:
     """Return what is to be generated for a request that was checked. Raises Refusal, and errors of ours."""
-    schema = asked.schema()
     most = first_given(asked.max_completion_tokens, asked.max_tokens)
-    sampling = asked.sampling(served.sampling, schema, (asked.top_logprobs or 0) if asked.logprobs else None)
     task = await served.prepare(asked.task)
     return await task.job(served, sampling, most, asked.n or 1)
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.formats.output import Delta
 from edge_run.runtime.server.answers import AnswerForm, AnswerResponse, event
 from edge_run.runtime.server.apis.gaps import gap_tokens
@@ -56,6 +57,10 @@ class CompletionRequest(FormedFields, kw_only=True):
     suffix: str | None = None
     return_progress: bool = False
 
+    def sampling(self, defaults: SamplingConfig) -> SamplingConfig:
+        """Return how tokens are chosen. Raises Refusal."""
+        return self.sampling_with(defaults, self.schema(), self.logprobs)
+
     def check(self) -> None:
         """Raise Refusal for what cannot be served."""
         refuse_set(self, "echo")
@@ -67,19 +72,17 @@ async def completions(service: Service, request: Request) -> AnswerResponse:
     """Continue a text."""
     asked = await service.read(request, CompletionRequest)
     asked.check()
-    entry = service.catalogue.asked(asked.model)
+    entry, sampling = service.catalogue.asked(asked.model), asked.sampling(service.defaults.sampling)
     form = CompletionForm(entry.name, asked)
-    return AnswerResponse(service, entry, partial(completion_job, asked), form, bool(asked.stream))
+    return AnswerResponse(service, entry, partial(completion_job, asked, sampling), form, bool(asked.stream))
 
 
-async def completion_job(asked: CompletionRequest, served: ServedModel) -> Job:
+async def completion_job(asked: CompletionRequest, sampling: SamplingConfig, served: ServedModel) -> Job:
     """Return what is to be generated for a request that was checked. Raises Refusal, and errors of ours."""
-    schema = asked.schema()
     most = first_given(asked.max_completion_tokens, asked.max_tokens, USUAL_TOKENS)
     first, *others = await _prompts_of(served, asked.prompt, asked.suffix)
     choices = asked.n or 1
     check_answers(choices * (1 + len(others)))
-    sampling = asked.sampling(served.sampling, schema, asked.logprobs)
     salt = served.salt(asked.cache_salt)
     return Job(first, sampling, served.limit(most), choices, salt=salt, others=others)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edge_run.base.errors import ContextFull
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.llama.prompt_text import GapMarks
 from edge_run.runtime.server.apis import gaps
 from edge_run.runtime.server.apis.gaps import Gap, OtherPiece, gap_tokens, infill_tokens
@@ -80,24 +81,28 @@ def test_where_the_context_is_small_a_prompt_leaves_room_for_an_answer(
 async def test_editors_and_completions_with_a_suffix_get_prompts_around_the_gap() -> None:
     model = served(Letters())
     body = {"input_prefix": "a", "input_suffix": "c", "input_extra": [{"text": "o"}], "n_predict": 3, "cache_salt": "x"}
-    job = await native_job(convert(body, InfillRequest), None, model)
+    job = await native_job(convert(body, InfillRequest), SamplingConfig(), model)
     assert ("".join(map(chr, job.tokens)), job.max_tokens, job.salt) == (
         "#myproject\n/tmp\no/filename\n<^a$c_",
         3,
         "x",
     )
-    completion = await completion_job(convert({"prompt": ["a", "b"], "suffix": "c"}, CompletionRequest), model)
+    completion = await completion_job(
+        convert({"prompt": ["a", "b"], "suffix": "c"}, CompletionRequest), SamplingConfig(), model
+    )
     assert ["".join(map(chr, tokens)) for tokens in completion.prompts] == ["<^a$c_", "<^b$c_"]
     asked = convert({"prompt": "a", "suffix": "c", "system": "left out"}, OllamaGenerateRequest)
     asked.check()
-    assert (await generate_job(asked, "a", model)).tokens == [*map(ord, "<^a$c_")]
+    assert (await generate_job(asked, "a", SamplingConfig(), model)).tokens == [*map(ord, "<^a$c_")]
 
 
 @pytest.mark.anyio
 async def test_what_cannot_be_filled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = Letters()
     with pytest.raises(Refusal) as caught:
-        await completion_job(convert({"prompt": [1], "suffix": "c"}, CompletionRequest), served(model))
+        await completion_job(
+            convert({"prompt": [1], "suffix": "c"}, CompletionRequest), SamplingConfig(), served(model)
+        )
     assert caught.value.param == "prompt"
     monkeypatch.setattr(gaps, "MOST_LETTERS", 3)
     with pytest.raises(Refusal, match="4 letters, 3 are the most"):
@@ -105,7 +110,9 @@ async def test_what_cannot_be_filled_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(gaps, "MOST_LETTERS", 1000)
     model = Letters(context_tokens=90)
     with pytest.raises(ContextFull):
-        await completion_job(convert({"prompt": ["a"] * 64, "suffix": "c" * 99}, CompletionRequest), served(model))
+        await completion_job(
+            convert({"prompt": ["a"] * 64, "suffix": "c" * 99}, CompletionRequest), SamplingConfig(), served(model)
+        )
     assert model.n_letters == 100, "no other prompt is made"
     with pytest.raises(Refusal) as caught:
         infill_tokens(Letters(marks=None), Gap("a", "c"), None)  # type: ignore[arg-type]

@@ -58,19 +58,17 @@ def test_calls_in_a_row_are_one_message_however_many() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("make_job", [chat_job, lambda asked, served: count(served, asked.task)])
+@pytest.mark.parametrize("make_job", [chat_job, lambda asked, _, served: count(served, asked.task)])
 async def test_conversations_are_read_beside_the_event_loop(make_job: Any) -> None:
     """Arguments of calls may take a second."""
 
     class Served:
-        sampling = SamplingConfig()
-
         async def prepare(self, function: Any, *arguments: Any) -> Any:
             raise LookupError(function.__name__)
 
     asked = decode(json.dumps({"messages": calling("{}")}).encode(), ChatRequest)
     with pytest.raises(LookupError, match="task"):
-        await make_job(asked, Served())
+        await make_job(asked, SamplingConfig(), Served())
 
 
 def test_a_response_gives_back_what_is_bounded() -> None:
