@@ -77,4 +77,6 @@ def check_configuration(context: click.Context) -> Finding:
     path = config_path()
     if _MISTAKE in context.meta:
         return Finding("configuration", PROBLEM, context.meta[_MISTAKE])
+    if path is None:
+        return Finding("configuration", OK, "none, as no home folder is known")
     return Finding("configuration", OK, f"{path}{'' if path.exists() else ': none, which is fine'}")

@@ -24,9 +24,10 @@ from edge_run.cli.shared.setting import (
 )
 
 
-def config_path() -> Path:
-    """Return where the configuration file is looked for."""
-    return config_folder() / "config.toml"
+def config_path() -> Path | None:
+    """Return where the configuration file is looked for; None where no home is known, and there is none."""
+    folder = config_folder()
+    return folder and folder / "config.toml"
 
 
 def refuse_unknown_variables(settings: Iterable[Setting]) -> None:
@@ -51,11 +52,13 @@ def refuse_unknown_variables(settings: Iterable[Setting]) -> None:
         raise ConfigError(f"environment: {unknown[0]}: no such setting; {advice}, or unset it")
 
 
-def read_config_file(path: Path, settings: Iterable[Setting]) -> dict[str, Any]:
-    """Return what the file at `path` sets, by name of the setting (`ctx_size`); nothing where there is no file.
+def read_config_file(path: Path | None, settings: Iterable[Setting]) -> dict[str, Any]:
+    """Return what the file at `path` sets, by name of the setting (`ctx_size`); nothing without a path, or a file.
 
     Raises ConfigError for a file that cannot be read, is no TOML, or says what none of `settings` understands.
     """
+    if path is None:
+        return {}
     try:
         content = _parse_toml(path.read_text(encoding="utf-8-sig"))  # some editors begin with a mark
     except (FileNotFoundError, NotADirectoryError):

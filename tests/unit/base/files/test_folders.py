@@ -9,7 +9,8 @@ import pytest
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError
 from edge_run.base.files.folders import cache_folder, config_folder, mesh_folder
-from edge_run.cli.shared.config_file import config_path
+from edge_run.cli.shared.config_file import config_path, read_config_file
+from edge_run.cli.shared.options import SETTINGS
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +41,23 @@ def test_a_relative_folder_counts_for_nothing(home: Path, monkeypatch: pytest.Mo
     assert config_folder() == home / ".config/edge-run"
 
 
-def test_without_a_home_folder_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+@pytest.mark.parametrize("place", ["~", "", "relative"])
+def test_without_a_home_folder_it_is_said(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.expanduser", lambda path: path.replace("~", place))
     for folder in (mesh_folder, cache_folder, lambda: ModelConfig().cache):
         with pytest.raises(ConfigError, match="home folder: unknown"):
             folder()
+
+
+@pytest.mark.parametrize("place", ["~", "", "relative"])
+def test_what_lies_in_the_current_folder_is_nobodys_settings(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may write there: a folder that was unpacked, or one of a shared drive."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path.replace("~", place))
+    folder = tmp_path / place / ".config" / "edge-run"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text('memory = "1GiB"\n')
+    assert config_path() is None
+    assert read_config_file(config_path(), SETTINGS) == {}
