@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from edge_run import Model
 from edge_run.base.results import Backend, Generation, IoUse, MemoryUse
 from edge_run.cli.commands.run import run as run_command
 from kit_models import GREEDY, KIT, PROMPT
-from program import assert_refused
+from program import WAIT_S, assert_refused
 
 pytestmark = pytest.mark.usefixtures("known_models")
 KEYS = {field.name for field in dataclasses.fields(Generation)}
@@ -46,6 +47,20 @@ def test_prompt_from_standard_input_or_a_file_or_displayed(run, tmp_path: Path, 
     told = expected.rstrip("\n") + "\n"
     assert run("-n", 12, *GREEDY, "-m", KIT, stdin=PROMPT + "\n").stdout == told
     assert run(KIT, "-f", "prompt", "-n", 12, *GREEDY, "--display-prompt").stdout == PROMPT + told
+
+
+def test_standard_input_beside_a_prompt_is_said_not_to_be_read(run, expected: str) -> None:
+    """It was ignored silently. It is not read, as it need not have an end, such as what ssh or a service gives."""
+    result = run(KIT, "-p", PROMPT, "-n", 12, *GREEDY, stdin="Notes\n")
+    assert (result.returncode, result.stdout) == (0, expected.rstrip("\n") + "\n")
+    assert "standard input was not read, but -p or -f; without them it is the prompt" in result.stderr
+    assert "not read" not in run(KIT, "-n", 1, *GREEDY, stdin=PROMPT).stderr
+    reading, writing = os.pipe()
+    with open(writing, "wb"), open(reading, "rb") as silent:
+        command = [sys.executable, "-m", "edge_run", str(KIT), "-p", PROMPT, "-n", "1", *map(str, GREEDY)]
+        done = subprocess.run(command, stdin=silent, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 0
+    assert "not read" not in done.stderr
 
 
 def test_json_has_the_documented_keys_and_is_alone(run, expected: str) -> None:

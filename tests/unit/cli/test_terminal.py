@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import json
 import os
 import pty
 import select
+import socket
 import struct
 import subprocess
 import sys
 import termios
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edge_run.cli.app import _run
-from edge_run.cli.shared.terminal import Terminal
+from edge_run.cli.shared.terminal import Terminal, has_input
 from program import fresh_environment, run_program
 from routes import write_trace
 
@@ -71,7 +74,7 @@ def test_json_of_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
 READ_A_MESSAGE = """
 import json
 from edge_run.cli.shared.chat_loop import read_message
-from edge_run.cli.shared.terminal import Terminal
+from edge_run.cli.shared.terminal import Terminal, has_input
 print(json.dumps(read_message(Terminal())))
 """
 
@@ -99,3 +102,39 @@ def _read_to(terminal: int, end: bytes) -> bytes:
         assert select.select([terminal], [], [], 60)[0], came
         came += os.read(terminal, 1 << 12)
     return came
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_some"),
+    [("pipe", True), ("empty pipe", False), ("ended pipe", False), ("file", True), ("read file", False),
+     ("empty file", False), ("null", False), ("socket", True), ("empty socket", False), ("closed", False)],
+)  # fmt: skip
+def test_what_was_given_on_standard_input_is_seen_and_not_waited_for(
+    kind: str, has_some: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as open_files:
+        if "pipe" in kind:
+            reading, writing = os.pipe()
+            other: Any = open_files.enter_context(open(writing, "wb", buffering=0))
+        elif "socket" in kind:
+            one, another = socket.socketpair()
+            reading, other = one.detach(), open_files.enter_context(another.makefile("wb", buffering=0))
+            open_files.enter_context(another)
+        else:
+            (tmp_path / "file").write_text("" if "empty" in kind else "one\ntwo\n")
+            reading = os.open("/dev/null" if kind == "null" else tmp_path / "file", os.O_RDONLY)
+        if kind in ("pipe", "socket"):
+            other.write(b"some")
+        if kind == "ended pipe":
+            other.close()
+        if kind == "read file":
+            os.read(reading, 4)
+        stdin = open_files.enter_context(open(reading, encoding="utf-8"))
+        if kind == "closed":
+            stdin.close()
+        assert has_input(stdin) == has_some
+        terminal, said = Terminal(), list[str]()
+        monkeypatch.setattr(sys, "stdin", stdin if kind != "closed" else None)
+        monkeypatch.setattr(terminal, "say", lambda text, *style: said.append(text))
+        terminal.say_unread("-p")
+        assert said == ["standard input was not read, but -p"] * has_some

@@ -13,7 +13,7 @@ from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings import MOST_PROMPT_BYTES, RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand, origin
-from edge_run.cli.shared.terminal import Terminal
+from edge_run.cli.shared.terminal import NOT_STDIN, Terminal
 
 _MODEL = click.Argument(["model_file"], metavar="MODEL", required=False, type=PATH)
 _EPILOG = """
@@ -51,7 +51,11 @@ def run(context: click.Context, /, **given: Any) -> None:
     if is_chat and given["prompt_cache"] is None:
         settings = with_prompt_cache(settings)
     report(context, terminal, settings.config, settings.sampling)
-    (chat if is_chat else answer_once)(settings, terminal)
+    if is_chat:
+        chat(settings, terminal)
+    else:
+        answer_once(settings, terminal)
+        terminal.say_unread(NOT_STDIN)
 
 
 def _without_system_prompt(context: click.Context, settings: RunSettings) -> RunSettings:

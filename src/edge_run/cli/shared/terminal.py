@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 SHOWING_S = 0.25
 ERASE_LINE = "\r\x1b[2K"
+NOT_STDIN = (
+    "-p or -f; without them it is the prompt, also of text and question: (cat FILE; echo QUESTION) | edge-run MODEL"
+)
 _COLOUR_ANYWHERE = {"FORCE_COLOR", "TTY_COMPATIBLE"}  # with which rich colours what goes to no terminal
 
 _Result = TypeVar("_Result")
@@ -187,6 +191,11 @@ class Terminal:
             raise ConfigError(f"prompt: standard input is empty; {advice}")
         return text
 
+    def say_unread(self, instead: str) -> None:
+        """Say that what was given on standard input was not read but `instead`, where something was given."""
+        if has_input(sys.stdin):
+            self.say(f"standard input was not read, but {instead}")
+
     def _put(self, text: str) -> None:
         self.erase()
         try:
@@ -198,6 +207,27 @@ class Terminal:
             raise
         except OSError as error:
             raise OutputError(f"standard output: cannot be written ({reason_of(error)})") from error
+
+
+def has_input(stream: TextIO | None) -> bool:
+    """Return whether there is something in a file from which nobody has read, or by now in a pipe. Waits for nothing.
+
+    A file that another program reads too, as a shell that runs a command for each of its lines, is not meant for us.
+    """
+    try:
+        import fcntl  # here, as other systems have none
+        import termios
+
+        number = stream.fileno() if stream is not None else -1
+        mode = os.fstat(number).st_mode
+        if stat.S_ISREG(mode):
+            return os.lseek(number, 0, os.SEEK_CUR) == 0 < os.fstat(number).st_size
+        if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+            return False
+        found = fcntl.ioctl(number, termios.FIONREAD, bytes(4))
+    except (ImportError, OSError, ValueError):  # or a stream that is closed, or none of the system's
+        return False
+    return int.from_bytes(found, sys.byteorder) > 0
 
 
 def _raw(stream: TextIO) -> TextIO:
