@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from edge_run.base.errors import NotSupported
+from edge_run.base.options import is_list
 from edge_run.base.protocols import Text
 from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape, TextVectors, Vectors
 from edge_run.runtime.embedding.texts import each_text, most_tokens
@@ -27,7 +28,7 @@ def embedding_shape(engine: Engine) -> EmbeddingShape | None:
 def embed(
     path: Path,
     engine: Engine,
-    texts: Text | Sequence[Text],
+    texts: Text | Iterable[Text],
     normalize: bool,
     truncate: bool,
     on_text: Callable[[TextVectors], object] | None,
@@ -37,16 +38,21 @@ def embed(
     if embedder is None:
         raise NotSupported(f"{path}: was opened to generate text; open it for vectors with embeddings=True")
     engine.interrupt.reset()
-    given = partial(each_text, engine, texts, truncate=truncate)
-    lengths, cuts = list[int](), list[bool]()
-    for tokens, is_cut in given():  # all, before any is computed
-        lengths.append(len(tokens))
-        cuts.append(is_cut)
+    given = ((array("i", tokens), is_cut) for tokens, is_cut in each_text(engine, texts, truncate=truncate))
+    if is_list(texts):
+        given = iter(list(given))  # all, before any is computed
+    lengths, cuts = array("q"), bytearray()  # a few bytes for each of any number
+
+    def noted() -> Iterator[Sequence[int]]:
+        for tokens, is_cut in given:
+            lengths.append(len(tokens))
+            cuts.append(is_cut)
+            yield tokens
+
     began_s, reads = time.monotonic(), engine.read_totals
     is_normalized = normalize and embedder.pooling != "rank"
     kept, number, n_passes = list[Vectors](), 0, 0
-    each = (tokens for tokens, _ in given())  # anew: those of a large file take more memory than its text
-    for together in shared(each, engine.shape.sequences, engine.shape.micro_batch_tokens):
+    for together in shared(noted(), engine.shape.sequences, engine.shape.micro_batch_tokens):
         n_passes += 1
         vectors = embedder.embed(together)
         vectors = normalized(vectors) if is_normalized else vectors
@@ -54,7 +60,7 @@ def embed(
             if on_text is None:
                 kept.append(of_text)
             else:
-                on_text(TextVectors(number, of_text, lengths[number], cuts[number]))
+                on_text(TextVectors(number, of_text, lengths[number], bool(cuts[number])))
             number += 1
     numerics = engine.numerics
     if n_passes < len(lengths):
@@ -75,21 +81,24 @@ def embed(
     )
 
 
-def _of_each(texts: Sequence[list[int]], vectors: Vectors, pooling: str) -> list[Vectors]:
+def _of_each(texts: Sequence[Sequence[int]], vectors: Vectors, pooling: str) -> list[Vectors]:
     """Return the rows of each text."""
     if pooling != "none":
         return [vectors[number : number + 1] for number in range(len(texts))]
     return np.split(vectors, np.cumsum([len(text) for text in texts])[:-1])
 
 
-def shared(texts: Iterable[list[int]], sequences: int, pass_tokens: int) -> Iterator[list[list[int]]]:
+def shared(texts: Iterable[Sequence[int]], sequences: int, pass_tokens: int) -> Iterator[list[Sequence[int]]]:
     """Yield the texts that are computed together, in their order: so many at most, in passes of so many tokens."""
-    together = list[list[int]]()
+    together = list[Sequence[int]]()
     for text in texts:
-        if together and (len(together) == sequences or sum(map(len, together)) + len(text) > pass_tokens):
+        if together and sum(map(len, together)) + len(text) > pass_tokens:
             yield together
             together = []
         together.append(text)
+        if len(together) == sequences:  # before the next one is waited for
+            yield together
+            together = []
     if together:
         yield together
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -31,7 +31,7 @@ def most_tokens(engine: Engine) -> int:
     return min(context_tokens, engine.config.context_tokens or context_tokens)
 
 
-def text_tokens(engine: Engine, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:
+def text_tokens(engine: Engine, texts: Text | Iterable[Text], *, truncate: bool = False) -> TextTokens:
     """Return the tokens of texts; arguments and errors as for `each_text`. Computes nothing."""
     found = list(each_text(engine, texts, truncate=truncate))
     cut = tuple(number for number, (_, is_cut) in enumerate(found) if is_cut)
@@ -39,23 +39,31 @@ def text_tokens(engine: Engine, texts: Text | Sequence[Text], *, truncate: bool 
 
 
 def each_text(
-    engine: Engine, texts: Text | Sequence[Text], *, truncate: bool = False
+    engine: Engine, texts: Text | Iterable[Text], *, truncate: bool = False
 ) -> Iterator[tuple[list[int], bool]]:
     """Yield the tokens of each text, given as text or as tokens, and whether it was cut; see `Model.embed`.
 
-    Raises ConfigError for what is no text, and ContextFull for one that is too long and is not to be truncated.
+    Each is asked for when the one before was taken. Raises ConfigError for what is no text, and ContextFull for one
+    that is too long and is not to be truncated.
     """
-    if not isinstance(texts, str) and not is_list(texts):
-        raise ConfigError(f"texts {texts!r:.60}: must be text or tokens, or a list of those")
-    if not len(texts) and not isinstance(texts, str):
-        raise ConfigError("texts: there are none; give at least one")
-    is_one = isinstance(texts, str) or is_whole_number(texts[0])
-    several = cast("Sequence[Text]", [texts] if is_one else texts)
-    most = most_tokens(engine)
-    for number, text in enumerate(several):
-        tokens = _tokens(engine, f"text {number + 1}", text, most, truncate=truncate)
+    most, number = most_tokens(engine), 0
+    for number, text in enumerate(_several(texts), 1):
+        tokens = _tokens(engine, f"text {number}", text, most, truncate=truncate)
         is_cut = len(tokens) > most
         yield _cut(engine, tokens, most) if is_cut else tokens, is_cut
+    if not number:
+        raise ConfigError("texts: there are none; give at least one")
+
+
+def _several(texts: Text | Iterable[Text]) -> Iterable[Text]:
+    """Return texts, of which one was given, or several. Raises ConfigError for what is neither."""
+    is_list_of = is_list(texts)
+    if isinstance(texts, str) or (is_list_of and len(texts) and is_whole_number(texts[0])):  # type: ignore[arg-type, index]
+        return cast("Iterable[Text]", [texts])
+    is_bare = isinstance(texts, bytes | bytearray | memoryview | Mapping)
+    if not is_list_of and (is_bare or not isinstance(texts, Iterable)):
+        raise ConfigError(f"texts {texts!r:.60}: must be text or tokens, or a list of those")
+    return cast("Iterable[Text]", texts)
 
 
 def _tokens(engine: Engine, what: str, text: Text, most: int, *, truncate: bool) -> list[int]:

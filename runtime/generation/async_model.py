@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -193,7 +193,7 @@ class AsyncModel(AsyncOwner[Model]):
 
     async def embed(
         self,
-        texts: Text | Sequence[Text],
+        texts: Text | Iterable[Text],
         *,
         normalize: bool = True,
         truncate: bool = False,

@@ -278,7 +278,7 @@ class Model(ModelTexts):
 
     def embed(
         self,
-        texts: Text | Sequence[Text],
+        texts: Text | Iterable[Text],
         *,
         normalize: bool = True,
         truncate: bool = False,
@@ -286,7 +286,8 @@ class Model(ModelTexts):
     ) -> Embeddings:
         """Return the vectors of texts; of a model that was opened for that (`embeddings`), as encoders are.
 
-        texts: one or several, each as text or as tokens; text gets the model's own first and last tokens.
+        texts: one or several, each as text or as tokens; text gets the model's own first and last tokens. Of a list
+            all are looked at before any is computed; another iterable is asked for texts as there is room for them.
         normalize: whether vectors get length 1. truncate: whether a text that is too long is cut. on_text: is given
             the vectors of each text when it has them; they are not kept besides, so that any number of texts has room.
 

@@ -106,7 +106,7 @@ class ModelTexts(Closing):
         if outside is not None:
             raise ConfigError(f"{what}: token {outside} is outside the vocabulary of {vocabulary}")
 
-    def text_tokens(self, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:
+    def text_tokens(self, texts: Text | Iterable[Text], *, truncate: bool = False) -> TextTokens:
         """Return the tokens that `embed` computes of texts; it raises what that raises of them."""
         return text_tokens(self._opened, texts, truncate=truncate)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from edge_run.base.errors import Cancelled, ConfigError, ContextFull, KernelErro
 from edge_run.cli.shared import figures
 from edge_run.runtime.decoding.embedder import Embedder
 from edge_run.runtime.embedding.embedding import normalized, shared
-from edge_run.runtime.embedding.results import EmbeddingShape
+from edge_run.runtime.embedding.results import EmbeddingShape, TextVectors
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.llama.model import LlamaModel
@@ -111,6 +111,48 @@ def test_texts_share_passes_in_their_order() -> None:
     assert passes == [[0, 1, 2], [3], [4, 5, 6], [7]]
 
 
+def test_texts_that_are_all_there_wait_for_no_other() -> None:
+    def texts() -> Iterator[list[int]]:
+        yield from ([1], [2])
+        raise AssertionError("was asked for a third one")
+
+    assert next(shared(texts(), 2, 9)) == [[1], [2]]
+
+
+@pytest.mark.parametrize("kind", [list, iter])
+def test_texts_are_tokenized_once_and_asked_for_as_there_is_room(
+    kind: Callable[[list[str]], Any], opened: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a list, before any is computed; else one after the other, so that any number of them has room."""
+    order, tokenize = list[str](), LlamaModel.tokenize
+
+    def noted(model: LlamaModel, text: str, **how: bool) -> list[int]:
+        order.append(text)
+        return tokenize(model, text, **how)
+
+    texts = ["a fox", "a wolf", "a bear"]
+    wanted = opened.embed(texts)
+    monkeypatch.setattr(LlamaModel, "tokenize", noted)
+    vectors = list[np.ndarray]()
+
+    def take(text: TextVectors) -> None:
+        order.append(f"{text.number}")
+        vectors.append(text.vectors)
+
+    found = opened.embed(kind(texts), on_text=take)
+    assert order == ([*texts, "0", "1", "2"] if kind is list else ["a fox", "0", "a wolf", "1", "a bear", "2"])
+    assert np.array_equal(np.concatenate(vectors), wanted.vectors)
+    assert (found.tokens, found.passes) == (wanted.tokens, wanted.passes)
+
+
+@pytest.mark.parametrize("kind", [list, iter])
+def test_a_text_that_is_too_long_is_refused_when_it_is_looked_at(kind: Callable[[Any], Any], opened: Model) -> None:
+    given = list[int]()
+    with pytest.raises(ContextFull, match="text 3: "):
+        opened.embed(kind([TEXTS[0], TEXTS[1], [*TEXTS[3], 5]]), on_text=lambda text: given.append(text.number))
+    assert given == ([] if kind is list else [0, 1])
+
+
 def test_lengths_of_one() -> None:
     rows = np.array([[3.0, 4.0], [0.0, 0.0], [-1e-20, 0.0]], np.float32)
     assert np.array_equal(normalized(rows)[:2], np.array([[0.6, 0.8], [0, 0]], np.float32))
@@ -194,6 +236,7 @@ def test_of_a_text_that_is_far_too_long_the_beginning_is_tokenized(
     ("texts", "message"),
     [
         *[([], "there are none"), ([[1], []], "text 2: is empty"), ([[N_VOCAB]], "text 1: token 384 is outside")],
+        *[(iter(()), "there are none"), (iter([1, 2]), "text 1: 1 is neither"), ({"a": 1}, "must be text")],
         *[
             (b"Once", "must be text"),
             (5, "must be text"),

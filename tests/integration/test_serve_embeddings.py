@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from edge_run import Model
 from edge_run.base.errors import ContextFull
 from edge_run.runtime.server.apis.embeddings import MOST_TEXTS
 from llama_tensors import silence_llama_logs
-from program import assert_refused, run_program
+from program import Program, assert_refused, begin, run_program
 from served import Served, served
 from tiny_models import make_model
 
@@ -187,6 +188,29 @@ def test_texts_at_the_command_line(encoder: Path, model: Model, tmp_path: Path) 
     assert [document["index"] for document in documents] == [0, 1]
     assert [document["tokens"] for document in documents] == list(model.embed(TEXTS).tokens)
     assert equal([one["embedding"] for one in documents], model.embed(TEXTS, normalize=False).vectors)
+
+
+def test_lines_are_answered_as_they_come(encoder: Path, tmp_path: Path) -> None:
+    """All of them were read, and tokenized twice, before the first was computed."""
+    words = ("embed", encoder, *OPTIONS, "--parallel", 1, "--cache-dir", tmp_path, "--json")
+    command = Program([str(word) for word in words])
+    with begin(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        for number in range(3):
+            print(TEXTS[number % 2], file=process.stdin, flush=True)
+            assert json.loads(process.stdout.readline())["index"] == number
+        process.stdin.write(TOO_LONG)
+        process.stdin.close()
+        assert process.stderr
+        assert "text 4: has " in process.stderr.read()
+        assert (process.stdout.read(), process.wait(60)) == ("", ContextFull.exit_code)
+
+
+def test_a_file_that_is_not_there_is_said_before_any_is_read(encoder: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("one\n")
+    done = run_program("embed", encoder, *OPTIONS, tmp_path / "lines.txt", tmp_path / "none.txt")
+    assert_refused(done, 2, "none.txt: cannot be read")
 
 
 def test_a_text_that_is_too_long_at_the_command_line(encoder: Path, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,9 +21,16 @@ def read_text_file(path: str | Path, what: str, most_bytes: int) -> str:
 
     what: the beginning of an error. Raises ConfigError where it cannot be read, is longer, or is not UTF-8.
     """
+    with opened_file(path, what) as file:
+        return read_text(file, what, most_bytes)
+
+
+@contextlib.contextmanager
+def opened_file(path: str | Path, what: str) -> Iterator[BinaryIO]:
+    """Open the file at `path`, `~` replaced, for a block. Raises ConfigError, which begins with `what`."""
     try:
         with open(os.path.expanduser(path), "rb") as file:
-            return read_text(file, what, most_bytes)
+            yield file
     except OSError as error:
         why = reason_of(error)
         raise ConfigError(f"{what}: cannot be read ({why}); check the path and its permissions") from error
@@ -39,6 +49,23 @@ def read_text(file: BinaryIO, what: str, most_bytes: int) -> str:
     if not rest:
         raise ConfigError(f"{what}: longer than {format_size(most_bytes)}; shorten it", needed_bytes=most_bytes)
     return decoded(b"".join(pieces), what)
+
+
+def lines_of(file: BinaryIO, what: str, most_bytes: int) -> Iterator[str]:
+    """Yield the lines of `file` without their ends, LF or CR LF, as they come, each of at most `most_bytes`.
+
+    what: the beginning of an error. Raises ConfigError for a longer one, or one that is not UTF-8; OSError.
+    """
+    for number in itertools.count(1):
+        line = file.readline(most_bytes + len(b"\r\n"))
+        if not line:
+            return
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        if len(line) > most_bytes:
+            raise ConfigError(
+                f"{what}: line {number:,}: longer than {format_size(most_bytes)}; shorten it", needed_bytes=most_bytes
+            )
+        yield decoded(line, f"{what}: line {number:,}")
 
 
 def as_text(name: str) -> str:

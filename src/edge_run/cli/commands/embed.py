@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edge_run.base.config import POOLING
-from edge_run.base.errors import ConfigError
-from edge_run.base.files.texts import read_text_file
+from edge_run.base.errors import ConfigError, TierReadError, reason_of
+from edge_run.base.files.texts import lines_of, opened_file
 from edge_run.base.units import format_count
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.answer import NOTICE, opened
@@ -78,7 +81,7 @@ def embed(context: click.Context, /, model_file: Path, files: tuple[Path, ...], 
             terminal.write_json(_json_line(text, is_list=config.pooling == "none"))
         else:
             terminal.write("".join(f"{' '.join(map(str, row))}\n" for row in text.vectors))
-        terminal.show(f"{text.number + 1:,} of {format_count(len(texts), 'text')} (Ctrl-C stops)")
+        terminal.show(f"{format_count(text.number + 1, 'text')} so far (Ctrl-C stops)")
 
     with opened(model_file, config, terminal, is_quiet=True) as model:
         assert model.embedding is not None
@@ -90,28 +93,45 @@ def embed(context: click.Context, /, model_file: Path, files: tuple[Path, ...], 
             terminal.say(f"{format_count(len(found.truncated), 'text')} cut to {max(found.tokens):,} tokens")
         if terminal.shows_notices:
             terminal.say(figures.describe_embeddings(found, model.stats.load_s), NOTICE)
+    terminal.say_unread("-p, or the lines of the files")
 
 
-def _texts(prompts: tuple[str, ...], files: tuple[Path, ...], terminal: Terminal) -> list[str]:
-    """Return the texts that were given, in their order. Raises ConfigError for none, or for both kinds."""
+def _texts(prompts: Sequence[str], files: Sequence[Path], terminal: Terminal) -> Iterable[str]:
+    """Return the texts that were given, in their order; lines are read when they are asked for, but for the first.
+
+    Raises ConfigError for none, for both kinds, and for a file that cannot be read; iterating, for lines that are none.
+    """
     if prompts and files:
         raise ConfigError("--prompt and files: exclude each other; give one of the two")
     if prompts:
-        return list(prompts)
-    if files:
-        read = (read_text_file(file, str(file), MOST_PROMPT_BYTES) for file in files)
-        texts = [line for text in read if text for line in _lines(text.removesuffix("\n"))]
-        if not texts:
-            raise ConfigError(f"texts: none in {', '.join(map(str, files))}; give a file with a text on each line")
-        return texts
-    if terminal.can_ask:
+        return prompts
+    if not files and terminal.can_ask:
         raise ConfigError("texts: none given; give some with -p, files of lines, or standard input")
-    return _lines(terminal.read_all(MOST_PROMPT_BYTES))
+    for file in files:
+        if not file.is_fifo():  # which is read once, as that of a shell's <(...)
+            with opened_file(file, str(file)):
+                pass  # so that it is said before the model is opened
+    texts = _file_lines(files) if files else _stdin_lines()
+    first = next(texts, None)
+    if first is None and files:
+        raise ConfigError(f"texts: none in {', '.join(map(str, files))}; give a file with a text on each line")
+    if first is None:
+        raise ConfigError("texts: standard input is empty; give one with -p")
+    return itertools.chain([first], texts)
 
 
-def _lines(text: str) -> list[str]:
-    """Return the lines of a text; other characters that end a line somewhere are a part of one here."""
-    return [line.removesuffix("\r") for line in text.split("\n")]
+def _file_lines(files: Sequence[Path]) -> Iterator[str]:
+    for path in files:
+        with opened_file(path, str(path)) as file:
+            yield from lines_of(file, str(path), MOST_PROMPT_BYTES)
+
+
+def _stdin_lines() -> Iterator[str]:
+    try:
+        if sys.stdin is not None:
+            yield from lines_of(sys.stdin.buffer, "standard input", MOST_PROMPT_BYTES)
+    except OSError as error:
+        raise TierReadError(f"standard input: cannot be read ({reason_of(error)})") from error
 
 
 def _json_line(text: TextVectors, *, is_list: bool) -> str:
