@@ -271,8 +271,6 @@ class BatchedAnswers(Closing):
         for number, request in list(self._open.items()):
             if now >= request.deadline_s:
                 yield self._end(number, "deadline")
-            elif request.answer.wants_none:
-                yield self._end(number, "length")
 
     def _begin_admitted(self) -> None:
         """Have answers begin whose requests were admitted for the first time."""
@@ -316,7 +314,7 @@ class BatchedAnswers(Closing):
             room = dict.fromkeys(room, min(room.values()))
         for part in planned.parts:
             tokens, request = self._scheduler.tokens(part.request), self._open[part.request]
-            most_depth = min(room[part.request], request.answer.n_left - 1)
+            most_depth = max(0, min(room[part.request], request.answer.n_left - 1))
             texts[part.request] = OpenText(tokens, part.sequence, most_depth, request.salt)
         return self._guesses.plan(texts, planned.free_cells)
 
@@ -352,6 +350,9 @@ class BatchedAnswers(Closing):
 
     def _choose_all(self, number: int, request: _Open, found: Verification) -> Iterator[Event]:
         """Choose the next token of a request, and those after it as long as they were guessed; end it where it ends."""
+        if request.answer.wants_none:  # its prompt is read, for who asks next
+            yield self._end(number, "length")
+            return
         is_guessed = True
         while is_guessed:
             try:

@@ -195,3 +195,22 @@ async def test_tasks_share_passes_and_one_that_leaves_harms_nobody(grown: Path, 
 async def text_of(model: AsyncModel, prompt: Any, **options: Any) -> str:
     pieces = model.generate(prompt, **{"max_tokens": 10, "temperature": 0, **options})
     return "".join([piece.text async for piece in pieces])
+
+
+@pytest.mark.parametrize("options", [{}, {"speculate": "ngram"}, {"exact": True}])
+def test_a_prompt_of_which_no_answer_is_wanted_is_read_for_the_next_one(kit: Path, options: dict[str, Any]) -> None:
+    """As an answer alone does it. It ended before its prompt was read, so that editors warmed nothing."""
+    text = "Once upon a time there was a fox who lived in a small house at the end of the wood."
+    with Model(kit, context_tokens=512, threads=1, sequences=4, **options) as model:
+        wanted = model.generate(text, max_tokens=4, temperature=0).result()
+        none, one, word = model.generate_many(
+            [Request(text, 0), Request(text, 4, SamplingConfig(temperature=0)), Request([1], 0)], max_parallel=1
+        ).results()
+    for found in (none, word):
+        assert isinstance(found, Generation)
+        assert (found.text, found.token_ids, found.finish_reason) == ("", (), "length")
+    assert isinstance(none, Generation)
+    assert none.prefill_tokens_per_s > 0
+    assert isinstance(one, Generation)
+    assert one.token_ids == wanted.token_ids
+    assert one.cached_tokens == (0 if options.get("exact") else one.prompt_tokens - 1)

@@ -41,6 +41,19 @@ def test_a_completion(server: Served, model: Model) -> None:
     assert found["timings"]["predicted_n"] == 12
 
 
+def test_a_prompt_that_is_only_to_be_read(server: Served, model: Model) -> None:
+    """As editors ask, so that the next request finds it read."""
+    text = f"{PROMPT} there was a fox who lived in a small house"
+    found = post(server, "/completion", prompt=text, n_predict=0).json()
+    assert (found["content"], found["stop_type"], found["tokens_predicted"]) == ("", "limit", 0)
+    assert found["timings"]["prompt_n"] + found["timings"]["cache_n"] == len(model.prompt_tokens(text))
+    assert found["timings"]["prompt_n"] > 0
+    assert post(server, "/completion", prompt=text, n_predict=0, response_fields=[""]).json() == {}
+    again = post(server, "/completion", prompt=text, n_predict=2, temperature=0).json()
+    assert again["timings"]["cache_n"] > len(model.prompt_tokens(text)) / 2
+    assert again["content"] == model.generate(text, max_tokens=2, temperature=0).result().text
+
+
 def test_guesses_are_counted_where_there_were_any(model: Model) -> None:
     answer = model.generate(PROMPT, max_tokens=4, temperature=0).result()
     assert "draft_n" not in timings(answer)
