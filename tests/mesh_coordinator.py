@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.mesh import is_worker
+from edge_run.base.mesh import MeshOptions, is_worker
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.runtime.mesh import coordinator, device_group
-from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from mesh_faults import OPTIONS, greedy
 from mesh_processes import CONNECT_S, LEAST_DEADLINE_S, START_S, round_robin
 

@@ -27,12 +27,13 @@ from typing import Any
 
 import namespaces
 from edge_run.base.config import ModelConfig
+from edge_run.base.mesh import MeshOptions
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator as mesh_coordinator
 from edge_run.runtime.mesh import device_group
-from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from mesh_processes import LEAST_DEADLINE_S, CoordinatorProcess, MeshOfProcesses, mesh_of, round_robin
 from mesh_schedules import COORDINATOR, HERE, ON_LINKS, SERVER, WORKERS, Fault, Schedule, draw_schedule
 from namespaces import Network

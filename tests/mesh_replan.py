@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.config import ModelConfig
+from edge_run.base.mesh import MeshOptions
 from edge_run.base.mesh_status import MeshUse
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import Hops, plan_ring
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from mesh_faults import OPTIONS, greedy
 from mesh_processes import mesh_of
 from program import MESH, fork_from_here

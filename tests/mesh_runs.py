@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.mesh import LinkRate
+from edge_run.base.mesh import LinkRate, MeshOptions
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.base.units import KIB
 from edge_run.runtime.decoding.session import Session
@@ -22,7 +22,7 @@ from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.meter import Meter
 from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from edge_run.runtime.worker.worker import Worker
 from fake_mesh import Hub
 from kept_tokens import kept

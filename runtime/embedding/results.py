@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.results import Backend, MemoryUse, Numerics, Plan
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-Vector: TypeAlias = "npt.NDArray[np.float32]"
-Vectors: TypeAlias = "npt.NDArray[np.float32]"
+Vector: TypeAlias = npt.NDArray[np.float32]
+Vectors: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,15 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import anyio
 
 from edge_run.base.config import ModelConfig, ModelOptions
 from edge_run.base.errors import Cancelled, ConfigError
 from edge_run.base.interrupt import Interrupt
-from edge_run.base.mesh import Mesh
+from edge_run.base.mesh import Mesh, MeshOptions
+from edge_run.base.options import Unpack
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.protocols import Text
 from edge_run.base.results import Forecast, Generation, Numerics, Piece, Plan, Progress, Speculation, Stats
@@ -30,11 +31,6 @@ from edge_run.runtime.llama._ggml import rest_threads
 from edge_run.runtime.processes.async_owner import AsyncOwner
 from edge_run.runtime.processes.fair_room import FairRoom
 from edge_run.runtime.scheduling.shares import AGING_S
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from edge_run.runtime.mesh.engine import MeshOptions
 
 _LOOKS, _LOOK_S = 20, 0.01  # at who has the turn
 

@@ -6,14 +6,13 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, ModelOptions
 from edge_run.base.errors import ConfigError, NotSupported, option
 from edge_run.base.interrupt import Interrupt
-from edge_run.base.mesh import Mesh
+from edge_run.base.mesh import Mesh, MeshOptions
 from edge_run.base.mesh_status import MeshUse
-from edge_run.base.options import config_of
+from edge_run.base.options import Self, Unpack, config_of
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.protocols import Text
 from edge_run.base.results import Forecast, Generation, Numerics, Plan, Progress, Speculation, Stats
@@ -43,11 +42,6 @@ from edge_run.runtime.llama.prompt_text import check_room
 from edge_run.runtime.planning.planner import Planner, packed
 from edge_run.runtime.probing.probe import recall
 from edge_run.runtime.processes.workplace import Workplace
-
-if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
-
-    from edge_run.runtime.mesh.engine import MeshOptions
 
 _WAITS_AT_EXIT_S = 10.0  # for a pass of another thread; where it does not end, the system frees what there is
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError, option
 from edge_run.base.files.folders import mesh_folder
-from edge_run.base.interrupt import Interrupt
-from edge_run.base.mesh import Mesh, is_worker
+from edge_run.base.mesh import Mesh, MeshOptions, is_worker
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.fetch.exchange import PieceExchange
 from edge_run.runtime.llama.holdings import COORDINATOR_RESERVE_BYTES
@@ -24,27 +21,7 @@ from edge_run.runtime.mesh.run import MeshRun
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.tiers.gguf import GgufModel, read_gguf
 
-logger = logging.getLogger(__name__)
-
 MEET_S = 3.0  # to hear who is there
-
-
-@dataclass(frozen=True, slots=True)
-class MeshOptions:
-    """How a run uses a mesh.
-
-    mesh: an open one, which stays open, or the address of its broker; an empty one is what this device joined with.
-    folder: where this device's key and cluster are kept; None is where `edge-run mesh` keeps them.
-    takes_any_numerics: devices whose kernels may compute other bits take part too.
-    say: is told what the user should see.
-    interrupt: of the model that is opened; it ends the opening too, which takes long where a device fetches its layers.
-    """
-
-    mesh: Mesh | str = ""
-    folder: Path | str | None = None
-    takes_any_numerics: bool = False
-    say: Callable[[str], None] = logger.warning
-    interrupt: Interrupt = field(default_factory=Interrupt)
 
 
 def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge_run.base.config import ModelConfig, ModelOptions
 from edge_run.base.errors import system_errors
-from edge_run.base.options import config_of
+from edge_run.base.options import Unpack, config_of
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
 from edge_run.runtime.planning.planner import Planner, told
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.tiers.gguf import read_gguf
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 def planner(path: Path, config: ModelConfig, *, may_measure: bool = True) -> Planner:

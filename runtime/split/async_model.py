@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_run.base.options import Unpack
 from edge_run.base.split import SplitStats
 from edge_run.runtime.processes.async_owner import AsyncOwner
 from edge_run.runtime.split.model import Frame, SplitModel
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class SplitOptions(TypedDict, total=False):

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from edge_run.base.config import ModelConfig, ModelOptions
 from edge_run.base.errors import ConfigError, NotSupported, option, system_errors
 from edge_run.base.files.whole import whole_file, writing
-from edge_run.base.options import config_of
+from edge_run.base.options import Unpack, config_of
 from edge_run.base.replay import Recording
 from edge_run.devices.host.target_file import check_target
 from edge_run.prefetch.routes import DECODE, Route, RouteHeader, RouteWriter
@@ -21,9 +21,6 @@ from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.prompt_text import tokenize_prompt
 from edge_run.runtime.streaming.route_recorder import RouteRecorder, route_header
 from edge_run.tiers.gguf import read_gguf
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @system_errors("tracing")

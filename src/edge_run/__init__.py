@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         TierReadError,
     )
     from edge_run.base.interrupt import Interrupt
+    from edge_run.base.mesh import MeshOptions
     from edge_run.base.mesh_status import MeshUse
     from edge_run.base.profile import DeviceProfile
     from edge_run.base.protocols import Text
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     from edge_run.runtime.grammars.room import RoomedGrammar
     from edge_run.runtime.keeping.keeper import ConversationRows
     from edge_run.runtime.llama.prompt_text import GapMarks
-    from edge_run.runtime.mesh.engine import MeshOptions
     from edge_run.runtime.planning.plan import plan
     from edge_run.runtime.probing.probe import probe
     from edge_run.runtime.split.async_model import AsyncSplitModel
@@ -105,6 +105,7 @@ _NAMES = {
         "TierReadError",
     ),
     "edge_run.base.interrupt": ("Interrupt",),
+    "edge_run.base.mesh": ("MeshOptions",),
     "edge_run.base.mesh_status": ("MeshUse",),
     "edge_run.base.profile": ("DeviceProfile",),
     "edge_run.base.protocols": ("Text",),
@@ -161,7 +162,6 @@ _NAMES = {
     "edge_run.runtime.grammars.room": ("RoomedGrammar",),
     "edge_run.runtime.keeping.keeper": ("ConversationRows",),
     "edge_run.runtime.llama.prompt_text": ("GapMarks",),
-    "edge_run.runtime.mesh.engine": ("MeshOptions",),
     "edge_run.runtime.planning.plan": ("plan",),
     "edge_run.runtime.probing.probe": ("probe",),
     "edge_run.runtime.split.async_model": ("AsyncSplitModel",),

@@ -19,7 +19,7 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, DeviceLost
 from edge_run.base.fields import Document
 from edge_run.base.interrupt import Interrupt
-from edge_run.base.mesh import Unled
+from edge_run.base.mesh import MeshOptions, Unled
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import Hops
@@ -28,7 +28,7 @@ from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.mesh import coordinator, device_group
 from edge_run.runtime.mesh import run as mesh_run
-from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from in_child import in_child
 from mesh_runs import CHUNK_BYTES, OPTIONS, PROMPT, Run, alone, answers, greedy, running
 from tiny_models import make_model

@@ -10,11 +10,11 @@ from pathlib import Path
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import DeviceLost, MeshError
 from edge_run.base.fields import Document
-from edge_run.base.mesh import HasLeft
+from edge_run.base.mesh import HasLeft, MeshOptions
 from edge_run.runtime.mesh import coordinator, device_group, failover
 from edge_run.runtime.mesh import orders as run_orders
 from edge_run.runtime.mesh import run as mesh_run
-from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from fake_mesh import Hub
 from in_child import in_child
 from mesh_processes import round_robin

@@ -16,10 +16,11 @@ import numpy as np
 
 import mesh_runs
 from edge_run.base.config import ModelConfig
+from edge_run.base.mesh import MeshOptions
 from edge_run.base.units import GIB, MIB
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from edge_run.runtime.worker.worker import Worker
 from fake_mesh import Hub
 from in_child import in_child

@@ -10,11 +10,11 @@ import pytest
 
 import mesh_runs
 from edge_run.base.config import ModelConfig
-from edge_run.base.mesh import Message, is_worker
+from edge_run.base.mesh import MeshOptions, Message, is_worker
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.fetch.exchange import PieceExchange
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from in_child import in_child
 from mesh_processes import MeshOfProcesses, mesh_of, round_robin
 from mosquitto import PROGRAM

@@ -12,7 +12,7 @@ import pytest
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, DeviceLost
 from edge_run.base.fields import Document
-from edge_run.base.mesh import Message
+from edge_run.base.mesh import MeshOptions, Message
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.partition.mesh_pipeline import plan_pipeline
 from edge_run.partition.mesh_ring import Hop
@@ -23,7 +23,7 @@ from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.meter import Meter
 from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from edge_run.runtime.mesh.transport import GRAPH_CHANGED
 from edge_run.runtime.worker.worker import Worker
 from fake_mesh import Hub

@@ -15,13 +15,13 @@ import pytest
 import edge_run
 from edge_run import ModelConfig
 from edge_run.base.errors import BudgetError
+from edge_run.base.mesh import MeshOptions
 from edge_run.base.units import GIB, KIB, MIB, format_size
 from edge_run.cli.shared.answer import opened
 from edge_run.cli.shared.terminal import Terminal
 from edge_run.devices.host.ledger import Ledger
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import engine as mesh_engine
-from edge_run.runtime.mesh.engine import MeshOptions
 from edge_run.runtime.planning import prepare as prepare_module
 from edge_run.runtime.planning.plan import planner
 from edge_run.runtime.planning.prepare import prepare

@@ -6,14 +6,19 @@ of models and knows nothing of MQTT. Both speak through these protocols, so eith
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
 from edge_run.base.fields import Document
-from edge_run.base.interrupt import go_on
+from edge_run.base.interrupt import Interrupt, go_on
+from edge_run.base.options import require
+
+logger = logging.getLogger(__name__)
 
 MOST_PART_BYTES = 64 << 20  # of a part of a message
 
@@ -266,3 +271,29 @@ class Mesh(Protocol):
     def close(self) -> None:
         """Leave: say so, stop all threads, close all sockets. Idempotent."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class MeshOptions:
+    """How a run uses a mesh.
+
+    mesh: an open one, which stays open, or the address of its broker; an empty one is what this device joined with.
+    folder: where this device's key and cluster are kept; None is where `edge-run mesh` keeps them.
+    takes_any_numerics: devices whose kernels may compute other bits take part too.
+    say: is told what the user should see.
+    interrupt: of the model that is opened; it ends the opening too, which takes long where a device fetches its layers.
+    """
+
+    mesh: Mesh | str = ""
+    folder: Path | str | None = None
+    takes_any_numerics: bool = False
+    say: Callable[[str], None] = logger.warning
+    interrupt: Interrupt = field(default_factory=Interrupt)
+
+    def __post_init__(self) -> None:
+        is_open = callable(getattr(self.mesh, "members", None))
+        require(
+            isinstance(self.mesh, str) or is_open,
+            f"mesh {self.mesh!r:.60}: must be one that is open, the address of a broker (mqtt://HOST), an empty text "
+            "for the mesh that this device joined, or MeshOptions",
+        )

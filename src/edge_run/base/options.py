@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
@@ -14,6 +15,13 @@ from typing import Any, Literal, TypeVar, Union
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.protocols import TokenArray
+
+if sys.version_info >= (3, 11):  # at run time too, for who asks for the types of arguments
+    from typing import Self as Self  # noqa: PLC0414 - for others
+    from typing import Unpack as Unpack  # noqa: PLC0414 - for others
+else:
+    from typing_extensions import Self as Self  # noqa: PLC0414 - for others
+    from typing_extensions import Unpack as Unpack  # noqa: PLC0414 - for others
 
 _Config = TypeVar("_Config")
 _ACCEPTED: dict[type, tuple[type, ...]] = {int: (Integral,), float: (Real,), Path: (Path, str), Sequence: (Iterable,)}
@@ -63,8 +71,9 @@ def config_of(
 ) -> _Config:
     """Return `config`, or where there is none one of keyword options, as `make_config` does.
 
-    Raises ConfigError where both are given.
+    Raises ConfigError where both are given, or `config` is of another kind.
     """
+    require(config is None or isinstance(config, kind), f"config {config!r:.60}: must be a {kind.__name__}, or None")
     if config is not None and options:
         raise ConfigError("config and single options: give one of the two")
     return config or make_config(kind, options, beside)

@@ -5,10 +5,27 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
+from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
 import edge_run
+from edge_run import (
+    AsyncModel,
+    AsyncSplitModel,
+    ConfigError,
+    Embeddings,
+    MeshConfig,
+    MeshOptions,
+    Model,
+    TextVectors,
+    plan,
+    probe,
+    replay,
+    trace,
+)
 from edge_run.base.config import ModelConfig, ModelOptions
 from edge_run.base.sampling_config import SamplingConfig, SamplingOptions
 from edge_run.runtime.split.async_model import SplitOptions
@@ -44,3 +61,37 @@ def test_what_is_yes_or_no_is_given_by_name() -> None:
     flags = [(function, one) for function, one in taken if one.default is True or one.default is False]
     assert len(flags) > 4
     assert not [(function, one.name) for function, one in flags if one.kind is not one.KEYWORD_ONLY]
+
+
+@pytest.mark.parametrize(
+    "of",
+    [AsyncModel, AsyncSplitModel, Embeddings, MeshOptions, Model, SplitModel, TextVectors, plan, probe, replay, trace],
+    ids=lambda of: of.__name__,
+)
+def test_a_program_can_ask_for_the_types_of_all_arguments(of: Any) -> None:
+    """What makes commands or tools of functions asks for them; names that only checkers had raised NameError."""
+    members = inspect.getmembers(of, inspect.isfunction) if isinstance(of, type) else [("", of)]
+    assert all(isinstance(typing.get_type_hints(function), dict) for _, function in members)
+    assert typing.get_type_hints(of) or not dataclasses.is_dataclass(of)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"config": {"memory": "1GiB"}}, r"config \{'memory': '1GiB'\}: must be a ModelConfig, or None"),
+        ({"config": {}}, "must be a ModelConfig, or None"),
+        ({"config": "4GiB"}, "config '4GiB': must be a ModelConfig, or None"),
+        ({"mesh": True}, "mesh True: must be one that is open, the address of a broker"),
+        ({"mesh": 1883}, "mesh 1883: must be one that is open"),
+        ({"mesh": MeshConfig(Path("mesh"))}, "mesh MeshConfig.*: must be one that is open"),
+    ],
+)
+def test_what_is_no_configuration_or_mesh_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    for kind in (Model, lambda path, **given: anyio.run(opened, path, given)):
+        with pytest.raises(ConfigError, match=message):
+            kind(Path("model.gguf"), **options)
+
+
+async def opened(path: Path, options: dict[str, Any]) -> None:
+    async with AsyncModel(path, **options):
+        pass

@@ -19,9 +19,9 @@ from edge_run.cli.shared.terminal import Terminal
 from edge_run.runtime.formats.marked_output import THINK, THOUGHT
 
 if TYPE_CHECKING:
+    from edge_run.base.mesh import MeshOptions
     from edge_run.runtime.generation.model import Model
     from edge_run.runtime.generation.stream import Stream
-    from edge_run.runtime.mesh.engine import MeshOptions
 
 NOTICE = "dim"
 _ENDS_IF = "if its file is cut or its drive fails meanwhile, the system ends the process (SIGBUS)"

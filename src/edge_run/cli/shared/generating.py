@@ -20,10 +20,10 @@ from edge_run.cli.shared.talks import PlainTalk, TemplateTalk
 from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:
+    from edge_run.base.mesh import MeshOptions
     from edge_run.runtime.generation.model import Model
     from edge_run.runtime.generation.stream import Stream
     from edge_run.runtime.keeping.conversations import Conversation
-    from edge_run.runtime.mesh.engine import MeshOptions
 
 
 def is_interactive(settings: RunSettings, terminal: Terminal) -> bool:
@@ -75,7 +75,7 @@ def with_prompt_cache(settings: RunSettings) -> RunSettings:
 
 def mesh_options(settings: RunSettings, terminal: Terminal) -> MeshOptions:
     """Return how a run uses the mesh that this device joined; what happens to it is said on standard error."""
-    from edge_run.runtime.mesh.engine import MeshOptions
+    from edge_run.base.mesh import MeshOptions
 
     return MeshOptions(
         takes_any_numerics=settings.takes_any_numerics, say=lambda text: terminal.say(f"mesh: {text}", NOTICE)
