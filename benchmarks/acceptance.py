@@ -34,10 +34,10 @@ from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.inspection.draft_file import DraftFile
 from edge_run.runtime.llama.model import LlamaModel
 from edge_run.runtime.speculation.draft_model import DraftModel
-from edge_run.runtime.speculation.drafting import Drafter, Pace
-from edge_run.runtime.speculation.lookup import Lookup
-from edge_run.runtime.speculation.overlap import Overlap
+from edge_run.runtime.speculation.drafting import Pace
 from edge_run.runtime.speculation.session import SpeculativeSession
+from edge_run.runtime.speculation.shared_drafters import SharedDrafters
+from edge_run.runtime.speculation.shared_guesses import SharedGuesses
 from edge_run.runtime.speculation.tally import SpeculationTally
 from edge_run.runtime.speculation.width_control import ONE_TEXT, Offer, WidthControl
 from edge_run.tiers.gguf import read_gguf
@@ -109,21 +109,23 @@ class FixedWidth(WidthControl):
         """Return True."""
         return True
 
-    def choose(self, values: Sequence[float], n_texts: int = 1) -> int:
-        """Return the width."""
-        return min(self.most_tokens, len(values) + 1)
+    def best(self, offers: Sequence[Offer]) -> int:
+        """Return the widest one."""
+        return len(offers) - 1
 
 
-def accepted(drafters: Sequence[Drafter], text: Sequence[int], start: int, vocabulary: int, way: str) -> Iterator[int]:
+def accepted(draft: DraftModel, text: Sequence[int], start: int, vocabulary: int, way: str) -> Iterator[int]:
     """Yield for each pass over text[start:] how many of its guesses came true."""
     is_tree = way != "chain"
-    session = SpeculativeSession(
-        Known(text, vocabulary, can_branch=is_tree, width=WIDTH),
-        drafters,
+    is_lookup = way == "lookup"
+    guesses = SharedGuesses(
         FixedWidth(WIDTH),
         SpeculationTally(way),
+        SharedDrafters(None if is_lookup else draft, uses_lookup=is_lookup),
+        WIDTH - 1,
         branches=range(1, 1 + MOST_BRANCHES) if is_tree else (),
     )
+    session = SpeculativeSession(Known(text, vocabulary, can_branch=is_tree, width=WIDTH), guesses)
     session.feed(text[:start])
     passes = n_accepted = 0
     for token in text[start:-1]:
@@ -171,8 +173,7 @@ def count(model_file: Path, draft_file: Path, folder: Path, kinds: Sequence[str]
             found: dict[str, list[int]] = json.loads(result.read_text()) if result.exists() else {}
             for way in ways:
                 if way not in found:
-                    drafters: list[Drafter] = [Lookup()] if way == "lookup" else [Overlap(draft)]
-                    found[way] = list(accepted(drafters, text, start, target.vocabulary, way))
+                    found[way] = list(accepted(draft, text, start, target.vocabulary, way))
                     result.write_text(json.dumps(found))  # what was counted is not counted again
             print(
                 path.stem,

@@ -38,7 +38,7 @@ from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation import speculation_setup
 from edge_run.runtime.generation.sampling import Sampler
-from edge_run.runtime.speculation import session as speculative_session
+from edge_run.runtime.speculation import shared_drafters
 
 WAYS = ("plain", "guessed", "plain-exact", "guessed-exact")
 PROMPT, N_DRAWN, TOP_K = [5, 6, 7, 8], 4, 6
@@ -53,7 +53,7 @@ def opened(way: str) -> Iterator[Engine]:
     from tiny_models import make_model
 
     speculation_setup.WidthControl = AnyWidth  # type: ignore[misc]
-    speculative_session.MOST_DEPTH = N_DRAWN - 1  # nobody comes to what lies deeper
+    shared_drafters.MOST_DEPTH = N_DRAWN - 1  # nobody comes to what lies deeper
     is_guessed, is_exact = way.startswith("guessed"), way.endswith("exact")
     with tempfile.TemporaryDirectory() as name:
         model = make_model("llama", Path(name))

@@ -47,9 +47,9 @@ class AnyWidth(WidthControl):
         """Return True."""
         return True
 
-    def choose(self, values: Sequence[float], n_texts: int = 1) -> int:
-        """Return a width at random."""
-        return self._chance.randint(1, min(self.most_tokens, len(values) + 1))
+    def best(self, offers: Sequence[Offer]) -> int:
+        """Return one at random."""
+        return self._chance.randrange(len(offers))
 
 
 def engine_of(model: Path, **options: Any) -> Engine:

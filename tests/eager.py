@@ -29,8 +29,5 @@ class Eager(WidthControl):
             self.rest()
         return True
 
-    def choose(self, values: Sequence[float], n_texts: int = 1) -> int:
-        return self._chance.randint(1, min(self.most_tokens, len(values) + 1))
-
     def best(self, offers: Sequence[tuple[int, float]]) -> int:
         return self._chance.randrange(len(offers))

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from cells import VOCABULARY, Cells
+from edge_run.base.protocols import Clock
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.speculation.drafting import Guess, Guesses, WantedGuesses
 from edge_run.runtime.speculation.overlap import Overlap
 from edge_run.runtime.speculation.session import SpeculativeSession
+from edge_run.runtime.speculation.shared_drafters import SharedDrafters
+from edge_run.runtime.speculation.shared_guesses import SharedGuesses
 from edge_run.runtime.speculation.tally import SpeculationTally
 from edge_run.runtime.speculation.width_control import ONE_TEXT, Offer, WidthControl
 
@@ -18,10 +23,13 @@ from edge_run.runtime.speculation.width_control import ONE_TEXT, Offer, WidthCon
 class Guesser:
     """Guesses at random, sometimes what comes."""
 
-    once_s = 0.0
+    once_s, most_texts = 0.0, 1
 
     def __init__(self, chance: random.Random, coming: list[int]) -> None:
         self._chance, self._coming = chance, coming
+
+    def belong(self, number: int, salt: str) -> None:
+        assert (number, salt) == (0, "")
 
     def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
         assert wanted.most_depth >= 1
@@ -68,19 +76,28 @@ class AnyWidth(WidthControl):
     def wants_guesses(self, hoped: Sequence[Offer] = ONE_TEXT) -> bool:
         return self._chance.random() < 0.9
 
-    def choose(self, values: Sequence[float], n_texts: int = 1) -> int:
-        return self._chance.randint(1, min(12, len(values) + 1))
+    def best(self, offers: Sequence[Offer]) -> int:
+        return self._chance.randrange(len(offers))
+
+
+def guesses_of(
+    drafter: object,
+    control: WidthControl,
+    *,
+    branches: Sequence[int] = (),
+    is_exact: bool = False,
+    uses_lookup: bool = False,
+    clock: Clock = time.monotonic,
+) -> SharedGuesses:
+    """Return what `drafter` guesses of one text, as a draft model does."""
+    drafters = SharedDrafters(cast("Any", drafter), uses_lookup=uses_lookup, clock=clock)
+    tally = SpeculationTally("random", is_exact=is_exact)
+    return SharedGuesses(control, tally, drafters, 11, branches=branches, clock=clock)
 
 
 def speculating(decoder: Cells, coming: list[int], seed: int, is_exact: bool) -> SpeculativeSession:
     chance = random.Random(seed)
-    branches = range(1, 6) if decoder.capabilities.can_branch else ()
-    drafters = [Always(Guesser(chance, coming)), Guesser(chance, coming)]
-    return SpeculativeSession(
-        decoder,
-        drafters,
-        AnyWidth(chance),
-        SpeculationTally("random", is_exact=is_exact),
-        branches=branches,
-        is_exact=is_exact,
-    )
+    branches, drafter = range(1, 6) if decoder.capabilities.can_branch else (), Guesser(chance, coming)
+    guesses = guesses_of(drafter, AnyWidth(chance), branches=branches, is_exact=is_exact, uses_lookup=True)
+    guesses.drafters._overlap = Always(cast("Any", drafter))
+    return SpeculativeSession(decoder, guesses, is_exact=is_exact)

@@ -35,8 +35,9 @@ from edge_run.runtime.llama.prompt_text import check_room
 from edge_run.runtime.scheduling.scheduler import PassPart, PassRules, PlannedPass, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
 from edge_run.runtime.scheduling.widths import PassWidths
+from edge_run.runtime.speculation.pass_offers import span_of
 from edge_run.runtime.speculation.shared_drafters import OpenText
-from edge_run.runtime.speculation.shared_guesses import SharedTree, span_of
+from edge_run.runtime.speculation.shared_guesses import SharedTree
 from edge_run.runtime.speculation.verification import Verification
 
 
@@ -325,7 +326,7 @@ class BatchedAnswers(Closing):
         trees = {one.part.request: one.tree for one in computed if one.tree}
         widths = [len(one.tree.tree) if one.tree else len(one.part.tokens) for one in computed]
         n_sequences = span_of(one.part.sequence for one in computed)
-        width = self._guesses.width_of(widths, n_sequences) if self._guesses else sum(widths)
+        width = self._guesses.offers.width_of(widths, n_sequences) if self._guesses else sum(widths)
         if not (self._guesses and self._guesses.drafters.was_trial):  # such a pass says nothing of those to come
             self._widths.observe(width, lap.wall_s, lap.wait_s, lap.reads.busy_s, lap.reads.bytes_read)
         if self._guesses:

@@ -9,9 +9,6 @@ from edge_run.runtime.decoding.padding import LEAST_TOKENS
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.engine.pass_costs import pass_costs
-from edge_run.runtime.speculation.drafting import Drafter
-from edge_run.runtime.speculation.lookup import Lookup
-from edge_run.runtime.speculation.overlap import Overlap
 from edge_run.runtime.speculation.session import SpeculativeSession
 from edge_run.runtime.speculation.shared_drafters import SharedDrafters
 from edge_run.runtime.speculation.shared_guesses import SharedGuesses
@@ -30,24 +27,18 @@ def open_session(engine: Engine) -> Session:
 
 def _new_session(engine: Engine) -> Session:
     config = engine.config
-    drafters: list[Drafter] = [Overlap(engine.draft)] if engine.draft else []
-    if config.uses_lookup:
-        drafters.append(Lookup())
-    if not drafters:
+    if not (engine.draft or config.uses_lookup):
         return Session(engine.front, shift=_context_shift(engine))
     capabilities = engine.front.capabilities
     if not (capabilities.can_rewind or capabilities.rollback_tokens):
         return Session(engine.front, why_plain=_RECURRENT)
-    control = _control(engine, pass_costs(engine), min(config.draft_tokens + 1, _most_tokens(engine)))
-    return SpeculativeSession(
-        engine.front,
-        drafters,
-        control,
-        SpeculationTally(_mode(engine), _limits(engine), is_exact=config.exact),
+    guesses = SharedGuesses(
+        _control(engine, pass_costs(engine), min(config.draft_tokens + 1, _most_tokens(engine))),
+        *_counted_and_made(engine),
+        config.draft_tokens,
         branches=_branches(engine),
-        is_exact=config.exact,
-        counters=lambda: _counters(engine),
     )
+    return SpeculativeSession(engine.front, guesses, is_exact=config.exact, counters=lambda: _counters(engine))
 
 
 def _control(engine: Engine, costs: WidthCosts, most_tokens: int) -> WidthControl:
@@ -85,8 +76,7 @@ def open_shared_guesses(engine: Engine, costs: WidthCosts) -> tuple[SharedGuesse
         return None, _RECURRENT
     guesses = SharedGuesses(
         _control(engine, costs, _most_tokens(engine)),
-        SpeculationTally(_mode(engine), _limits(engine), is_exact=config.exact),
-        SharedDrafters(engine.draft, uses_lookup=config.uses_lookup),
+        *_counted_and_made(engine),
         config.draft_tokens,
         branches=() if config.exact else _branches(engine),  # only what lies in the order of the text is exact
         least_tokens=LEAST_TOKENS if config.exact else int(engine.shape.has_streams),
@@ -94,8 +84,12 @@ def open_shared_guesses(engine: Engine, costs: WidthCosts) -> tuple[SharedGuesse
     return guesses, ""
 
 
-def _mode(engine: Engine) -> str:
-    return "+".join(["draft"] * bool(engine.draft) + ["ngram"] * engine.config.uses_lookup)
+def _counted_and_made(engine: Engine) -> tuple[SpeculationTally, SharedDrafters]:
+    """Return what counts the guesses, and what makes them."""
+    uses_lookup = engine.config.uses_lookup
+    mode = "+".join(["draft"] * bool(engine.draft) + ["ngram"] * uses_lookup)
+    tally = SpeculationTally(mode, _limits(engine), is_exact=engine.config.exact)
+    return tally, SharedDrafters(engine.draft, uses_lookup=uses_lookup)
 
 
 def _most_tokens(engine: Engine) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from edge_run.base.protocols import BatchToken
 
@@ -58,14 +57,6 @@ class WantedGuesses:
     most_guesses: int
     acceptance: Acceptance
     pace: Pace = Pace()
-
-
-class Drafter(Protocol):
-    """Something that guesses how a text goes on."""
-
-    def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
-        """Return paths that may follow `history`, each with its beginnings."""
-        ...
 
 
 class Acceptance:

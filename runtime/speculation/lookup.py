@@ -31,7 +31,7 @@ class Lookup:
         self._runs = _Runs(0, _LEAST_ROOM)
 
     def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
-        """Return what followed the runs that end `history`; see `Drafter.draft`."""
+        """Return what followed the runs that end `history`, each path with its beginnings."""
         try:
             self._follow(history)
         except BaseException:  # as Ctrl-C: what is not indexed as a whole cannot be taken back

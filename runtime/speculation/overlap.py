@@ -70,7 +70,7 @@ class Overlap:
         return self._guessing_s > WORTH_SHARE * self._pass_s > 0 and self._wait_share > WAIT_SHARE
 
     def draft(self, history: Sequence[int], wanted: WantedGuesses, number: int = 0) -> Guesses:
-        """Return guesses of what follows `history`, the drafter's text of that number; see `Drafter.draft`."""
+        """Return guesses of what follows `history`, the drafter's text of that number, without the number."""
         self._asked, self._number, self.once_s, self._was_beside = wanted, number, 0.0, False
         ahead, self._ahead = self._ahead, None
         found = following(*ahead, history) if ahead else {}

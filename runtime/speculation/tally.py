@@ -1,4 +1,4 @@
-"""What speculation did, counted from one prompt to the next."""
+"""What speculation did, counted for an answer, or for several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST_NOISE = 0.1  # as far as logits of the kit models differ between widths; a
 
 
 class SpeculationTally:
-    """Counts the figures of speculation, of one conversation or of several; noise between widths outlives prompts.
+    """Counts the figures of speculation, of one answer or of several; noise between widths outlives answers.
 
     mode: how tokens are guessed.
     reason: why speculation is off or limited.
@@ -41,8 +41,10 @@ class SpeculationTally:
         self._n_near_ties = 0  # of tallies that were absorbed
 
     def of_another(self) -> SpeculationTally:
-        """Return a tally of the same mode that has counted nothing."""
-        return SpeculationTally(self._mode, self._reason, is_exact=self._noise == 0.0)
+        """Return a tally of the same mode that has counted nothing, and knows how far logits differ."""
+        other = SpeculationTally(self._mode, self._reason)
+        other._noise = self._noise
+        return other
 
     def absorb(self, other: SpeculationTally) -> None:
         """Count what `other` has counted as well."""
@@ -54,6 +56,7 @@ class SpeculationTally:
         self._plain_s += other._plain_s
         self._n_off, self._n_accepted = self._n_off + other._n_off, self._n_accepted + other._n_accepted
         self._failure = other._failure or self._failure
+        self._noise = max(self._noise, other._noise)
         self._n_planned, self._n_near_ties = self._n_planned + other._n_planned, self._n_near_ties + other.n_near_ties
 
     def gave_up(self, error: EdgeRunError) -> None:

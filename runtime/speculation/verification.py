@@ -28,12 +28,22 @@ class Verification:
     @property
     def row(self) -> Logits:
         """The logits by which the next token is chosen, `(vocabulary,)`."""
-        return np.asarray(cast("Logits", self.rows)[self.node])
+        return np.asarray(self.computed[self.node])
+
+    @property
+    def computed(self) -> Logits:
+        """`rows`, where a pass computed them."""
+        return cast("Logits", self.rows)
 
     @property
     def n_followed(self) -> int:
         """How many guesses the text has followed."""
         return self.tree.depths[self.node]
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether what the text has come to lies in the cache in the order of the text."""
+        return self.node < self.tree.main_length
 
     def follows(self, token: int, acceptance: Acceptance, tally: SpeculationTally) -> bool:
         """Note that `token` comes next; return whether it was guessed."""

@@ -13,7 +13,6 @@ guessing pays, at first more often: they say what it gains.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -172,13 +171,6 @@ class WidthControl:
     def observe_pass(self, width: int, wall_s: float, wait_s: float, read_s: float, read_bytes: int) -> None:
         """Note a pass; see `WidthCosts.observe`."""
         self._costs.observe(width, wall_s, wait_s, read_s, read_bytes)
-
-    def choose(self, values: Sequence[float]) -> int:
-        """Return the tokens of one text's next pass, given the values of the guesses in the order they are taken."""
-        sums = [0.0, *itertools.accumulate(values)]
-        most = min(self.most_tokens, len(sums))
-        widths = [width for width in WIDTHS if width <= most]
-        return widths[self.best([(width, 1 + sums[width - 1]) for width in widths])]
 
     def best(self, offers: Sequence[Offer]) -> int:
         """Return which of `offers` the next pass takes up.

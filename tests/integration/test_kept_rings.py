@@ -81,13 +81,12 @@ def test_a_conversation_goes_on_after_guesses_that_did_not_come_true(tmp_path: P
     with opened(path, kept, **options) as (session, keeper, _):
         assert keeper
         assert isinstance(session, SpeculativeSession)
-        session._control.choose = lambda values: len(values) + 1  # type: ignore[method-assign]
+        session._guesses._control.best = lambda offers: len(offers) - 1  # type: ignore[method-assign]
         keeper.keeps_answers = True
         session.feed(TOKENS[:40] * 8)
         for token in TOKENS[:20]:
             session.step(token)
-        assert session._guessed
-        assert session._guessed.rows is not None
+        assert session._holds_guesses
         session.finish()
         keeper.flush()
         rows, text = keeper.rows, list(session.history)

@@ -17,6 +17,7 @@ from edge_run.base.results import Generation
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation import speculation_setup
 from edge_run.runtime.planning.speculation_shape import ROLLBACK_TOKENS, ROLLING_BACK
+from edge_run.runtime.speculation import shared_drafters
 from edge_run.runtime.speculation.drafting import Guess, Guesses, WantedGuesses
 from exactness import open_at
 from in_child import in_child
@@ -58,7 +59,7 @@ def test_guesses_are_chains_and_the_text_is_the_same(folder: Path, kind: str, mo
     path = make_model(kind, folder)
     wanted, _ = answer(path)
     monkeypatch.setattr(speculation_setup, "WidthControl", Eager)
-    monkeypatch.setattr(speculation_setup, "Lookup", Knowing)
+    monkeypatch.setattr(shared_drafters, "Lookup", Knowing)
     monkeypatch.setattr(Knowing, "answer", wanted.token_ids)
     found, reason = answer(path, speculate="ngram")
     assert found.token_ids == wanted.token_ids

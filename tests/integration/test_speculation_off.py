@@ -12,6 +12,8 @@ import pytest
 from edge_run import Model
 from edge_run.runtime.generation import speculation_setup
 from edge_run.runtime.speculation.session import SpeculativeSession
+from edge_run.runtime.speculation.shared_drafters import SharedDrafters
+from edge_run.runtime.speculation.shared_guesses import SharedGuesses
 from edge_run.runtime.speculation.tally import SpeculationTally
 
 PROMPT = "Once upon a time, in a small town by the sea, there was"
@@ -31,8 +33,8 @@ def test_the_controller_lets_alone_what_does_not_pay(kit: Path, monkeypatch: pyt
         passed(tally, width, wall_s, plain_s)
 
     monkeypatch.setattr(SpeculationTally, "passed", noted)
-    timed = partial(SpeculativeSession, clock=time.process_time)
-    monkeypatch.setattr(speculation_setup, "SpeculativeSession", timed)
+    for of in (SpeculativeSession, SharedGuesses, SharedDrafters):
+        monkeypatch.setattr(speculation_setup, of.__name__, partial(of, clock=time.process_time))
     with Model(kit, draft=kit, speculate="draft", **RESIDENT) as model:
         did = model.generate(PROMPT, max_tokens=LONG, temperature=0).result().speculation
     assert did.switched_off_share > 0.5

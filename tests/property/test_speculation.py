@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,13 +17,11 @@ from cells import CONTEXT, VOCABULARY, Cells, row_of
 from edge_run.base.errors import KernelError, TierReadError
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.runtime.decoding.session import Session
-from edge_run.runtime.speculation.drafting import Guess, Guesses, WantedGuesses
-from edge_run.runtime.speculation.overlap import Overlap
+from edge_run.runtime.speculation.drafting import Guess, Guesses, Pace, WantedGuesses
 from edge_run.runtime.speculation.session import SpeculativeSession
-from edge_run.runtime.speculation.tally import SpeculationTally
+from edge_run.runtime.speculation.shared_drafters import OpenText
 from edge_run.runtime.speculation.verification import FORESEEN
-from edge_run.runtime.speculation.width_control import ONE_TEXT
-from random_guesses import Always, AnyWidth, Guesser, speculating
+from random_guesses import Always, AnyWidth, Guesser, guesses_of, speculating
 
 TEXT = st.lists(st.integers(0, VOCABULARY - 1), min_size=2, max_size=CONTEXT)
 
@@ -138,7 +136,7 @@ def test_a_pass_that_fails_before_it_begins_leaves_no_branch(is_exact: bool) -> 
         assert all(members == {0} for _, _, members in decoder.cells), "a branch is left"
 
 
-@pytest.mark.parametrize("name", ["keep", "rewind", "passed", "observe_pass"])
+@pytest.mark.parametrize("name", ["keep", "rewind", "passed", "observe_pass", "follows"])
 @pytest.mark.parametrize("is_late", [False, True])
 def test_ctrl_c_where_guesses_are_made_use_of_leaves_nothing_of_them(name: str, is_late: bool) -> None:
     """Whatever Python was about to do: the next prompt finds the conversation, or a beginning of it."""
@@ -150,7 +148,7 @@ def test_ctrl_c_where_guesses_are_made_use_of_leaves_nothing_of_them(name: str, 
         with contextlib.suppress(KeyboardInterrupt):
             for i in range(2, 2 + place):
                 if i + 1 == 2 + place:
-                    of: Any = {"passed": session._tally, "observe_pass": session._control}.get(name, decoder)
+                    of: Any = decoder if name in ("keep", "rewind") else session._guesses
                     monkey = interrupting(of, name, is_late)
                 session.step(text[i])
         monkey.undo()
@@ -164,9 +162,9 @@ def interrupting(of: Any, name: str, is_late: bool) -> pytest.MonkeyPatch:
     """Let a method raise KeyboardInterrupt, before or after what it does."""
     monkey, real = pytest.MonkeyPatch(), getattr(of, name)
 
-    def interrupted(*given: Any) -> Any:
+    def interrupted(*given: Any, **named: Any) -> Any:
         if is_late:
-            real(*given)
+            real(*given, **named)
         raise KeyboardInterrupt
 
     monkey.setattr(of, name, interrupted)
@@ -174,15 +172,16 @@ def interrupting(of: Any, name: str, is_late: bool) -> pytest.MonkeyPatch:
 
 
 def test_an_answer_goes_on_where_guessing_fails() -> None:
-    class Failing:
+    class Failing(Guesser):
         n_calls = 0
 
         def draft(self, *_: object) -> Guesses:
             self.n_calls += 1
             raise KernelError("llama.cpp failed")
 
-    drafter = Failing()
-    session = SpeculativeSession(Cells(True), [drafter], AnyWidth(random.Random(1)), SpeculationTally("draft"))
+    chance = random.Random(1)
+    drafter = Failing(chance, [])
+    session = SpeculativeSession(Cells(True), guesses_of(drafter, AnyWidth(chance)))
     for n_calls in (1, 2):
         session.feed([1, 2])
         for end in range(3, 20):
@@ -217,12 +216,13 @@ def test_that_a_drafter_reads_the_prompt_first_is_not_what_guessing_takes() -> N
         def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
             nonlocal now
             self.n_calls += 1
-            now += 9.0 if self.n_calls == 1 else 0.01
+            self.once_s = 9.0 if self.n_calls == 1 else 0.0
+            now += self.once_s + 0.01
             return super().draft(history, wanted)
 
     chance = random.Random(1)
     control = AnyWidth(chance)
-    session = SpeculativeSession(Cells(False), [Slow(chance, [])], control, SpeculationTally("slow"), clock=lambda: now)
+    session = SpeculativeSession(Cells(False), guesses_of(Slow(chance, []), control, clock=lambda: now))
     session.feed([1])
     for token in (2, 3, 4, 1, 2, 3, 4):
         session.step(token)
@@ -235,25 +235,25 @@ def test_weights_that_come_back_are_not_what_guessing_takes() -> None:
     now = 0.0
 
     class Rested(Guesser):
-        n_calls = 0
+        n_calls = n_found = 0
 
         def draft(self, history: Sequence[int], wanted: WantedGuesses) -> Guesses:
             nonlocal now
             self.n_calls += 1
             self.once_s = 0.9 if self.n_calls % 3 == 0 else 0.0
             now += 0.01 + self.once_s
-            return super().draft(history, wanted)
+            found = super().draft(history, wanted)
+            self.n_found += bool(found)
+            return found
 
     chance = random.Random(1)
     control, drafter = AnyWidth(chance), Rested(chance, [])
-    session = SpeculativeSession(
-        Cells(False), [Overlap(drafter)], control, SpeculationTally("rested"), clock=lambda: now
-    )
+    session = SpeculativeSession(Cells(False), guesses_of(drafter, control, clock=lambda: now))
     session.feed([1])
     for token in range(20):
         session.step(token % VOCABULARY)
-    assert drafter.n_calls > 6
-    assert len(control.draft_s) == drafter.n_calls - 1, "all but the first, which read the prompt"
+    assert drafter.n_calls > drafter.n_found > 6
+    assert len(control.draft_s) == drafter.n_found, "where there was nothing to guess, that says nothing of others"
     assert max(control.draft_s) < 0.02
 
 
@@ -270,12 +270,14 @@ def test_a_pass_that_tries_guesses_beside_it_says_nothing_of_those_to_come() -> 
             return True
 
     chance = random.Random(5)
-    tally = SpeculationTally("trial")
-    session = SpeculativeSession(Cells(False), [Always(Roomy(chance, []))], Noting(chance), tally)
+    drafter = Roomy(chance, [])
+    guesses = guesses_of(drafter, Noting(chance))
+    guesses.drafters._overlap = Always(cast("Any", drafter))
+    session = SpeculativeSession(Cells(False), guesses)
     session.feed([1])
     for token in range(20):
         session.step(token % VOCABULARY)
-    widths = tally.figures().widths
+    widths = session.speculation().widths
     assert max(widths) > 1
     assert observed == [1] * widths[1]
 
@@ -290,9 +292,8 @@ def test_no_deeper_than_the_answer_may_go_on() -> None:
 
     for seed in range(20):
         chance = random.Random(seed)
-        session = SpeculativeSession(
-            Cells(True), [Noting(chance, [])], AnyWidth(chance), SpeculationTally("noting"), branches=range(1, 6)
-        )
+        guesses = guesses_of(Noting(chance, []), AnyWidth(chance), branches=range(1, 6))
+        session = SpeculativeSession(Cells(True), guesses)
         session.feed([1])
         session.step(2, 0)
         assert asked == []
@@ -312,8 +313,10 @@ def test_guesses_made_beside_a_pass_end_where_the_answer_does() -> None:
     text = [random.Random(6).randrange(VOCABULARY) for _ in range(CONTEXT)]
     for seed, end in itertools.product(range(10), (10, 20)):
         decoder, chance = Cells(False), random.Random(seed)
-        drafters = [Always(Right(chance, text))]
-        session = SpeculativeSession(decoder, drafters, AnyWidth(chance), SpeculationTally("right"))
+        drafter = Right(chance, text)
+        guesses = guesses_of(drafter, AnyWidth(chance))
+        guesses.drafters._overlap = Always(cast("Any", drafter))
+        session = SpeculativeSession(decoder, guesses)
         session.feed(text[:1])
         for place in range(1, end):
             session.step(text[place], end - 1 - place)
@@ -338,18 +341,23 @@ def test_the_likeliest_token_is_no_sure_one_where_others_are_drawn() -> None:
     while len(text) < CONTEXT:
         text.append(int(row_of(text).argmin()))
     session = speculating(Cells(True), text, 4, is_exact=True)
-    session._control.wants_guesses = lambda hoped=ONE_TEXT: True  # type: ignore[method-assign]
+    drafters = session._guesses.drafters
+
+    def guessed() -> Guesses:
+        coming = OpenText([*session.history, 0], 0, 8, foreseen=(3, 4))
+        return drafters.guess({0: coming}, 11, Pace(), is_trial=False)
+
     session.feed(text[:2])
-    before = session._guess(0, [3, 4], 8)
-    assert before[3,].value > before[3, 4].value > 0.5
+    before = guessed()
+    assert before[0, 3].value > before[0, 3, 4].value > 0.5
     for token in text[2:-8]:
         session.step(token)
-    assert session._acceptance.chance(FORESEEN, 0.99) < 0.3
-    after = session._guess(0, [3, 4], 8)
-    assert after[3,].value < 0.3
-    assert all(guess.value < 0.1 for path, guess in after.items() if path != (3,))
+    assert drafters.acceptance.chance(FORESEEN, 0.99) < 0.3
+    after = guessed()
+    assert after[0, 3].value < 0.3
+    assert all(guess.value < 0.1 for path, guess in after.items() if path != (0, 3))
     session.feed([*text[:2], 0])
-    assert session._acceptance.chance(FORESEEN, 0.99) > 0.7, "the next answer may be sampled otherwise"
+    assert drafters.acceptance.chance(FORESEEN, 0.99) > 0.7, "the next answer may be sampled otherwise"
 
 
 @pytest.mark.parametrize("is_exact", [False, True])

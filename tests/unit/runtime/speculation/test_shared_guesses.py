@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from edge_run.base.errors import KernelError
@@ -112,6 +113,53 @@ def test_one_that_is_alone_gets_all_that_pays() -> None:
     assert widths(guessing({0: 0.95}), 1) == [16]
 
 
+def test_one_that_is_alone_gets_all_at_once_when_it_begins_to_repeat_itself() -> None:
+    guesses = guessing({0: 0.95})
+    assert widths(guesses, 1, most_depth=1) == [2]
+    assert widths(guesses, 1) == [16]
+
+
+def test_what_a_pass_computes_beside_guesses_is_a_part_of_its_width() -> None:
+    guesses = guessing({0: 0.95})
+    wide = guesses.plan(texts(1), 100, n_beside=1)[0]
+    assert (len(wide.tree), wide.n_beside) == (15, 1)
+    narrow = guesses.plan(texts(1, most_depth=1), 100, n_beside=1)[0]
+    assert (len(narrow.tree), narrow.n_beside) == (2, 0), "a guess comes first"
+
+
+def test_a_guess_out_of_order_is_not_accepted_where_order_is_wanted() -> None:
+    guesses = guessing({0: 0.9})
+    found = {(1,): Guess(0.9, ("test", 0, 0), 0.9), (2,): Guess(0.5, ("test", 1, 0), 0.5)}
+    rows = np.zeros((3, 5), np.float32)
+    for token, wants_order, is_of_use in ((1, True, True), (2, False, True), (2, True, False)):
+        verified = Verification(plan_tree(0, found, list(found)), rows)
+        before = guesses.figures_of(0).accepted
+        assert guesses.follows(0, verified, token, wants_order=wants_order) == is_of_use
+        assert guesses.figures_of(0).accepted - before == is_of_use
+        assert verified.node == token
+
+
+def test_what_is_foreseen_comes_before_all_guesses() -> None:
+    guesses = guessing({0: 0.9}).drafters
+    found = guesses.guess({0: OpenText([7, 8, 0], 0, 4, foreseen=(5, 6))}, 16, Pace(), is_trial=False)
+    assert list(found) == [(0, 5), (0, 5, 6), (0, 5, 6, 0), (0, 5, 6, 0, 1)]
+    values = [guess.value for guess in found.values()]
+    assert values == sorted(values, reverse=True)
+    alone = guesses.guess({0: OpenText([7, 8, 0], 0, 2, foreseen=(5, 6))}, 16, Pace(), is_trial=False)
+    assert list(alone) == [(0, 5), (0, 5, 6)]
+
+
+def test_the_next_answer_of_a_conversation_counts_from_zero_and_knows_the_noise() -> None:
+    guesses = guessing({0: 0.9})
+    guesses.passed(guesses.plan(texts(1), 100), [0], 1.0, 0.0, has_prompts=False)
+    guesses.differed(0, 0.7)
+    before = guesses.figures_of(0)
+    guesses.begin(0)
+    after = guesses.figures_of(0)
+    assert (before.passes, after.passes, guesses.figures().passes) == (1, 0, 1)
+    assert before.noise == after.noise == pytest.approx(0.7)
+
+
 def test_no_guess_is_verified_where_computing_is_all_that_takes_time() -> None:
     assert widths(guessing({0: 0.3, 1: 0.3}, compute_s=2.0), 2) == [1, 1]
 
@@ -128,9 +176,9 @@ def test_guesses_end_where_the_text_must_or_where_cells_do(most_depth: int, n_ce
 def test_texts_with_cells_of_their_own_have_chains_of_one_length(least_tokens: int) -> None:
     guesses = guessing({0: 0.95, 1: 0.9, 2: 0.01}, least_tokens=least_tokens)
     assert widths(guesses, 3) == [8, 8, 1]  # but for one whose guesses are worth nothing: it gets padding
-    assert guesses.width_of([1, 1, 1]) == 3 * least_tokens  # padding
-    assert guesses.width_of([3, 1, 2]) == 9
-    assert guesses.width_of([3, 1, 2], 5) == 15, "those between are padded too"
+    assert guesses.offers.width_of([1, 1, 1]) == 3 * least_tokens  # padding
+    assert guesses.offers.width_of([3, 1, 2]) == 9
+    assert guesses.offers.width_of([3, 1, 2], 5) == 15, "those between are padded too"
 
 
 @pytest.mark.parametrize("least_tokens", [1, LEAST_TOKENS])
@@ -191,6 +239,9 @@ def test_that_a_text_is_looked_up_in_for_the_first_time_is_said() -> None:
     assert drafters.once_s == 1.0
     drafters.guess(asked, 16, Pace(), is_trial=False)
     assert drafters.once_s == 0.0
+    drafters.begin(0)
+    drafters.guess(asked, 16, Pace(), is_trial=False)
+    assert drafters.once_s == 1.0, "another text of the same conversation"
 
 
 def test_a_draft_model_rests_beside_the_first_texts_that_share_passes() -> None:

@@ -19,7 +19,7 @@ from edge_run.runtime.speculation.width_control import (
     WIDTHS,
     WidthControl,
 )
-from pass_times import resident, streamed
+from pass_times import chosen, resident, streamed
 
 Device = Callable[[int], tuple[float, float, float, int]]
 
@@ -37,13 +37,13 @@ def halving(count: int) -> list[float]:
 
 def test_a_streamed_pass_is_as_wide_as_reading_leaves_time_for() -> None:
     control = controlled(streamed, (1, 8, 64))
-    assert 24 <= control.choose([0.9**number for number in range(1, 64)]) <= 40
+    assert 24 <= chosen(control, [0.9**number for number in range(1, 64)]) <= 40
     assert control.is_on
 
 
 def test_a_pass_that_computes_only_is_narrow() -> None:
     control = controlled(resident, (1, 8, 64))
-    assert 1 < control.choose(halving(64)) < 16
+    assert 1 < chosen(control, halving(64)) < 16
 
 
 def hoped(n_texts: int) -> list[tuple[int, float]]:
@@ -56,16 +56,16 @@ def turned_off(control: WidthControl) -> WidthControl:
     """Return it after guesses that were worth nothing."""
     assert control.wants_guesses()
     for _ in range(8):
-        assert control.choose([0.0] * 8) == 1
+        assert chosen(control, [0.0] * 8) == 1
     assert not control.is_on
     return control
 
 
 def test_guesses_that_do_not_come_true_are_not_verified() -> None:
     control = controlled(resident, (1, 8))
-    assert [control.choose([0.01] * 20) for _ in range(8)] == [1] * 8
+    assert [chosen(control, [0.01] * 20) for _ in range(8)] == [1] * 8
     assert not control.is_on
-    assert max(control.choose([0.9] * 8) for _ in range(3)) > 1, "it does not begin again"
+    assert max(chosen(control, [0.9] * 8) for _ in range(3)) > 1, "it does not begin again"
 
 
 @pytest.mark.parametrize("device", [streamed, resident])
@@ -73,8 +73,8 @@ def test_a_place_that_nobody_can_guess_does_not_end_guessing(device: Device) -> 
     control = controlled(device, (1, 8))
     control.observe_drafting(0.03)
     for _ in range(4):
-        assert control.choose([0.9**number for number in range(1, 8)]) > 1
-        control.choose([0.03, 0.02])
+        assert chosen(control, [0.9**number for number in range(1, 8)]) > 1
+        chosen(control, [0.03, 0.02])
         assert control.is_on
         assert control.wants_guesses()
 
@@ -252,7 +252,7 @@ def test_guesses_that_cost_nothing_are_made_always() -> None:
 def test_plain_decoding_is_tried_again() -> None:
     def tried(values: list[float]) -> list[int]:
         control = controlled(streamed, (1, 8))
-        widths = [control.choose(values) for _ in range(3 * PLAIN_EVERY)]
+        widths = [chosen(control, values) for _ in range(3 * PLAIN_EVERY)]
         return [number for number, width in enumerate(widths, 1) if width == 1]
 
     assert tried([0.4] * 2) == [8, 8 + 32, 8 + 32 + PLAIN_EVERY, 8 + 32 + 2 * PLAIN_EVERY]
@@ -356,7 +356,7 @@ def test_where_all_places_are_the_same_the_width_has_the_most_tokens_a_second(
         if width <= min(most_tokens, len(values) + 1) and costs.is_within_reach(width)
     }
     gain = max(rates.values()) / rates[1]
-    width = max([control.choose(values) for _ in range(100)][-2:])  # one of them may be the plain one that is due
+    width = max([chosen(control, values) for _ in range(100)][-2:])  # one of them may be the plain one that is due
     if gain > LEAST_GAIN * 1.01:
         assert rates[width] == pytest.approx(max(rates.values()), rel=0.01)
     elif gain < LEAST_GAIN * 0.99:
@@ -377,7 +377,7 @@ def test_what_was_not_seen_is_tried_in_steps_of_at_most_twice_the_time() -> None
     dearest, spent = pass_s(1), []
     control.observe_pass(1, pass_s(1), 0.4, 0.4, 4 * 10**8)
     for _ in range(12):
-        width = control.choose([0.99] * 63)
+        width = chosen(control, [0.99] * 63)
         assert pass_s(width) <= 2.2 * dearest
         dearest = max(dearest, pass_s(width))
         spent.append(width)
@@ -386,7 +386,7 @@ def test_what_was_not_seen_is_tried_in_steps_of_at_most_twice_the_time() -> None
 
 
 def test_a_streamed_pass_is_wide_at_once() -> None:
-    assert controlled(streamed, (1,)).choose([0.9] * 63) >= 16
+    assert chosen(controlled(streamed, (1,)), [0.9] * 63) >= 16
 
 
 def test_where_wide_passes_cost_more_than_is_seen_they_must_promise_more() -> None:
@@ -394,6 +394,6 @@ def test_where_wide_passes_cost_more_than_is_seen_they_must_promise_more() -> No
     for width in (1, 8):
         control.observe_pass(width, *resident(width))
     values = [0.35]  # 1.35 tokens in 0.5 s against one in 0.4 s: 1.08
-    assert control.choose(values) == 1
-    assert controlled(resident, (1, 8)).choose(values) == 2
-    assert control.choose([0.9]) == 2
+    assert chosen(control, values) == 1
+    assert chosen(controlled(resident, (1, 8)), values) == 2
+    assert chosen(control, [0.9]) == 2
