@@ -98,7 +98,7 @@ class Known:
 
 
 class FixedWidth(WidthControl):
-    """Always guesses, and has every pass of one width, as far as there are guesses."""
+    """Always guesses, and has every pass as wide as there are guesses for."""
 
     pace = Pace()  # what a guess takes does not count
 

@@ -44,15 +44,16 @@ class Guesser:
                 found.setdefault(path, Guess(above * self._chance.random(), ("random", 0, 0), 0.5))
         return found
 
-    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
-        drafted = {number: self.draft(text, wanted) for number, text in texts.items()}
-        return {(number, *path): guess for number, found in drafted.items() for path, guess in found.items()}
+    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> dict[int, Guesses]:
+        return {number: self.draft(text, wanted) for number, text in texts.items()}
 
     def prepare(self, texts: Mapping[int, Sequence[int]], most_depth: int) -> bool:
         """At times there is no room to go on beside a pass."""
         return self._chance.random() < 0.8
 
-    def draft_aside(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses, end: threading.Event) -> Guesses:
+    def draft_aside(
+        self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses, end: threading.Event
+    ) -> dict[int, Guesses]:
         return self.draft_many(texts, wanted)
 
 

@@ -265,7 +265,7 @@ def _parts(begun: BegunPass, rows: Logits) -> list[ComputedPart]:
     for part in begun.planned.parts:
         tree, found = begun.trees.get(part.request), None
         if part.is_last:
-            verified = tree.tree if tree else plan_tree(part.tokens[-1], {}, ())
+            verified = tree.tree if tree else plan_tree(part.tokens[-1], {})
             found = Verification(verified, rows[at : at + len(verified)])
             at += len(verified)
         computed.append(ComputedPart(part, found, tree))

@@ -139,8 +139,8 @@ class DraftModel(Closing):
         """Whether its tokens are others than the target's."""
         return self._translation is not None
 
-    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
-        """Return likely continuations of texts, each path with the number of its text before it.
+    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> dict[int, Guesses]:
+        """Return likely continuations of texts, by their numbers.
 
         The passes for them are shared. Numbers are below `most_texts`; a text that has the number of an earlier one
         goes on where that one was alike. There is none of a text that has no room. Raises Cancelled.
@@ -199,17 +199,21 @@ class DraftModel(Closing):
             self.once_s += time.monotonic() - started
         return room.texts
 
-    def _grow(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
+    def _grow(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> dict[int, Guesses]:
         started = time.monotonic()
         rows = self._texts.read(texts)
         if self._texts.n_read > (MOST_DEPTH + 1) * len(texts):  # more than came with a pass
             self.once_s += time.monotonic() - started
         lengths = {number: len(text) for number, text in texts.items()}
         n_cells = self._texts.most_cells - self._texts.n_held
-        guesses = self._trees.grow(lengths, rows, n_cells, wanted)
-        return self._translation.guesses(guesses, wanted.most_depth) if self._translation else guesses
+        found = self._trees.grow(lengths, rows, n_cells, wanted)
+        if (translation := self._translation) is None:
+            return found
+        return {number: translation.guesses(guesses, wanted.most_depth) for number, guesses in found.items()}
 
-    def draft_aside(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses, end: threading.Event) -> Guesses:
+    def draft_aside(
+        self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses, end: threading.Event
+    ) -> dict[int, Guesses]:
         """Guess as `draft_many` does, beside a pass: on one core; return what there is soon after `end` is set.
 
         That there is room was found by `prepare`, before the pass.

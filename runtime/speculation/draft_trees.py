@@ -1,6 +1,6 @@
 """Trees of guesses that a draft model grows, level by level, of several texts at once.
 
-A path begins with the number of its text, which is also the sequence that the text is in.
+While they grow, a path begins with the number of its text, which is also the sequence that the text is in.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class DraftTrees:
         self.n_usable = n_usable
         self.end: threading.Event | None = None
 
-    def grow(self, lengths: Mapping[int, int], rows: Logits, n_cells: int, wanted: WantedGuesses) -> Guesses:
-        """Return likely continuations of texts.
+    def grow(self, lengths: Mapping[int, int], rows: Logits, n_cells: int, wanted: WantedGuesses) -> dict[int, Guesses]:
+        """Return likely continuations of texts, by their numbers.
 
         lengths: of the texts, by their numbers.
         rows: the logits after each.
@@ -76,7 +76,7 @@ class DraftTrees:
             if not self.end:  # else it has one core, beside a pass
                 self._level_s.observe(len(frontier), self._clock() - started)
                 self._n_untimed = 0
-        return guesses
+        return {number: _of_text(number, guesses) for number in lengths}
 
     def _followed(self, level: Sequence[Path]) -> list[Path]:
         """Return the paths of `level` that are followed up: the first ones; where none can branch, one of each text."""
@@ -127,6 +127,11 @@ class DraftTrees:
         for rank, (token, rate) in enumerate(zip(best.tolist(), rates.tolist(), strict=True)):
             kind = ("draft", rank, sum(rate > edge for edge in _RATES))
             yield token, Guess(value * acceptance.chance(kind, rate), kind, rate)
+
+
+def _of_text(number: int, guesses: Mapping[Path, Guess]) -> Guesses:
+    """Return the guesses whose paths begin with `number`, without it."""
+    return {path[1:]: guess for path, guess in guesses.items() if path[0] == number}
 
 
 def likeliest(logits: Logits) -> NDArray[np.intp]:

@@ -9,8 +9,9 @@ often such guesses came true here (`Acceptance`), where those two papers take th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from edge_run.base.protocols import BatchToken
 
@@ -29,6 +30,15 @@ class Guess:
 
 
 Guesses = Mapping[Path, Guess]
+"""Of one text."""
+
+
+class RankedGuess(NamedTuple):
+    """One that has its place among the guesses of all texts of a pass. number: of its text."""
+
+    number: int
+    path: Path
+    guess: Guess
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,10 @@ class WantedGuesses:
     most_guesses: int
     acceptance: Acceptance
     pace: Pace = Pace()
+
+    def within(self, depth: int) -> WantedGuesses:
+        """Return the same for a text in which paths of at most `depth` tokens are of use."""
+        return self if depth >= self.most_depth else replace(self, most_depth=depth)
 
 
 class Acceptance:
@@ -151,37 +165,43 @@ class DraftTree:
         return batch
 
 
-def rank_guesses(guesses: Guesses, most_leaves: int, roots: Collection[Path] = ((),)) -> list[Path]:
-    """Return paths in the order in which growing trees take them, of at most `most_leaves` leaves together.
+def rank_guesses(guesses: Mapping[int, Guesses], most_branches: int) -> list[RankedGuess]:
+    """Return guesses, by the numbers of their texts, in the order in which growing trees take them.
 
-    Every path comes after its beginning. With as many leaves as roots they are chains.
+    Every path comes after its beginning. The trees have at most `most_branches` leaves together beside their first
+    ones; with none they are chains.
     """
-    order = sorted(guesses, key=lambda path: (-guesses[path].value, len(path), path))
-    taken: set[Path] = set(roots)
-    with_child: set[Path] = set()
-    n_leaves, ranked = len(roots), []
-    for path in order:
+    order = sorted(
+        (-guess.value, len(path), RankedGuess(number, path, guess))
+        for number, own in guesses.items()
+        for path, guess in own.items()
+    )
+    taken: dict[int, set[Path]] = {number: {()} for number in guesses}
+    with_child: dict[int, set[Path]] = {number: set() for number in guesses}
+    n_branches, ranked = 0, list[RankedGuess]()
+    for _, _, one in order:
+        number, path, _ = one
         parent = path[:-1]
-        is_new_leaf = parent in with_child
-        if parent not in taken or n_leaves + is_new_leaf > most_leaves:
+        is_branch = parent in with_child[number]
+        if parent not in taken[number] or n_branches + is_branch > most_branches:
             continue
-        n_leaves += is_new_leaf
-        with_child.add(parent)
-        taken.add(path)
-        ranked.append(path)
+        n_branches += is_branch
+        with_child[number].add(parent)
+        taken[number].add(path)
+        ranked.append(one)
     return ranked
 
 
-def plan_tree(first: int, guesses: Guesses, paths: Sequence[Path]) -> DraftTree:
-    """Return the tree of `paths`, each of which comes after its beginning, that follow the token `first`."""
+def plan_tree(first: int, guesses: Guesses) -> DraftTree:
+    """Return the tree of guesses of what follows the token `first`; each of them comes after its beginning."""
     below: dict[Path, list[Path]] = {}
-    for path in paths:
+    for path in guesses:
         below.setdefault(path[:-1], []).append(path)
     main: list[Path] = [()]
     while main[-1] in below:
         main.append(below[main[-1]][0])
     on_main = frozenset(main)
-    order = [*main, *(path for path in paths if path not in on_main)]
+    order = [*main, *(path for path in guesses if path not in on_main)]
     place = {path: number for number, path in enumerate(order)}
     return DraftTree(
         tokens=(first, *(path[-1] for path in order[1:])),

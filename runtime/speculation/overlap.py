@@ -70,13 +70,13 @@ class Overlap:
         return self._guessing_s > WORTH_SHARE * self._pass_s > 0 and self._wait_share > WAIT_SHARE
 
     def draft(self, history: Sequence[int], wanted: WantedGuesses, number: int = 0) -> Guesses:
-        """Return guesses of what follows `history`, the drafter's text of that number, without the number."""
+        """Return guesses of what follows `history`, the drafter's text of that number."""
         self._asked, self._number, self.once_s, self._was_beside = wanted, number, 0.0, False
         ahead, self._ahead = self._ahead, None
         found = following(*ahead, history) if ahead else {}
         self._was_ahead = bool(found)
         if not found:
-            found = _alone(self._drafter.draft_many({number: history}, wanted))
+            found = self._drafter.draft_many({number: history}, wanted).get(number, {})
             self.once_s = self._drafter.once_s
         return found
 
@@ -131,14 +131,9 @@ class Overlap:
     def _go_on(self, text: list[int], end: threading.Event) -> None:
         wanted = replace(self._asked, most_depth=self._asked.most_depth + 1, pace=Pace())
         try:
-            self._ahead = text, _alone(self._drafter.draft_aside({self._number: text}, wanted, end))
+            self._ahead = text, self._drafter.draft_aside({self._number: text}, wanted, end).get(self._number, {})
         except Exception as error:  # the next guesses are made as ever, and raise it if it lasts
             logger.info("guesses beside a pass: %s", error)
-
-
-def _alone(guesses: Guesses) -> Guesses:
-    """Return the guesses of a text that is alone, without its number."""
-    return {path[1:]: guess for path, guess in guesses.items()}
 
 
 def following(text: Sequence[int], guesses: Guesses, history: Sequence[int]) -> Guesses:

@@ -16,6 +16,7 @@ computed again, as the beginning of the next pass, and what seemed to follow it 
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -134,9 +135,11 @@ class SpeculativeSession(Session):
         able = self._decoder.capabilities
         room = min(able.most_guesses(len(self.history)), able.outputs_per_pass - 1, able.micro_batch_tokens - 1)
         depth = max(0, room if n_more is None else min(room, n_more))
-        text = OpenText([*self.history, token], self._sequence, depth, None, tuple(foreseen[:depth]))
-        trees = self._guesses.plan({_TEXT: text}, room, int(self._compares_widths and self._plain_row is not None))
-        tree = trees[_TEXT].tree if trees else plan_tree(token, {}, ())
+        coming = tuple(foreseen[:depth])
+        text = OpenText([*self.history, token], self._sequence, depth, salt=None, foreseen=coming)
+        n_beside = int(self._compares_widths and self._plain_row is not None)
+        trees = self._guesses.plan({_TEXT: text}, room, n_beside)
+        tree = trees[_TEXT].tree if trees else plan_tree(token, {})
         rows = self._run(tree, trees)
         self._found, self._plain_row = Verification(tree, rows), None if trees else rows[0].copy()
         return np.asarray(rows[0])
@@ -185,9 +188,9 @@ class SpeculativeSession(Session):
 
 def _foreseen(found: Verification) -> list[int]:
     """Return what follows in the tree by its best logits, and what follows that."""
-    tokens, node, rows = list[int](), found.node, found.computed
+    tokens, ahead = list[int](), copy.copy(found)
     while True:
-        tokens.append(int(rows[node].argmax()))
-        if (below := found.tree.children[node].get(tokens[-1])) is None:
+        tokens.append(int(ahead.row.argmax()))
+        if (below := ahead.tree.children[ahead.node].get(tokens[-1])) is None:
             return tokens
-        node = below
+        ahead.node = below

@@ -7,6 +7,7 @@ The draft model's passes are shared as well. Where a pass has one text only, the
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -71,8 +72,8 @@ class SharedDrafters:
         self.acceptance, self.once_s, self._clock = Acceptance(), 0.0, clock
         self._draft, self._uses_lookup = draft, uses_lookup
         self._overlap = Overlap(draft) if draft else None
-        self._lookups: dict[int, Lookup] = {}
-        self._looked_up: set[int] = set()  # the requests whose texts are indexed, since they began
+        self._lookups = defaultdict[int, Lookup](Lookup)
+        self._indexed = set[int]()  # the requests whose texts are, since they began
 
     @property
     def decisions(self) -> tuple[TuningDecision, ...]:
@@ -81,15 +82,17 @@ class SharedDrafters:
 
     def begin(self, number: int) -> None:
         """A request begins, or the next text of a conversation, which may go on where the one before was alike."""
-        self._looked_up.discard(number)
+        self._indexed.discard(number)
 
     def end(self, number: int) -> None:
         """A request has ended."""
         self._lookups.pop(number, None)
-        self._looked_up.discard(number)
+        self._indexed.discard(number)
 
-    def guess(self, texts: Mapping[int, OpenText], most_guesses: int, pace: Pace, *, is_trial: bool) -> Guesses:
-        """Return guesses of what follows `texts`, each path with the number of its request before it.
+    def guess(
+        self, texts: Mapping[int, OpenText], most_guesses: int, pace: Pace, *, is_trial: bool
+    ) -> dict[int, Guesses]:
+        """Return guesses of what follows `texts`, by requests.
 
         most_guesses and pace: see `WantedGuesses`, of all texts together.
         is_trial: they are only held against what comes, so that nothing long is read for them.
@@ -97,38 +100,50 @@ class SharedDrafters:
         self.once_s = 0.0
         ahead = {number: text.ahead for number, text in texts.items()}
         depth = min(MOST_DEPTH, max(text.most_depth for text in ahead.values()))
-        wanted = WantedGuesses(depth, most_guesses, self.acceptance, pace)
-        return self._after_foreseen(texts, self._guess_ahead(ahead, wanted, is_trial=is_trial) if depth > 0 else {})
+        several = list[dict[int, Guesses]]()
+        if depth > 0:
+            wanted = WantedGuesses(depth, most_guesses, self.acceptance, pace)
+            several = [self._drafted(ahead, wanted, is_trial=is_trial), self._looked_up(ahead, wanted)]
+        return {
+            number: self._behind(text.foreseen, merged([found[number] for found in several if number in found]))
+            for number, text in texts.items()
+        }
 
-    def _guess_ahead(self, texts: Mapping[int, OpenText], wanted: WantedGuesses, *, is_trial: bool) -> Guesses:
-        """Return guesses of what follows `texts`, of which nothing is foreseen."""
-        several, able = list[Guesses](), self._able(texts)
+    def _drafted(self, texts: Mapping[int, OpenText], wanted: WantedGuesses, *, is_trial: bool) -> dict[int, Guesses]:
+        """Return the draft model's guesses for those that it follows."""
+        able = self._able(texts)
         followed = self._cheap(texts, able) if is_trial else able
-        looked_up = [number for number, text in texts.items() if self._uses_lookup and text.most_depth > 0]
-        if self._draft and followed:
-            self._draft.once_s = 0.0  # it may have guessed beside the pass, and has nothing to do now
-            several.append(self._drafted(texts, followed, wanted))
-            self.once_s += self._draft.once_s
-        for number in looked_up:
-            is_read, started, text = number in self._looked_up, self._clock(), texts[number]
-            lookup = self._lookups.setdefault(number, Lookup())
-            found = lookup.draft(text.tokens, replace(wanted, most_depth=min(wanted.most_depth, text.most_depth)))
-            self._looked_up.add(number)
-            self.once_s += 0.0 if is_read else self._clock() - started
-            several.append({(number, *path): guess for path, guess in found.items()})
-        return {path: guess for path, guess in merged(several).items() if len(path) - 1 <= texts[path[0]].most_depth}
+        if not (self._draft and self._overlap and followed):
+            return {}
+        self._draft.once_s = 0.0  # it may have guessed beside the pass, and has nothing to do now
+        if len(texts) == 1:
+            (text,) = texts.values()
+            found = {text.sequence: self._overlap.draft(text.tokens, wanted, text.sequence)}
+        else:
+            found = self._draft.draft_many({texts[n].sequence: texts[n].tokens for n in followed}, wanted)
+        self.once_s += self._draft.once_s
+        return {n: _within(found.get(texts[n].sequence, {}), texts[n].most_depth) for n in followed}
 
-    def _after_foreseen(self, texts: Mapping[int, OpenText], guesses: Guesses) -> Guesses:
-        """Return `guesses` of what follows what is foreseen of `texts`, behind that."""
-        if not any(text.foreseen for text in texts.values()):
+    def _looked_up(self, texts: Mapping[int, OpenText], wanted: WantedGuesses) -> dict[int, Guesses]:
+        """Return what followed in the texts themselves."""
+        found = dict[int, Guesses]()
+        for number, text in texts.items() if self._uses_lookup else ():
+            if text.most_depth > 0:
+                started = self._clock()
+                found[number] = self._lookups[number].draft(text.tokens, wanted.within(text.most_depth))
+                if number not in self._indexed:
+                    self._indexed.add(number)
+                    self.once_s += self._clock() - started
+        return found
+
+    def _behind(self, foreseen: Path, guesses: Guesses) -> Guesses:
+        """Return `guesses` of what follows `foreseen`, behind that."""
+        if not foreseen:
             return guesses
-        sure, found = self.acceptance.chance(FORESEEN, _SURE), dict[Path, Guess]()
-        for number, text in texts.items():
-            lengths = range(1, 1 + len(text.foreseen))
-            found.update({(number, *text.foreseen[:n]): Guess(sure**n, FORESEEN, _SURE) for n in lengths})
-        for (number, *path), guess in guesses.items():
-            before = texts[number].foreseen
-            found[(number, *before, *path)] = replace(guess, value=guess.value * sure ** len(before))
+        sure = self.acceptance.chance(FORESEEN, _SURE)
+        found = {foreseen[:n]: Guess(sure**n, FORESEEN, _SURE) for n in range(1, 1 + len(foreseen))}
+        for path, guess in guesses.items():
+            found[foreseen + path] = replace(guess, value=guess.value * sure ** len(foreseen))
         return found
 
     @contextmanager
@@ -149,18 +164,6 @@ class SharedDrafters:
         """Note what guesses for a pass of one text and the pass took; see `Overlap.note`."""
         if self._overlap:
             self._overlap.note(guessing_s, pass_s, wait_s, width)
-
-    def _drafted(self, texts: Mapping[int, OpenText], followed: Sequence[int], wanted: WantedGuesses) -> Guesses:
-        """Return the draft model's guesses for the requests of `followed`."""
-        assert self._draft
-        if self._overlap and len(texts) == 1:
-            (number,) = followed
-            found = self._overlap.draft(texts[number].tokens, wanted, texts[number].sequence)
-            return {(number, *path): guess for path, guess in found.items()}
-        by_sequence = {texts[number].sequence: number for number in followed}
-        tokens = {texts[number].sequence: texts[number].tokens for number in followed}
-        found = self._draft.draft_many(tokens, wanted)
-        return {(by_sequence[path[0]], *path[1:]): guess for path, guess in found.items()}
 
     def _able(self, texts: Mapping[int, OpenText]) -> list[int]:
         """Return the requests that the draft model can guess for."""
@@ -183,3 +186,8 @@ class SharedDrafters:
         order = sorted(able, key=unread.__getitem__)
         n_cheap = sum(total <= CHEAP_TRIAL_TOKENS for total in accumulate(map(unread.__getitem__, order)))
         return order[: max(1, n_cheap)]
+
+
+def _within(guesses: Guesses, depth: int) -> Guesses:
+    """Return those that are no deeper: the draft model guesses as deep for all texts, and beside a pass deeper."""
+    return {path: guess for path, guess in guesses.items() if len(path) <= depth}

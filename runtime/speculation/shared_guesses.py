@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from edge_run.base.errors import Cancelled, EdgeRunError
 from edge_run.base.protocols import Clock
 from edge_run.base.results import Speculation
-from edge_run.runtime.speculation.drafting import DraftTree, Guess, Guesses, Path, plan_tree, rank_guesses
+from edge_run.runtime.speculation.drafting import DraftTree, Guess, Guesses, Path, RankedGuess, plan_tree, rank_guesses
 from edge_run.runtime.speculation.pass_offers import PassOffers
 from edge_run.runtime.speculation.shared_drafters import OpenText, SharedDrafters
 from edge_run.runtime.speculation.tally import SpeculationTally
@@ -118,34 +118,32 @@ class SharedGuesses:
         n_cells: the cells that guesses may take.
         n_beside: as many tokens are to have a place as well in a pass with guesses, if it is wide enough.
         """
-        guesses, ranked = self._ranked(texts, n_cells)
+        ranked = self._ranked(texts, n_cells)
         offers = self.offers.of(texts, ranked)
-        worth = [len(texts) + sum(guesses[path].value for path in paths) for _, paths in offers]
-        choice = 0
-        if ranked:
-            choice = self._control.best([(width, value) for (width, _), value in zip(offers, worth, strict=True)])
-        width, taken = offers[choice]
+        choice = self._control.best([offer for offer, _ in offers]) if ranked else 0
+        (width, _), taken = offers[choice]
         n_beside = n_beside if len(taken) > n_beside else 0
         taken = taken[: len(taken) - n_beside]
         if taken or not self._control.is_on:
             self._n_taken = len(taken)
-        trees = {number: _tree_of(number, text, guesses, taken) for number, text in texts.items()}
+        chosen, tried = _of_each(taken), {} if taken else _of_each(ranked)
         for number, text in texts.items():
-            guessed = self._guessed[number]
+            guessed, own = self._guessed[number], chosen.get(number, {})
             if ranked:  # what is not verified is held against what comes
-                guessed.trial = None if taken else Verification(_tree_of(number, text, guesses, ranked))
-            value = sum(guess.value for guess in trees[number].guesses if guess)
+                guessed.trial = Verification(plan_tree(text.tokens[-1], tried[number])) if number in tried else None
             if self._control.plain_s(width) is not None:
-                guessed.tally.planned(1 + value, self._control.expected_s(width, is_guessed=bool(taken)))
+                expected_s = self._control.expected_s(width, is_guessed=bool(taken))
+                guessed.tally.planned(1 + sum(guess.value for guess in own.values()), expected_s)
             guessed.tally.decided(is_on=self._control.is_on)
+        trees = {n: plan_tree(text.tokens[-1], chosen[n]) for n, text in texts.items() if n in chosen}
         self._alone = None
-        if taken and len(texts) == 1:
+        if trees and len(texts) == 1:
             (text,), (tree,) = texts.values(), trees.values()
             self._alone = text, tree
         return _with_branches(texts, trees, self.branches, n_beside)
 
-    def _ranked(self, texts: Mapping[int, OpenText], n_cells: int) -> tuple[Guesses, list[Path]]:
-        """Return guesses for the next pass, and them in the order in which they are taken; none where none is wanted.
+    def _ranked(self, texts: Mapping[int, OpenText], n_cells: int) -> list[RankedGuess]:
+        """Return guesses for the next pass, in the order in which they are taken; none where none is wanted.
 
         Of several texts twice as many as before are enough; one that is alone may repeat itself at length at any time.
         """
@@ -156,19 +154,17 @@ class SharedGuesses:
         has_room = most > 0 and any(text.most_depth > 0 for text in texts.values())
         has_failed = any(self._guessed[number].tally.has_given_up for number in texts)
         if not has_room or has_failed or not self._control.wants_guesses(self.offers.hoped(texts, most)):
-            return {}, []
+            return []
         started = self._clock()
-        guesses = self._drafted(texts, most)
-        roots = [(number,) for number in texts]
-        ranked = rank_guesses(guesses, len(roots) + len(self.branches), roots)[:most]
+        ranked = rank_guesses(self._drafted(texts, most), len(self.branches))[:most]
         self._guessed_s = self._clock() - started
-        if guesses:  # where there was none to be made, what that took says nothing of others
+        if ranked:  # where there was none to be made, what that took says nothing of others
             self._control.observe_drafting(self._guessed_s, once_s=self.drafters.once_s)
         for number in texts:
             self._guessed[number].tally.drafted(self._guessed_s)
-        return guesses, ranked
+        return ranked
 
-    def _drafted(self, texts: Mapping[int, OpenText], most: int) -> Guesses:
+    def _drafted(self, texts: Mapping[int, OpenText], most: int) -> Mapping[int, Guesses]:
         """Return what the drafters guess; where one fails, nothing, and from then on in these answers."""
         try:
             return self.drafters.guess(texts, most, self._control.pace, is_trial=not self._control.is_on)
@@ -187,7 +183,7 @@ class SharedGuesses:
             yield
 
     def observe_pass(self, width: int, wall_s: float, wait_s: float, read_s: float, read_bytes: int) -> None:
-        """Note a pass, see `WidthCosts.observe`, where it is nobody else who does."""
+        """Note a pass, see `WidthCosts.observe`. For those of a batch its `PassWidths` do."""
         if not self.drafters.was_trial:  # such a pass says nothing of those to come
             self._control.observe_pass(width, wall_s, wait_s, read_s, read_bytes)
 
@@ -230,7 +226,7 @@ class SharedGuesses:
             return False
         guessed.tally.looked_at(found.row)
         is_guessed = found.follows(token, self.drafters.acceptance, guessed.tally)
-        is_of_use = is_guessed and (found.is_in_order or not wants_order)
+        is_of_use = is_guessed and (not wants_order or found.is_in_order)
         if is_of_use:
             guessed.tally.accepted()
         return is_of_use
@@ -245,14 +241,15 @@ def _with_branches(
     """Give each leaf of a tree one of `branches`, but the first, which has the text's own sequence."""
     free, found = list(branches), {}
     for number, tree in trees.items():
-        if len(tree) > 1:
-            n_more = tree.n_leaves - 1
-            found[number] = SharedTree(tree, (texts[number].sequence, *free[:n_more]), n_beside)
-            del free[:n_more]
+        n_more = tree.n_leaves - 1
+        found[number] = SharedTree(tree, (texts[number].sequence, *free[:n_more]), n_beside)
+        del free[:n_more]
     return found
 
 
-def _tree_of(number: int, text: OpenText, guesses: Mapping[Path, Guess], paths: Sequence[Path]) -> DraftTree:
-    """Return the tree of those of `paths` that begin with `number`, after the last token of `text`."""
-    own = [path for path in paths if path[0] == number]
-    return plan_tree(text.tokens[-1], {path[1:]: guesses[path] for path in own}, [path[1:] for path in own])
+def _of_each(ranked: Sequence[RankedGuess]) -> dict[int, dict[Path, Guess]]:
+    """Return the guesses of each text that has some, in their order."""
+    found: dict[int, dict[Path, Guess]] = {}
+    for number, path, guess in ranked:
+        found.setdefault(number, {})[path] = guess
+    return found

@@ -45,11 +45,8 @@ class Translation:
             found += block
         return found
 
-    def guesses(self, guesses: Guesses, most_depth: int) -> dict[Path, Guess]:
-        """Return guesses in the target's tokens, at most `most_depth` deep, each with its beginnings.
-
-        Paths begin with the number of their text, there and here.
-        """
+    def guesses(self, guesses: Guesses, most_depth: int) -> Guesses:
+        """Return guesses of a text in the target's tokens, at most `most_depth` deep, each with its beginnings."""
         found: dict[Path, Guess] = {}
         for leaf in _leaves(guesses):
             for path, guess in self._of_path(leaf, guesses, most_depth):
@@ -59,16 +56,15 @@ class Translation:
 
     def _of_path(self, leaf: Path, guesses: Guesses, most_depth: int) -> Iterator[tuple[Path, Guess]]:
         """Yield the target's tokens of one path, with the guess whose bytes each ends in."""
-        number, *guessed = leaf
-        ends = list(accumulate(len(self._draft.bytes_of((token,))) for token in guessed))
-        tokens = self._target.tokens_of(self._draft.bytes_of(guessed).decode("utf-8", "ignore")) or ()
+        ends = list(accumulate(len(self._draft.bytes_of((token,))) for token in leaf))
+        tokens = self._target.tokens_of(self._draft.bytes_of(leaf).decode("utf-8", "ignore")) or ()
         end = 0
         for depth, token in enumerate(tokens[:most_depth], 1):
             end += len(self._target.bytes_of((token,)))
             n_draft = next((n for n, its_end in enumerate(ends, 1) if its_end >= end), None)
             if n_draft is None:
                 return
-            yield (number, *tokens[:depth]), guesses[leaf[: 1 + n_draft]]
+            yield tuple(tokens[:depth]), guesses[leaf[:n_draft]]
 
     def _translated(self, block: Sequence[int]) -> list[int] | None:
         return self._draft.tokens_of(self._target.bytes_of(block).decode("utf-8", "ignore"))

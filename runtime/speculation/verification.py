@@ -28,12 +28,7 @@ class Verification:
     @property
     def row(self) -> Logits:
         """The logits by which the next token is chosen, `(vocabulary,)`."""
-        return np.asarray(self.computed[self.node])
-
-    @property
-    def computed(self) -> Logits:
-        """`rows`, where a pass computed them."""
-        return cast("Logits", self.rows)
+        return np.asarray(cast("Logits", self.rows)[self.node])
 
     @property
     def n_followed(self) -> int:

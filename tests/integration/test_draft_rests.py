@@ -21,7 +21,7 @@ from tiny_models import make_model
 
 def guesses(engine: Engine, n_tokens: int) -> Guesses:
     assert engine.draft
-    return engine.draft.draft_many({0: TEXT[:n_tokens]}, WantedGuesses(4, 8, Acceptance()))
+    return engine.draft.draft_many({0: TEXT[:n_tokens]}, WantedGuesses(4, 8, Acceptance()))[0]
 
 
 def held_bytes(engine: Engine) -> int:

@@ -34,11 +34,11 @@ def guesses(draw: st.DrawFn) -> dict[tuple[int, ...], Guess]:
 def test_a_tree_holds_the_best_paths_whole_and_its_branches_are_those_of_its_leaves(
     found: dict[tuple[int, ...], Guess], most_leaves: int, size: int
 ) -> None:
-    ranked = rank_guesses(found, most_leaves)
-    tree = plan_tree(7, found, ranked[:size])
+    taken = {path: guess for _, path, guess in rank_guesses({0: found}, most_leaves - 1)[:size]}
+    tree = plan_tree(7, taken)
     paths = [tuple(tree.tokens[node] for node in tree.path(i)) for i in range(len(tree))]
     assert paths[0] == (7,)
-    assert set(paths[1:]) == {(7, *path) for path in ranked[:size]}
+    assert set(paths[1:]) == {(7, *path) for path in taken}
     assert all(tree.parents[i] < i for i in range(1, len(tree)))
     assert list(tree.depths) == [len(path) - 1 for path in paths]
     main = range(tree.main_length)
@@ -54,10 +54,22 @@ def test_a_tree_holds_the_best_paths_whole_and_its_branches_are_those_of_its_lea
         assert sorted(depths) == list(range(len(depths)))
 
 
-@given(guesses())
-def test_with_room_for_all_leaves_guesses_are_taken_by_value(found: dict[tuple[int, ...], Guess]) -> None:
-    values = [found[path].value for path in rank_guesses(found, 1000)]
-    assert values == sorted((guess.value for guess in found.values()), reverse=True)
+@given(st.lists(guesses(), max_size=3))
+def test_with_room_for_all_leaves_guesses_are_taken_by_value(several: list[dict[tuple[int, ...], Guess]]) -> None:
+    values = [guess.value for _, _, guess in rank_guesses(dict(enumerate(several)), 1000)]
+    assert values == sorted((guess.value for found in several for guess in found.values()), reverse=True)
+
+
+@given(st.lists(guesses(), min_size=1, max_size=3), st.integers(0, 8), st.integers(0, 30))
+def test_the_trees_of_several_texts_have_their_branches_together(
+    several: list[dict[tuple[int, ...], Guess]], most_branches: int, size: int
+) -> None:
+    taken = rank_guesses(dict(enumerate(several)), most_branches)[:size]
+    trees = [plan_tree(7, {path: guess for n, path, guess in taken if n == number}) for number in range(len(several))]
+    assert sum(len(tree) - 1 for tree in trees) == len(taken)
+    assert sum(tree.n_leaves - 1 for tree in trees) <= most_branches
+    for number, found in enumerate(several):
+        assert all(found[path] is guess for n, path, guess in taken if n == number)
 
 
 @given(guesses(), guesses())

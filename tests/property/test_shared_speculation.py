@@ -61,19 +61,21 @@ class Guesser:
         """There is no room to guess beside a pass."""
         return False
 
-    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
-        found: dict[tuple[int, ...], Guess] = {}
+    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> dict[int, Guesses]:
+        drafted = dict[int, Guesses]()
         for number, text in texts.items():
+            found: dict[tuple[int, ...], Guess] = {}
             coming = next((one for one in self._texts if one[: len(text)] == list(text)), [])
             for _ in range(self._chance.randrange(4)):
-                path, above = (number,), 1.0
+                path, above = tuple[int, ...](), 1.0
                 for depth in range(self._chance.randint(1, wanted.most_depth)):
                     place = len(text) + depth
                     is_right = self._chance.random() < 0.7 and place < len(coming)
                     path += (coming[place] if is_right else self._chance.randrange(VOCABULARY),)
                     above *= self._chance.random()
                     above = found.setdefault(path, Guess(above, ("random", 0, 0), 0.5)).value
-        return found
+            drafted[number] = found
+        return drafted
 
 
 class Served:

@@ -62,7 +62,7 @@ def after_guesses_without_room(decoder: Forgetful) -> list[bool]:
     assert passes.begin(BegunPass(read, {}))
     passes.finish()
     scheduler.append(number, 0)
-    tree = SharedTree(plan_tree(0, {(2,): Guess(0.5, ("any", 0, 0), 0.5)}, [(2,)]), (0,))
+    tree = SharedTree(plan_tree(0, {(2,): Guess(0.5, ("any", 0, 0), 0.5)}), (0,))
     have_begun = list[bool]()
     while not passes.n_in_flight:
         planned = passes.plan(1)

@@ -44,7 +44,7 @@ class Slow:
         for _ in range(n_trees):
             self.widths.clear()
             found = trees.grow({0: 3}, self.row[None], 1000, WantedGuesses(16, 48, believed(), pace))
-        return found
+        return found[0]
 
 
 def believed() -> Acceptance:
@@ -62,7 +62,7 @@ def worth(guesses: Guesses) -> float:
 
 def test_where_time_costs_nothing_a_tree_is_as_deep_and_broad_as_it_may_be() -> None:
     decoder = Slow([0.5, 0.3, 0.1])
-    assert max(map(len, decoder.grown(0.0))) > 6
+    assert max(map(len, decoder.grown(0.0))) > 5
     assert max(decoder.widths) == BEAM
 
 
@@ -79,7 +79,7 @@ def test_a_text_that_is_easy_to_guess_is_guessed_as_far_but_not_as_broadly() -> 
     decoder = Slow([0.95, 0.02, 0.01])
     all_of_it, all_widths = decoder.grown(0.0), list(decoder.widths)
     found = decoder.grown(2.0)
-    assert max(map(len, found)) == max(map(len, all_of_it)) == 1 + 16
+    assert max(map(len, found)) == max(map(len, all_of_it)) == 16
     assert max(decoder.widths) < max(all_widths)
     assert worth(found) > 0.98 * worth(all_of_it)
 
@@ -117,11 +117,11 @@ def test_levels_that_took_too_long_are_timed_again_some_time() -> None:
     trees = DraftTrees(cast("Any", decoder), range(1, 2 * BEAM), BEAM, VOCABULARY, lambda: decoder.now * slowness)
     wanted, lengths, slowness = WantedGuesses(16, 48, believed(), Pace(2.0)), {0: 3}, 100.0
     trees.grow(lengths, decoder.row[None], 1000, wanted)
-    assert max(map(len, trees.grow(lengths, decoder.row[None], 1000, wanted))) == 2, "nothing is followed up"
+    assert max(map(len, trees.grow(lengths, decoder.row[None], 1000, wanted)[0])) == 1, "nothing is followed up"
     decoder.now, slowness = decoder.now * 100.0, 1.0
-    depths = [max(map(len, trees.grow(lengths, decoder.row[None], 1000, wanted))) for _ in range(20 * TIMED_EVERY)]
-    assert depths[0] == 2
-    assert depths[-1] > 10
+    depths = [max(map(len, trees.grow(lengths, decoder.row[None], 1000, wanted)[0])) for _ in range(20 * TIMED_EVERY)]
+    assert depths[0] == 1
+    assert depths[-1] > 9
 
 
 @pytest.mark.parametrize("values", [[np.nan], [np.inf], [np.nan] * VOCABULARY, [-np.inf] * VOCABULARY])

@@ -41,10 +41,10 @@ class Drafter:
         self.prepared.append((self._noted(texts), most_depth))
         return self.has_room
 
-    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
+    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> dict[int, Guesses]:
         self.asked.append(self._noted(texts))
         (number,) = texts
-        return {(number, 1): guess(0.5), (number, 2): guess(0.3), (number, 1, 3): guess(0.4)}
+        return {number: {(1,): guess(0.5), (2,): guess(0.3), (1, 3): guess(0.4)}}
 
     def _noted(self, texts: Mapping[int, Sequence[int]]) -> list[int]:
         """Return the only text."""
@@ -52,13 +52,15 @@ class Drafter:
         self.numbers.add(number)
         return list(text)
 
-    def draft_aside(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses, end: threading.Event) -> Guesses:
+    def draft_aside(
+        self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses, end: threading.Event
+    ) -> dict[int, Guesses]:
         self.aside.append(self._noted(texts))
         self.began.set()
         assert end.wait(WAIT_S)
         if self.fails:
             raise RuntimeError("no")
-        guesses = dict(self.draft_many(texts, wanted))
+        guesses = self.draft_many(texts, wanted)
         self.asked.pop()
         return guesses
 

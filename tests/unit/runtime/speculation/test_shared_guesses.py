@@ -36,13 +36,13 @@ class Fixed:
     def n_unread(self, number: int, text: Sequence[int]) -> int:
         return 10 * CHEAP_TRIAL_TOKENS if number == 1 else number
 
-    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> Guesses:
+    def draft_many(self, texts: Mapping[int, Sequence[int]], wanted: WantedGuesses) -> dict[int, Guesses]:
         self.read.append(sorted(texts))
         self.once_s = self.reads_s
+        depths = range(1, wanted.most_depth + 1)
         return {
-            (number, *range(depth)): Guess(self.chances[number] ** depth, ("fixed", number, depth), 0.5)
+            number: {tuple(range(d)): Guess(self.chances[number] ** d, ("fixed", number, d), 0.5) for d in depths}
             for number in texts
-            for depth in range(1, wanted.most_depth + 1)
         }
 
 
@@ -85,7 +85,7 @@ def test_who_is_guessed_best_gets_most() -> None:
 def test_answers_go_on_without_guesses_where_guessing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     guesses = guessing({0: 0.95, 1: 0.95, 2: 0.95})
 
-    def fail(*_: object) -> Guesses:
+    def fail(*_: object) -> dict[int, Guesses]:
         raise KernelError("llama.cpp failed")
 
     with monkeypatch.context() as failing:
@@ -132,7 +132,7 @@ def test_a_guess_out_of_order_is_not_accepted_where_order_is_wanted() -> None:
     found = {(1,): Guess(0.9, ("test", 0, 0), 0.9), (2,): Guess(0.5, ("test", 1, 0), 0.5)}
     rows = np.zeros((3, 5), np.float32)
     for token, wants_order, is_of_use in ((1, True, True), (2, False, True), (2, True, False)):
-        verified = Verification(plan_tree(0, found, list(found)), rows)
+        verified = Verification(plan_tree(0, found), rows)
         before = guesses.figures_of(0).accepted
         assert guesses.follows(0, verified, token, wants_order=wants_order) == is_of_use
         assert guesses.figures_of(0).accepted - before == is_of_use
@@ -142,11 +142,11 @@ def test_a_guess_out_of_order_is_not_accepted_where_order_is_wanted() -> None:
 def test_what_is_foreseen_comes_before_all_guesses() -> None:
     guesses = guessing({0: 0.9}).drafters
     found = guesses.guess({0: OpenText([7, 8, 0], 0, 4, foreseen=(5, 6))}, 16, Pace(), is_trial=False)
-    assert list(found) == [(0, 5), (0, 5, 6), (0, 5, 6, 0), (0, 5, 6, 0, 1)]
-    values = [guess.value for guess in found.values()]
+    assert list(found[0]) == [(5,), (5, 6), (5, 6, 0), (5, 6, 0, 1)]
+    values = [guess.value for guess in found[0].values()]
     assert values == sorted(values, reverse=True)
     alone = guesses.guess({0: OpenText([7, 8, 0], 0, 2, foreseen=(5, 6))}, 16, Pace(), is_trial=False)
-    assert list(alone) == [(0, 5), (0, 5, 6)]
+    assert list(alone[0]) == [(5,), (5, 6)]
 
 
 def test_the_next_answer_of_a_conversation_counts_from_zero_and_knows_the_noise() -> None:
@@ -270,7 +270,7 @@ def test_what_is_not_verified_is_held_against_what_comes() -> None:
     guesses = guessing({0: 0.01, 1: 0.01})
     before = guesses.drafters.acceptance.chance(("fixed", 0, 1), 0.5)
     assert widths(guesses, 2) == [1, 1]
-    plain = Verification(plan_tree(0, {}, ()))
+    plain = Verification(plan_tree(0, {}))
     assert not guesses.follows(0, plain, 0)  # as was guessed
     assert not guesses.follows(1, plain, 5)
     after = [guesses.drafters.acceptance.chance(("fixed", number, 1), 0.5) for number in (0, 1)]
