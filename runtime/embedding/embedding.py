@@ -38,7 +38,8 @@ def embed(
     if embedder is None:
         raise NotSupported(f"{path}: was opened to generate text; open it for vectors with embeddings=True")
     engine.interrupt.reset()
-    given = ((array("i", tokens), is_cut) for tokens, is_cut in each_text(engine, texts, truncate=truncate))
+    found_texts = each_text(engine, texts, truncate=truncate)
+    given: Iterator[tuple[Sequence[int], bool]] = ((array("i", tokens), is_cut) for tokens, is_cut in found_texts)
     if is_list(texts):
         given = iter(list(given))  # all, before any is computed
     lengths, cuts = array("q"), bytearray()  # a few bytes for each of any number
