@@ -116,12 +116,13 @@ class ListEditor:
         """Return the list without the members that `other` had removed; the same list where it has none of them.
 
         `other` was made without hearing of this list, or this list without hearing of it. A removal counts where its
-        signer still leads, and where this device may make it: the founder's alone takes a device away that leads.
+        signer still leads. It takes nobody away who leads, or is to be the founder: only the founder decides that, and
+        the lists of others are older than his then. Raises as other changes do.
         """
         charter = self.listed.charter
         if not self.listed.may_sign(other.signer):
             return self.listed
-        kept = {charter.founder} if self.device.public_key == charter.founder else {charter.founder, *charter.leads}
+        kept = {charter.founder, charter.heir, *charter.leads}
         gone = [one for one in self.listed.roll.members if one.node in other.roll.removed and one.key not in kept]
         return self._without(gone) if gone else self.listed
 

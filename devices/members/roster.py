@@ -13,10 +13,11 @@ Lists to be sent are left in `said`; `cluster` is the cluster as it is now. Cloc
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from random import Random
 
-from edge_run.base.errors import EdgeRunError, NotTrusted
+from edge_run.base.errors import EdgeRunError, NotTrusted, ProtocolError
 from edge_run.base.protocols import Clock
 from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.members.identity import Identity
@@ -104,7 +105,7 @@ class Roster:
 
     def take(self, payload: bytes) -> bool:
         """Take in a list; return whether it is newer, and `cluster` has it. Raises NotTrusted, ProtocolError."""
-        own = self.listed
+        own, is_settled = self.listed, self._is_settled
         if payload == own.payload:
             self._is_settled, self._say_s, self.heard = True, None, own
             return False
@@ -115,8 +116,10 @@ class Roster:
         if newer is found:
             self._adopt(found)
         is_removed_again = self._remove_again(older)
-        if newer is own and not is_removed_again:
-            self._say_soon()
+        if newer is own:
+            self._is_settled = is_settled  # an older list says nothing of the newest
+            if not is_removed_again:
+                self._say_soon()
         return newer is found or is_removed_again
 
     def hear(self, version: Version) -> bool:
@@ -175,12 +178,13 @@ class Roster:
         """
         if not self.listed.may_sign(self._identity.device.public_key):
             return False
-        changed = ListEditor(self._identity.device, self.listed, self.cluster.secret).remove_again(other)
-        if changed is self.listed:
-            return False
-        self._adopt(changed)
-        self.say()
-        return True
+        with contextlib.suppress(NotTrusted, ProtocolError):  # only the founder could, or there is no room
+            changed = ListEditor(self._identity.device, self.listed, self.cluster.secret).remove_again(other)
+            if changed is not self.listed:
+                self._adopt(changed)
+                self.say()
+                return True
+        return False
 
     def _let_in(self, request: JoinRequest) -> None:
         """Raises NotTrusted where the device may not come in."""

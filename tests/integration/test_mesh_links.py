@@ -39,7 +39,6 @@ from mosquitto import PROGRAM
 from program import MESH, fork_from_here
 from slow_relay import relay
 from tiny_models import make_model
-from waiting import until
 
 
 def measuring(hub: Hub, given: list[str], failing: Collection[str] = ()) -> GiveEach:
@@ -76,7 +75,7 @@ def test_a_slow_link_is_measured_in_a_second_or_so(mbits: int) -> None:
             is_quick = time.monotonic() - started < 3
             return is_quick and rates[-1].bytes_per_s == pytest.approx(mbits / 8 * 1e6, rel=0.3)
 
-        until(is_right)
+        assert any(is_right() for _ in range(5)), rates
         assert a.measure("b", timeout_s=0, fresh_s=60) is rates[-1], "it was just measured"
         assert a.measure("b", timeout_s=60) is not rates[-1]
 

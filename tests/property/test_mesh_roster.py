@@ -14,7 +14,7 @@ from edge_run.base.errors import NotTrusted, ProtocolError
 from edge_run.devices.members.cluster import Cluster, found_cluster
 from edge_run.devices.members.identity import Identity, make_identity
 from edge_run.devices.members.join_request import ask
-from edge_run.devices.members.keys import DeviceKey
+from edge_run.devices.members.keys import DeviceKey, node_of
 from edge_run.devices.members.list_changes import ListEditor, take_over
 from edge_run.devices.members.member_list import Invitation
 from edge_run.devices.members.roster import LEARN_S, MOST_WAITING, SAY_WITHIN_S, Roster
@@ -23,7 +23,7 @@ from edge_run.devices.messages.topics import Topic
 from mesh_lists import let_in
 
 START_S = 1.8e9
-ROLE_CHANGES = [("2", "use"), ("2", "compute"), ("2", "lead"), ("3", "use"), ("3", "compute")]
+ROLE_CHANGES = [("2", "use"), ("2", "compute"), ("2", "lead"), ("3", "use"), ("3", "lead")]
 
 
 def lasting() -> Identity:
@@ -63,7 +63,7 @@ class Lists(RuleBasedStateMachine):
             random.Random(self.random.random()),
         )
 
-    @rule(by=st.integers(0, 1), what=st.sampled_from(["rotate", "remove", "role"]))
+    @rule(by=st.integers(0, 1), what=st.sampled_from(["rotate", "remove", "role", "hand on"]))
     def change(self, by: int, what: str) -> None:
         roster = self.rosters[by]
         try:
@@ -73,9 +73,10 @@ class Lists(RuleBasedStateMachine):
             elif what == "remove":
                 name = self.random.choice("123")
                 changed = editor.remove(name)
-                if by == 0 or name == "3":
-                    self.sent_away.add((by, self.devices[int(name)].node))
-            else:  # the one that never leads may be removed by whoever does
+                self.sent_away.add((by, self.devices[int(name)].node))
+            elif what == "hand on":
+                changed = editor.hand_on(self.random.choice("23"))
+            else:
                 changed = editor.change_role(*self.random.choice(ROLE_CHANGES))
         except NotTrusted:
             return
@@ -112,11 +113,14 @@ class Lists(RuleBasedStateMachine):
         self.who_was_removed_stays_so()
 
     def who_was_removed_stays_so(self) -> None:
-        """With whoever removed it, and may still do so, at any moment; and in the end with all."""
-        for by, node in getattr(self, "sent_away", ()):
-            roster = self.rosters[by]
-            if roster.listed.may_sign(self.devices[by].public_key):
-                assert node not in {one.node for one in roster.listed.roll.members}, "its removal was undone"
+        """With whoever removed it, and may still do so, at any moment; and in the end with all. But who leads stays."""
+        for by, node in sorted(getattr(self, "sent_away", ())):
+            listed = self.rosters[by].listed
+            charter = listed.charter
+            if node in {node_of(key) for key in (charter.founder, charter.heir, *charter.leads) if key}:
+                self.sent_away.discard((by, node))
+            elif listed.may_sign(self.devices[by].public_key):
+                assert node not in {one.node for one in listed.roll.members}, "its removal was undone"
 
     def teardown(self) -> None:
         if not hasattr(self, "rosters"):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
+from edge_run.devices.members.cluster import Cluster
+from edge_run.devices.members.identity import Identity
 from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.members.list_changes import ListEditor, found, take_over
 from edge_run.devices.members.member_list import MemberList
+from edge_run.devices.members.roster import Roster
 from mesh_lists import let_in
 
 SECRET, NOW_S = b"s" * 32, 1.8e9
@@ -13,6 +18,12 @@ FOUNDER, LEAD, GONE, STAYS = (DeviceKey(bytes([number]) * 32) for number in rang
 
 def editor(device: DeviceKey, listed: MemberList) -> ListEditor:
     return ListEditor(device, listed, SECRET)
+
+
+def roster_of(device: DeviceKey, listed: MemberList) -> Roster:
+    identity = Identity(device.node, f"{int(NOW_S):012x}{0:08x}", True, device, b"", device)
+    cluster = Cluster(listed.charter.cluster, SECRET, "mqtt://host", FOUNDER.public_key, listed)
+    return Roster(identity, cluster, lambda: 0.0, lambda: NOW_S, Random(1))
 
 
 def of_four() -> MemberList:
@@ -41,13 +52,37 @@ def test_not_for_who_leads_no_more() -> None:
     assert editor(FOUNDER, without_lead).remove_again(removed) is without_lead
 
 
-def test_that_of_a_device_that_leads_is_the_founders() -> None:
+def test_who_leads_or_is_to_found_is_removed_by_the_founder_only() -> None:
+    """Nor does what another one signed, however old it looks, have the founder's device remove such a one."""
     base = of_four()
-    removed, leading = editor(LEAD, base).remove("gone"), editor(FOUNDER, base).change_role("gone", "lead")
-    assert editor(LEAD, leading).remove_again(removed) is leading
-    again = editor(FOUNDER, leading).remove_again(removed)
-    assert GONE.public_key not in {*again.members, *again.charter.leads}
-    assert STAYS.public_key in again.members
+    for newer in (editor(FOUNDER, base).change_role("gone", "lead"), editor(FOUNDER, base).hand_on("gone")):
+        removed = editor(LEAD, base).remove("gone")
+        assert newer.order > removed.order
+        for device in (FOUNDER, LEAD):
+            assert editor(device, newer).remove_again(removed) is newer
+
+
+def test_a_list_is_followed_though_nothing_could_be_removed_again() -> None:
+    """Else what the device goes by, and what its program knows, would be two lists."""
+    base = editor(FOUNDER, of_four())
+    removed = editor(LEAD, base.listed).remove("gone")
+    for newer in (base.hand_on("gone"), base.change_role("gone", "lead")):
+        roster = roster_of(LEAD, base.listed)
+        assert roster.take(removed.payload)
+        assert roster.take(newer.payload)
+        assert roster.listed == newer
+        assert roster.listed.members.keys() == base.listed.members.keys()
+
+
+def test_an_older_list_settles_nothing_though_its_removal_is_made_again() -> None:
+    base = of_four()
+    removed, rotated = editor(LEAD, base).remove("gone"), editor(FOUNDER, base).rotate(SECRET)
+    older, newer = sorted((removed, rotated), key=lambda one: one.order)
+    roster = roster_of(FOUNDER, newer)
+    roster.connect()
+    assert roster.take(older.payload) == (older is removed)
+    assert not roster.is_settled
+    assert [one.name for one in roster.listed.roll.members] == ["founder", "lead", "stays"]
 
 
 def test_no_founder_is_removed_by_what_was_made_before_he_was_one() -> None:
