@@ -53,7 +53,7 @@ def test_standard_input_beside_a_prompt_is_said_not_to_be_read(run, expected: st
     """It was ignored silently. It is not read, as it need not have an end, such as what ssh or a service gives."""
     result = run(KIT, "-p", PROMPT, "-n", 12, *GREEDY, stdin="Notes\n")
     assert (result.returncode, result.stdout) == (0, expected.rstrip("\n") + "\n")
-    assert "standard input was not read, but -p or -f; without them it is the prompt" in result.stderr
+    assert "standard input was not read: the prompt is that of -p or -f" in result.stderr
     assert "not read" not in run(KIT, "-n", 1, *GREEDY, stdin=PROMPT).stderr
     reading, writing = os.pipe()
     with open(writing, "wb"), open(reading, "rb") as silent:

@@ -136,5 +136,5 @@ def test_what_was_given_on_standard_input_is_seen_and_not_waited_for(
         terminal, said = Terminal(), list[str]()
         monkeypatch.setattr(sys, "stdin", stdin if kind != "closed" else None)
         monkeypatch.setattr(terminal, "say", lambda text, *style: said.append(text))
-        terminal.say_unread("-p")
-        assert said == ["standard input was not read, but -p"] * has_some
+        terminal.say_unread("why")
+        assert said == ["standard input was not read: why"] * has_some

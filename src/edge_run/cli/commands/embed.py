@@ -93,7 +93,7 @@ def embed(context: click.Context, /, model_file: Path, files: tuple[Path, ...], 
             terminal.say(f"{format_count(len(found.truncated), 'text')} cut to {max(found.tokens):,} tokens")
         if terminal.shows_notices:
             terminal.say(figures.describe_embeddings(found, model.stats.load_s), NOTICE)
-    terminal.say_unread("-p, or the lines of the files")
+    terminal.say_unread("the texts are those of -p or of the files")
 
 
 def _texts(prompts: Sequence[str], files: Sequence[Path], terminal: Terminal) -> Iterable[str]:

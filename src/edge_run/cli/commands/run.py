@@ -13,7 +13,7 @@ from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings import MOST_PROMPT_BYTES, RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand, origin
-from edge_run.cli.shared.terminal import NOT_STDIN, Terminal
+from edge_run.cli.shared.terminal import PROMPT_GIVEN, Terminal
 
 _MODEL = click.Argument(["model_file"], metavar="MODEL", required=False, type=PATH)
 _EPILOG = """
@@ -55,7 +55,7 @@ def run(context: click.Context, /, **given: Any) -> None:
         chat(settings, terminal)
     else:
         answer_once(settings, terminal)
-        terminal.say_unread(NOT_STDIN)
+        terminal.say_unread(PROMPT_GIVEN)
 
 
 def _without_system_prompt(context: click.Context, settings: RunSettings) -> RunSettings:

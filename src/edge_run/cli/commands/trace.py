@@ -15,7 +15,7 @@ from edge_run.cli.shared.options import MODEL, some_settings
 from edge_run.cli.shared.setting import PATH
 from edge_run.cli.shared.settings import MOST_PROMPT_BYTES, given_prompt, model_config, report, without_outranked
 from edge_run.cli.shared.settings_command import SettingsCommand
-from edge_run.cli.shared.terminal import NOT_STDIN, Terminal
+from edge_run.cli.shared.terminal import PROMPT_GIVEN, Terminal
 
 DEFAULT_TOKENS = 128
 _SETTINGS = (
@@ -62,7 +62,7 @@ def trace(context: click.Context, /, model_file: Path, output: Path, tokens: int
         opening=Interrupt().hearing_signals(),
         on_token=lambda number: terminal.show(f"{number} of {tokens} tokens"),
     )
-    terminal.say_unread(NOT_STDIN)
+    terminal.say_unread(PROMPT_GIVEN)
     if given["json"]:
         terminal.write_json(to_json(recording))
     else:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 SHOWING_S = 0.25
 ERASE_LINE = "\r\x1b[2K"
-NOT_STDIN = (
-    "-p or -f; without them it is the prompt, also of text and question: (cat FILE; echo QUESTION) | edge-run MODEL"
-)
+PROMPT_GIVEN = "the prompt is that of -p or -f. For a text and a question: (cat FILE; echo QUESTION) | edge-run MODEL"
 _COLOUR_ANYWHERE = {"FORCE_COLOR", "TTY_COMPATIBLE"}  # with which rich colours what goes to no terminal
 
 _Result = TypeVar("_Result")
@@ -191,10 +189,10 @@ class Terminal:
             raise ConfigError(f"prompt: standard input is empty; {advice}")
         return text
 
-    def say_unread(self, instead: str) -> None:
-        """Say that what was given on standard input was not read but `instead`, where something was given."""
+    def say_unread(self, why: str) -> None:
+        """Say that what was given on standard input was not read, and why, where something was given."""
         if has_input(sys.stdin):
-            self.say(f"standard input was not read, but {instead}")
+            self.say(f"standard input was not read: {why}")
 
     def _put(self, text: str) -> None:
         self.erase()
