@@ -62,6 +62,25 @@ def test_an_answer_anew_that_fails_leaves_the_one_before(monkeypatch: pytest.Mon
     assert "The answer before stays." in server.said
 
 
+def test_an_answer_anew_that_breaks_off_leaves_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(lambda _: "Yes?")
+
+    def answer(path: str, body: dict[str, Any]) -> Iterator[AnswerEvent]:
+        yield from Server.answer(server, path, body)
+        if len(server.asked) in (2, 3):
+            raise ProtocolError("the server is gone")
+
+    monkeypatch.setattr(server, "answer", answer)
+    server._answer = lambda _: ("Yes?", "We", "Oh", "So.")[len(server.asked) - 1]
+    server.talk(monkeypatch, "one\n/retry\ntwo\nthree\n")
+    assert server.asked[-1] == ["Be kind.", "one", "Yes?", "two", "Oh", "three"], "a first answer keeps its beginning"
+    assert [text for text in server.said if "is gone" in text or "stays" in text] == [
+        "the server is gone. The chat is as it was before.",
+        "The answer before stays.",
+        "the server is gone. What was said stays.",
+    ]
+
+
 @pytest.mark.parametrize("can_ask", [True, False])
 def test_turns_are_dropped_and_what_had_no_room_is_answered(monkeypatch: pytest.MonkeyPatch, can_ask: bool) -> None:
     def answer(n_letters: int) -> str:

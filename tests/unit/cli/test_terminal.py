@@ -138,3 +138,6 @@ def test_what_was_given_on_standard_input_is_seen_and_not_waited_for(
         monkeypatch.setattr(terminal, "say", lambda text, *style: said.append(text))
         terminal.say_unread("why")
         assert said == ["standard input was not read: why"] * has_some
+        if kind == "file":
+            terminal.say_unread("why", [tmp_path / "none", tmp_path / "file"])
+            assert len(said) == 1, "the file that was read is what is open as standard input"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -93,7 +95,7 @@ def embed(context: click.Context, /, model_file: Path, files: tuple[Path, ...], 
             terminal.say(f"{format_count(len(found.truncated), 'text')} cut to {max(found.tokens):,} tokens")
         if terminal.shows_notices:
             terminal.say(figures.describe_embeddings(found, model.stats.load_s), NOTICE)
-    terminal.say_unread("the texts are those of -p or of the files")
+    terminal.say_unread("the texts are those of -p or of the files", files)
 
 
 def _texts(prompts: Sequence[str], files: Sequence[Path], terminal: Terminal) -> Iterable[str]:
@@ -108,7 +110,7 @@ def _texts(prompts: Sequence[str], files: Sequence[Path], terminal: Terminal) ->
     if not files and terminal.can_ask:
         raise ConfigError("texts: none given; give some with -p, files of lines, or standard input")
     for file in files:
-        if not file.is_fifo():  # which is read once, as that of a shell's <(...)
+        if not _is_pipe(file):  # which is read once, as that of a shell's <(...)
             with opened_file(file, str(file)):
                 pass  # so that it is said before the model is opened
     texts = _file_lines(files) if files else _stdin_lines()
@@ -118,6 +120,13 @@ def _texts(prompts: Sequence[str], files: Sequence[Path], terminal: Terminal) ->
     if first is None:
         raise ConfigError("texts: standard input is empty; give one with -p")
     return itertools.chain([first], texts)
+
+
+def _is_pipe(path: Path) -> bool:
+    try:
+        return stat.S_ISFIFO(os.stat(os.path.expanduser(path)).st_mode)
+    except (OSError, ValueError):  # opening it says why
+        return False
 
 
 def _file_lines(files: Sequence[Path]) -> Iterator[str]:

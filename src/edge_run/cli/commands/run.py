@@ -55,7 +55,7 @@ def run(context: click.Context, /, **given: Any) -> None:
         chat(settings, terminal)
     else:
         answer_once(settings, terminal)
-        terminal.say_unread(PROMPT_GIVEN)
+        terminal.say_unread(PROMPT_GIVEN, [given["file"]] if given["file"] else ())
 
 
 def _without_system_prompt(context: click.Context, settings: RunSettings) -> RunSettings:

@@ -62,7 +62,7 @@ def trace(context: click.Context, /, model_file: Path, output: Path, tokens: int
         opening=Interrupt().hearing_signals(),
         on_token=lambda number: terminal.show(f"{number} of {tokens} tokens"),
     )
-    terminal.say_unread(PROMPT_GIVEN)
+    terminal.say_unread(PROMPT_GIVEN, [given["file"]] if given["file"] else ())
     if given["json"]:
         terminal.write_json(to_json(recording))
     else:

@@ -100,8 +100,8 @@ class Chat(ChatLoop):
         except EdgeRunError as error:
             self._terminal.say(f"{command}: {error}")
 
-    def answer(self, text: str) -> None:
-        """Answer what the user wrote; what fails leaves the conversation as it was."""
+    def answer(self, text: str, *, keeps_part: bool = True) -> None:
+        """Answer what the user wrote; what fails leaves the conversation as it was, whatever `keeps_part` says."""
         self._unanswered = None
         try:
             answer = show(self._talk.ask(text), self._model, self._terminal)

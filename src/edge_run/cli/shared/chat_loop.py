@@ -74,8 +74,8 @@ class ChatLoop(ABC):
         self._unanswered: str | None = None  # the last message, where it had no room
 
     @abstractmethod
-    def answer(self, text: str) -> None:
-        """Answer what the user wrote."""
+    def answer(self, text: str, *, keeps_part: bool = True) -> None:
+        """Answer what the user wrote. keeps_part: whether what was said before it failed may stay as the answer."""
 
     @abstractmethod
     def say_stats(self) -> None:
@@ -160,7 +160,7 @@ class ChatLoop(ABC):
         else:
             without = self._turns.parts
             try:
-                self.answer(turn[0])
+                self.answer(turn[0], keeps_part=False)
             finally:
                 if self._turns.parts == without:
                     self._turns.keep(*turn)

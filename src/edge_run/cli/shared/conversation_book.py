@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ class ConversationBook:
 
     def is_of_other_model(self, conversation: Conversation) -> bool:
         """Return whether a conversation was with another model than this one."""
-        return conversation.model != self._path
+        return os.path.realpath(conversation.model) != self._path
 
     def resume(self, conversation: Conversation) -> None:
         """Go on with `conversation`, under a new name where another chat does so too, or did since it was read."""

@@ -62,7 +62,7 @@ class ServerChat(ChatLoop):
             answers, tokens = format_count(self._n_answers, "answer"), format_count(self._n_tokens, "token")
             self._terminal.say(f"{answers} of {tokens} together", NOTICE)
 
-    def answer(self, text: str) -> None:
+    def answer(self, text: str, *, keeps_part: bool = True) -> None:
         """Answer what the user wrote. Where the server fails, what it said by then stays, if it said anything."""
         self._unanswered = None
         messages = self._talk.with_message(text)
@@ -84,6 +84,8 @@ class ServerChat(ChatLoop):
             if isinstance(error, ContextFull) and not answer.text:
                 self.say_no_room(text, error)
             else:
+                if not keeps_part:
+                    answer.text = ""
                 self.say_failed(error, ". What was said stays." if answer.text else ". The chat is as it was before.")
             has_failed = True
         else:

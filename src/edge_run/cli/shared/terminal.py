@@ -12,7 +12,8 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from edge_run.base.errors import ConfigError, TierReadError, reason_of
@@ -189,9 +190,12 @@ class Terminal:
             raise ConfigError(f"prompt: standard input is empty; {advice}")
         return text
 
-    def say_unread(self, why: str) -> None:
-        """Say that what was given on standard input was not read, and why, where something was given."""
-        if has_input(sys.stdin):
+    def say_unread(self, why: str, files: Sequence[Path] = ()) -> None:
+        """Say that what was given on standard input was not read, and why, where something was given.
+
+        files: that were read; as /dev/stdin, standard input may be one of them.
+        """
+        if has_input(sys.stdin) and not any(_is_open_as(file, sys.stdin) for file in files):
             self.say(f"standard input was not read: {why}")
 
     def _put(self, text: str) -> None:
@@ -226,6 +230,13 @@ def has_input(stream: TextIO | None) -> bool:
     except (ImportError, OSError, ValueError):  # or a stream that is closed, or none of the system's
         return False
     return int.from_bytes(found, sys.byteorder) > 0
+
+
+def _is_open_as(path: Path, stream: TextIO) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(stream.fileno()))
+    except (OSError, ValueError):
+        return False
 
 
 def _raw(stream: TextIO) -> TextIO:
