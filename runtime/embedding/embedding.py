@@ -46,6 +46,7 @@ def embed(
 
     def noted() -> Iterator[Sequence[int]]:
         for tokens, is_cut in given:
+            engine.interrupt.check()  # a text may have been waited for
             lengths.append(len(tokens))
             cuts.append(is_cut)
             yield tokens

@@ -60,7 +60,7 @@ def _several(texts: Text | Iterable[Text]) -> Iterable[Text]:
     is_list_of = is_list(texts)
     if isinstance(texts, str) or (is_list_of and len(texts) and is_whole_number(texts[0])):  # type: ignore[arg-type, index]
         return cast("Iterable[Text]", [texts])
-    is_bare = isinstance(texts, bytes | bytearray | memoryview | Mapping)
+    is_bare = isinstance(texts, bytes | bytearray | memoryview | Mapping) or getattr(texts, "ndim", 1) == 0
     if not is_list_of and (is_bare or not isinstance(texts, Iterable)):
         raise ConfigError(f"texts {texts!r:.60}: must be text or tokens, or a list of those")
     return cast("Iterable[Text]", texts)

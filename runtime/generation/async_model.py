@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from edge_run.base.config import ModelConfig, ModelOptions
 from edge_run.base.errors import Cancelled, ConfigError
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh, MeshOptions
-from edge_run.base.options import Unpack
+from edge_run.base.options import Unpack, is_list
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.protocols import Text
 from edge_run.base.results import Forecast, Generation, Numerics, Piece, Plan, Progress, Speculation, Stats
@@ -189,7 +189,7 @@ class AsyncModel(AsyncOwner[Model]):
 
     async def embed(
         self,
-        texts: Text | Iterable[Text],
+        texts: Text | Sequence[Text],
         *,
         normalize: bool = True,
         truncate: bool = False,
@@ -200,8 +200,11 @@ class AsyncModel(AsyncOwner[Model]):
     ) -> Embeddings:
         """Return the vectors of texts, when it is the task's turn; arguments and errors as for `Model.embed`.
 
+        texts: one or a list; another iterable is refused, as the model would wait for its texts, and all tasks with it.
         priority, key: as of `Turn`. deadline_s: the seconds after which Cancelled is raised where they are not there.
         """
+        if not (isinstance(texts, str) or is_list(texts)):
+            raise ConfigError(f"texts {texts!r:.60}: must be text or tokens, or a list of those")
         model, turn = self._opened, Turn(priority, key, deadline_s)
         work = partial(model.embed, texts, normalize=normalize, truncate=truncate, on_text=on_text)
         with anyio.move_on_after(deadline_s):

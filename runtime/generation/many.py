@@ -113,7 +113,7 @@ class ManyAnswers:
         """Return what comes next, which is computed where it has to be; None at the end.
 
         Raises what `Batch.advance` raises, or the prompts; it may be asked again then. Where no more prompts come after
-        an error, as of a generator, that is raised again once the others are answered: the end was not reached.
+        an error, as of a generator, that is raised once more when the others are answered: the end was not reached.
         """
         if self._is_closed or self.is_complete:
             return None
@@ -126,7 +126,8 @@ class ManyAnswers:
                 break
             if not self._numbers:
                 if self._failure is not None:
-                    raise self._failure
+                    failure, self._failure = self._failure, None
+                    raise failure
                 self.is_complete = True
                 return None
             with self.answers.hearing_signals():  # what has come is noted

@@ -328,3 +328,28 @@ def test_vectors_that_are_not_there_in_time_are_not_waited_for(bert: Path, n_tex
             assert len((await model.embed(TEXTS[0], deadline_s=1000)).tokens) == 1
 
     anyio.run(run)
+
+
+def test_what_waits_for_texts_is_ended_when_one_comes(bert: Path) -> None:
+    def texts() -> Iterator[list[int]]:
+        yield TEXTS[0]
+        model.cancel()
+        yield TEXTS[1]
+        raise AssertionError("more texts are asked for")
+
+    found = list[int]()
+    with Model(bert, **{**LONGEST, "sequences": 1}) as model:
+        with pytest.raises(Cancelled):
+            model.embed(texts(), on_text=lambda text: found.append(text.number))
+        assert found == [0]
+        assert len(model.embed(TEXTS[0]).tokens) == 1
+
+
+@pytest.mark.parametrize("texts", [iter(TEXTS), np.array(5), b"text", {"text": 1}])
+def test_tasks_give_texts_in_a_list(bert: Path, texts: Any) -> None:
+    async def run() -> None:
+        async with AsyncModel(bert, **LONGEST) as model:
+            with pytest.raises(ConfigError, match=r"must be text or tokens, or a list of those"):
+                await model.embed(texts)
+
+    anyio.run(run)

@@ -143,18 +143,22 @@ def test_prompts_that_raised_are_not_complete(model: Model, kind: type[BaseExcep
     wanted = [text_of(one) for one in model.generate_many(PROMPTS[:3], max_tokens=3, temperature=0).results()]
     stream, texts = model.generate_many(prompts(), max_tokens=3, temperature=0), [""] * 3
     n_raised = 0
-    while n_raised < 3:
+    while True:
         try:
-            number, piece = next(stream)
+            if (found := next(stream, None)) is None:
+                break
+            number, piece = found
             assert isinstance(piece, Piece)
             texts[number] += piece.text
         except kind:
             n_raised += 1
+    assert n_raised == 2, "when it came, and before the end"
     assert texts == wanted, "which were asked for before"
     results = model.generate_many(prompts(), max_tokens=3, temperature=0)
     for _ in range(2):
         with pytest.raises(kind, match="the drive of the prompts fails"):
             results.results()
+    assert [text_of(one) for one in results.results()] == wanted, "what was answered is not lost"
 
 
 def test_prompts_that_come_after_an_error_are_answered(model: Model) -> None:
