@@ -22,6 +22,7 @@ from edge_run.base.interrupt import Interrupt
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.devices.host.service_manager import ServiceManager
 from edge_run.runtime.generation.model import Model
+from edge_run.runtime.processes.drive_thread import at_drive
 from edge_run.runtime.server.access import Access
 from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.app import Guard, make_app
@@ -117,7 +118,7 @@ async def serve_model(
     Raises what `open_file` raises.
     """
     try:
-        entry = await anyio.to_thread.run_sync(read_entry, path, abandon_on_cancel=True)  # its drive may hang
+        entry = await at_drive(read_entry, path)
     except (EdgeRunError, OSError):  # opening it says why, or can do without
         entry = ModelEntry(model_name(path), path)
     await _serve(Catalogue(ModelFolder((entry,)), open_file), path.name, bound, options, say)
@@ -136,7 +137,7 @@ async def serve_folder(
     to end, and what files are left out.
     Raises ConfigError where there is none.
     """
-    found = await anyio.to_thread.run_sync(read_folder, folder, abandon_on_cancel=True)  # its drive may hang
+    found = await at_drive(read_folder, folder)
     catalogue = Catalogue(found, open_file, lambda: read_folder(folder), say)
     _say_left_out(catalogue, say)
     if not found.entries:
@@ -298,7 +299,7 @@ class _Rereading:
 async def _reread(guard: Guard, read_access: Callable[[], Access], say: Callable[[str], None]) -> None:
     """Let the guard know who may ask now; where that cannot be read, all stays as it is."""
     try:
-        guard.access = await anyio.to_thread.run_sync(read_access, abandon_on_cancel=True)
+        guard.access = await at_drive(read_access)
     except EdgeRunError as error:
         say(f"nothing is changed: {error}")
     else:
@@ -311,7 +312,7 @@ async def _reread_certificate(context: ssl.SSLContext, options: ServeOptions, sa
     fresh = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     files = options.certificate, options.certificate_key, ""  # no password, or it would ask for one
     try:
-        await anyio.to_thread.run_sync(fresh.load_cert_chain, *files, abandon_on_cancel=True)
+        await at_drive(fresh.load_cert_chain, *files)
     except OSError as error:
         names = f"--tls-cert {options.certificate} --tls-key {options.certificate_key}"
         say(f"the certificate stays as it is: {names}: {reason_of(error)}")

@@ -19,6 +19,18 @@ from program import WAIT_S, ending
 from served import wait_for
 
 COMMAND = [sys.executable, "-m", "edge_run"]
+HANGING = """
+import importlib, sys, time
+from edge_run.cli.app import main
+
+def hang(*given):
+    print("hangs", file=sys.stderr, flush=True)
+    time.sleep(600)
+
+module, name = sys.argv[1].split(":")
+setattr(importlib.import_module(module), name, hang)
+main(sys.argv[2:])
+"""  # what reads a drive never returns
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -112,3 +124,28 @@ def test_demo_that_is_stopped_leaves_nothing_behind_and_can_be_kept(run, environ
     words = re.search(r"Kept: edge-run (\S+) (.*)", kept.stderr)
     assert run(words[1], *words[2].split(), "-p", "x", "-n", 1).returncode == 0
     shutil.rmtree(cache)
+
+
+@pytest.mark.usefixtures("known_models")
+@pytest.mark.parametrize(
+    ("hanging", "code"),
+    [
+        ("edge_run.runtime.server.serving:read_entry", 130),
+        ("edge_run.runtime.server.serving:read_folder", 130),
+        ("edge_run.cli.commands.serve:open_file", 0),  # it serves by then, and ends as it is told to
+    ],
+)
+def test_ctrl_c_ends_a_server_whose_drive_hangs(environment: dict[str, str], hanging: str, code: int) -> None:
+    """Its thread was waited for at the end, and with it the drive."""
+    pytest.importorskip("uvicorn")
+    words = ["--models", str(KIT.parent)] if hanging.endswith("folder") else [str(KIT)]
+    script = [sys.executable, "-c", HANGING, hanging, "serve", *words, "--port", "0"]
+    with subprocess.Popen(script, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=environment) as process:
+        try:
+            assert b"hangs\n" in iter(process.stderr.readline, b"")
+            process.send_signal(signal.SIGINT)
+            _, notices = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+    assert process.returncode == code
+    assert b"Traceback" not in notices

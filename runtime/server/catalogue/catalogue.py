@@ -20,6 +20,7 @@ from edge_run.base.interrupt import Interrupt
 from edge_run.base.results import Forecast
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
+from edge_run.runtime.processes.drive_thread import at_drive
 from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, without_folder
 from edge_run.runtime.server.catalogue.known_models import KnownModels
 from edge_run.runtime.server.catalogue.turns import ModelTurn, Turns
@@ -204,7 +205,7 @@ class Catalogue:
         """Find out anew what there is; a model whose file is another one now is closed. Raises ConfigError."""
         if self._read_entries is None:
             return
-        self.known = KnownModels(await anyio.to_thread.run_sync(self._read_entries, abandon_on_cancel=True))
+        self.known = KnownModels(await at_drive(self._read_entries))
         if self.open is not None and self.open.entry not in self.known.entries:
             self._turns.close_when_idle()
         for turn in [turn for turn in self._turns.waiting if self.known.named(turn.name) is None]:
@@ -310,7 +311,7 @@ class _Opening:
     async def run(self, open_file: Callable[[Path, Interrupt], Model], path: Path) -> Model | None:
         """Return the model; None where it was ended and hangs at a drive, so that the thread is left."""
         with self._scope:
-            return await anyio.to_thread.run_sync(open_file, path, self._interrupt, abandon_on_cancel=True)
+            return await at_drive(open_file, path, self._interrupt)
         return None
 
     def end(self) -> None:
