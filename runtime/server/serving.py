@@ -40,6 +40,7 @@ except ImportError:  # not a POSIX system
 
 DRAIN_S = 30.0
 LAST_RESORT_S = 15  # after that, for those who do not end although they are cancelled
+CLOSING_S = 10.0  # of a model at the end, after which somebody is told that it hangs
 KEEP_ALIVE_S = 75
 BACKLOG = 1024  # connections that the system holds until they are taken
 AT_ONCE = 16  # connections that are taken in one step of the event loop: a thousand would stop all others for 70 ms
@@ -167,12 +168,17 @@ async def _serve(
             options.manager.ready(line)
             say(line)
 
-    async with catalogue, task_group() as group:
-        group.start_soon(get_ready, name="edge-run-get-ready")
-        if threading.current_thread() is threading.main_thread():
-            group.start_soon(_hear_signals, server, guard, service, options, say, name="edge-run-signals")
-        await server.serve(sockets=[bound])
-        group.cancel_scope.cancel()
+    hears = threading.current_thread() is threading.main_thread()
+    async with task_group() as hearing:  # signals, until the model is closed: its drive may hang then too
+        if hears:
+            hearing.start_soon(_hear_signals, server, guard, service, options, say, name="edge-run-signals")
+        async with catalogue, task_group() as group:
+            group.start_soon(get_ready, name="edge-run-get-ready")
+            await server.serve(sockets=[bound])
+            group.cancel_scope.cancel()
+            if hears:
+                hearing.start_soon(_watch_closing, say, name="edge-run-watch-closing")
+        hearing.cancel_scope.cancel()
 
 
 class _Server(uvicorn.Server):
@@ -250,9 +256,21 @@ async def _hear_signals(
         admission.cancel()
         if draining.cancelled_caught:
             await told_to_end(lambda: None)
-        for number in (signal.SIGINT, signal.SIGTERM):  # who insists has the process ended, whatever hangs
-            signal.signal(number, signal.SIG_DFL)
+        _end_at_next_signal()
         await anyio.sleep_forever()
+
+
+async def _watch_closing(say: Callable[[str], None]) -> None:
+    """Say after a while that the model is being closed still, and have whoever insists end the process."""
+    await anyio.sleep(CLOSING_S)
+    _end_at_next_signal()
+    say("the model is not closed yet, which waits for its drive; Ctrl-C again ends the process")
+
+
+def _end_at_next_signal() -> None:
+    """Have the next Ctrl-C or SIGTERM end the process, whatever hangs."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 class _Rereading:

@@ -15,20 +15,23 @@ from subprocess import DEVNULL, PIPE
 import pytest
 
 from kit_models import GREEDY, KIT, PROMPT
-from program import WAIT_S, ending
+from program import WAIT_S, ending, next_line
 from served import wait_for
 
 COMMAND = [sys.executable, "-m", "edge_run"]
 HANGING = """
-import importlib, sys, time
+import functools, importlib, sys, time
 from edge_run.cli.app import main
+from edge_run.runtime.server import serving
 
 def hang(*given):
     print("hangs", file=sys.stderr, flush=True)
     time.sleep(600)
 
-module, name = sys.argv[1].split(":")
-setattr(importlib.import_module(module), name, hang)
+serving.CLOSING_S = 0.1
+module, names = sys.argv[1].split(":")
+*owners, name = names.split(".")
+setattr(functools.reduce(getattr, owners, importlib.import_module(module)), name, hang)
 main(sys.argv[2:])
 """  # what reads a drive never returns
 
@@ -149,3 +152,21 @@ def test_ctrl_c_ends_a_server_whose_drive_hangs(environment: dict[str, str], han
             process.kill()
     assert process.returncode == code
     assert b"Traceback" not in notices
+
+
+@pytest.mark.usefixtures("known_models")
+def test_whoever_insists_ends_a_server_whose_model_does_not_close(environment: dict[str, str]) -> None:
+    """As where a read of its weights hangs, which closing it waits for: no Ctrl-C ended it quietly any more."""
+    pytest.importorskip("uvicorn")
+    hanging = "edge_run.runtime.engine.engine:Engine.close"
+    script = [sys.executable, "-c", HANGING, hanging, "serve", str(KIT), "--port", "0"]
+    process = subprocess.Popen(script, stdin=DEVNULL, stdout=PIPE, stderr=subprocess.STDOUT, env=environment)
+    with ending(process):
+        assert next_line(process).startswith(b"serving ")
+        process.send_signal(signal.SIGINT)
+        said = [next_line(process) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=WAIT_S)
+    told = b"the model is not closed yet, which waits for its drive; Ctrl-C again ends the process\n"
+    assert sorted(said) == [b"hangs\n", told]
+    assert (process.returncode, rest) == (-signal.SIGINT, b"")

@@ -148,6 +148,49 @@ def test_a_drive_that_hangs_at_the_start_does_not_keep_the_server_from_ending(
         answers.set()
 
 
+def test_whoever_insists_ends_the_process_while_a_model_that_is_closed_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody heard signals any more, and Python's own end waited for threads that nobody had told to end."""
+    closing, answers, opening = threading.Event(), threading.Event(), Opening()
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    seen = list[object]()
+    monkeypatch.setattr(serving, "CLOSING_S", 600)
+
+    def hang() -> None:
+        closing.set()
+        answers.wait(60)
+
+    def open_file(path: Path, interrupt: Interrupt) -> Any:
+        model = Opening.open_file(opening, path, interrupt)
+        model.close = hang
+        return model
+
+    async def run() -> None:
+        async with client_of(opening) as client:
+            opening.may_end.set()
+            assert (await client.get("/v1/models")).status_code == 200
+            while "READY" not in opening.told:  # noqa: ASYNC110 (nobody tells it)
+                await anyio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+            await anyio.to_thread.run_sync(closing.wait, 60)
+            seen.append(signal.getsignal(signal.SIGINT))
+            os.kill(os.getpid(), signal.SIGINT)
+            while signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            seen.append(signal.getsignal(signal.SIGINT))
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `client_of` sends it
+            answers.set()
+
+    opening.open_file = open_file  # type: ignore[method-assign]
+    try:
+        anyio.run(run)
+    finally:
+        answers.set()
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+    assert seen[0] not in (signal.SIG_DFL, signal.default_int_handler)
+    assert seen[1] == signal.SIG_DFL
+
+
 def test_a_model_that_cannot_be_opened_ends_its_server_with_why() -> None:
     opening = Opening()
 
