@@ -34,6 +34,17 @@ module, names = sys.argv[1].split(":")
 setattr(functools.reduce(getattr, owners, importlib.import_module(module)), name, hang)
 main(sys.argv[2:])
 """  # what reads a drive never returns
+THREAD_LEFT = """
+import sys, threading
+from edge_run.cli import app
+
+def leave(*given):
+    threading.Thread(target=threading.Event().wait).start()
+    return 130
+
+app._run = leave
+app.main([])
+"""
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -170,3 +181,10 @@ def test_whoever_insists_ends_a_server_whose_model_does_not_close(environment: d
     told = b"the model is not closed yet, which waits for its drive; Ctrl-C again ends the process\n"
     assert sorted(said) == [b"hangs\n", told]
     assert (process.returncode, rest) == (-signal.SIGINT, b"")
+
+
+def test_a_thread_that_hangs_does_not_keep_the_process(environment: dict[str, str]) -> None:
+    """As one of a library's pool, for which Python waits at its end."""
+    script = [sys.executable, "-c", THREAD_LEFT]
+    left = subprocess.run(script, env=environment, timeout=WAIT_S, capture_output=True, check=False)
+    assert (left.returncode, left.stderr) == (130, b"")

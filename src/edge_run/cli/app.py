@@ -21,7 +21,13 @@ from edge_run.base.errors import (
     options_as_flags,
     reason_of,
 )
-from edge_run.cli.shared.process import end_on_termination, prepare_streams, printable_notices, release_streams
+from edge_run.cli.shared.process import (
+    end_on_termination,
+    leave_threads,
+    prepare_streams,
+    printable_notices,
+    release_streams,
+)
 from edge_run.cli.shared.settings_command import HELP_NAMES, CommandGroup, origin
 from edge_run.cli.shared.terminal import Terminal
 
@@ -118,6 +124,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         code = _run(list(sys.argv[1:] if args is None else args), terminal)
         terminal.erase()
     release_streams()
+    leave_threads(code)
     sys.exit(code)
 
 

@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
@@ -21,6 +23,7 @@ except ImportError:  # not a POSIX system
     termios = None  # type: ignore[assignment]
 
 MOST_LAST_WORDS = 10_000  # letters: what to do comes last, after paths
+LAST_THREADS_S = 1.0  # for those that are about to end
 _cleanups: list[Callable[[], None]] = []
 
 
@@ -60,6 +63,21 @@ def release_streams() -> None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, descriptor)
             os.close(nowhere)
+
+
+def leave_threads(code: int) -> None:
+    """End the process here where threads are left that Python would wait for, as for one that a drive keeps.
+
+    Such are of libraries' pools, and left where Ctrl-C came so often that nobody waited for them.
+    """
+    until_s = time.monotonic() + LAST_THREADS_S
+    left = [one for one in threading.enumerate() if not one.daemon and one is not threading.current_thread()]
+    with contextlib.suppress(KeyboardInterrupt):
+        for thread in left:
+            thread.join(max(0.0, until_s - time.monotonic()))
+    if any(thread.is_alive() for thread in left):
+        remove_drafts()
+        os._exit(code)
 
 
 def end_on_termination() -> None:
