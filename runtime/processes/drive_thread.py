@@ -12,6 +12,8 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 
+from edge_run.base.errors import system_errors
+
 _Result = TypeVar("_Result")
 
 
@@ -19,7 +21,8 @@ async def at_drive(function: Callable[..., _Result], *arguments: object) -> _Res
     """Return what `function` returns of `arguments`, called in a thread of its own.
 
     Where the task is cancelled the thread is left, and what comes of it is for nobody. It is a daemon: for the threads
-    of anyio's pool, even those that were left, the process waits at its end.
+    of anyio's pool, even those that were left, the process waits at its end. Raises what `function` raises, and
+    TierReadError where the system has no thread for it.
     """
     token, is_over = anyio.lowlevel.current_token(), anyio.Event()
     outcomes = [Future[_Result]()]  # taken out at last, or an error would hold frames that hold it
@@ -32,6 +35,7 @@ async def at_drive(function: Callable[..., _Result], *arguments: object) -> _Res
         with contextlib.suppress(RuntimeError):  # the event loop has ended: nobody waits
             anyio.from_thread.run_sync(is_over.set, token=token)
 
-    threading.Thread(target=work, name="edge-run-drive", daemon=True).start()
+    with system_errors("reading files"):
+        threading.Thread(target=work, name="edge-run-drive", daemon=True).start()
     await is_over.wait()
     return outcomes.pop().result()

@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from edge_run.base.errors import TierReadError
 from edge_run.runtime.processes.drive_thread import at_drive
 from waiting import until
 
@@ -69,6 +70,15 @@ def test_a_drive_that_hangs_is_left_and_its_late_words_are_for_nobody(
         answers.set()
     until(lambda: not left[-1].is_alive())
     assert not unheard
+
+
+def test_a_system_without_a_thread_more_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(TierReadError, match=r"^reading files: can't start new thread; end other programs"):
+        anyio.run(at_drive, divmod, 7, 2)
 
 
 def test_an_error_holds_nothing_that_holds_it() -> None:
