@@ -86,6 +86,7 @@ def claims(text: str) -> Iterator[tuple[str, list[str]]]:
             yield block, names
 
 
+@cache
 def newest() -> dict[str, str]:
     """Return by what a result is of the newest one of that kind."""
     return {path.stem[11:]: path.stem for path in sorted(RESULTS.glob("*.md"))}

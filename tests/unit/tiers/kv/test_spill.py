@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edge_run.base.errors import TierReadError
+from edge_run.tiers import weights
 from in_child import in_child
 from spill_rig import CELL_BYTES, N_CELLS, PAGE, USES, WIDTH, rig_in
 
@@ -91,6 +92,7 @@ def test_a_pass_that_goes_another_way(tmp_path: Path) -> None:
 @in_child
 def test_texts_side_by_side(attentions: int, tmp_path: Path) -> None:
     """They grow in passes of some of them, are cut and end, in all the room there is and in none, and reads fail."""
+    weights.PAUSE_S = 0.01  # type: ignore[attr-defined]  # many reads fail, each after a pause
     chance, n_streams, n_failed = random.Random(attentions), 4, 0
     with rig_in(tmp_path, attentions, n_streams) as rig:
         real = {call: getattr(rig.file, call) for call in ("write", "read_into")}
