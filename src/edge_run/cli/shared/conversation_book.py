@@ -51,7 +51,12 @@ class ConversationBook:
 
     def is_of_other_model(self, conversation: Conversation) -> bool:
         """Return whether a conversation was with another model than this one."""
-        return os.path.realpath(conversation.model) != self._path
+        if conversation.model == self._path:  # which asks no drive, that may hang
+            return False
+        try:
+            return os.path.realpath(conversation.model) != self._path
+        except ValueError:  # a name with a zero character
+            return True
 
     def resume(self, conversation: Conversation) -> None:
         """Go on with `conversation`, under a new name where another chat does so too, or did since it was read."""

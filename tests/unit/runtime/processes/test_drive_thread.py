@@ -43,32 +43,38 @@ def test_what_a_function_returns_or_raises_comes_out(backend: str) -> None:
 def test_a_drive_that_hangs_is_left_and_its_late_words_are_for_nobody(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers, left, unheard = threading.Event(), list[threading.Thread](), list[object]()
+    began, answers, unheard = threading.Event(), threading.Event(), list[object]()
+    left = list[threading.Thread]()
     monkeypatch.setattr(threading, "excepthook", unheard.append)
 
     def hang() -> None:
         left.append(threading.current_thread())
+        began.set()
         answers.wait(LIMIT_S)
         raise Told("late")
 
+    async def leave() -> None:
+        began.clear()
+        async with anyio.create_task_group() as group:
+            group.start_soon(at_drive, hang, name="drive")
+            assert await anyio.to_thread.run_sync(began.wait, LIMIT_S)
+            group.cancel_scope.cancel()
+        assert left[-1].is_alive()
+
     async def main() -> None:
-        with anyio.move_on_after(0.1) as scope:
-            await at_drive(hang)
-        assert scope.cancelled_caught
-        if backend == "asyncio":  # once while its loop runs, once after it
-            answers.set()
-            await anyio.to_thread.run_sync(left[0].join, LIMIT_S)
-            answers.clear()
-        with anyio.move_on_after(0.1):
-            await at_drive(hang)
+        await leave()
+        answers.set()  # of the first while its loop runs, of the second after it
+        await anyio.to_thread.run_sync(left[0].join, LIMIT_S)
+        answers.clear()
+        await leave()
 
     try:
         anyio.run(main, backend=backend)
-        assert left[-1].is_alive()
-        assert left[-1].daemon, "the process does not wait for it at its end"
+        assert left[1].is_alive()
+        assert left[1].daemon, "the process does not wait for it at its end"
     finally:
         answers.set()
-    until(lambda: not left[-1].is_alive())
+    until(lambda: not left[1].is_alive())
     assert not unheard
 
 
