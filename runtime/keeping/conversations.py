@@ -212,7 +212,7 @@ def _runs(passes: Sequence[RowPass]) -> list[tuple[int, int, int]]:
 
 def _conversation(name: str, fields: Any) -> Conversation:
     """Return the conversation in a file, every number of it checked. Raises ValueError, KeyError or TypeError."""
-    if fields["format"] != FORMAT or not isinstance(fields["model"], str):
+    if fields["format"] != FORMAT or not isinstance(fields["model"], str) or "\0" in fields["model"]:
         raise ValueError("format")
     parts = tuple((role, text) for role, text in fields["parts"])
     tokens = tuple(_number(token) for token in fields["tokens"])

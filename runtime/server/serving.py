@@ -174,10 +174,12 @@ async def _serve(
             hearing.start_soon(_hear_signals, server, guard, service, options, say, name="edge-run-signals")
         async with catalogue, task_group() as group:
             group.start_soon(get_ready, name="edge-run-get-ready")
-            await server.serve(sockets=[bound])
+            try:
+                await server.serve(sockets=[bound])
+            finally:
+                if hears:
+                    hearing.start_soon(_watch_closing, say, name="edge-run-watch-closing")
             group.cancel_scope.cancel()
-            if hears:
-                hearing.start_soon(_watch_closing, say, name="edge-run-watch-closing")
         hearing.cancel_scope.cancel()
 
 

@@ -20,7 +20,8 @@ from edge_run.cli.shared.answer import WrittenAnswer
 from edge_run.cli.shared.chat import Chat
 from edge_run.cli.shared.chat_loop import ChatLoop
 from edge_run.cli.shared.conversation_book import ConversationBook
-from edge_run.cli.shared.talks import MessageTalk, PlainTalk, TemplateTalk
+from edge_run.cli.shared.server_chat import ServerTalk
+from edge_run.cli.shared.talks import PlainTalk, TemplateTalk
 from edge_run.cli.shared.terminal import OutputError
 from edge_run.runtime.keeping import conversations
 from edge_run.runtime.keeping.conversations import Conversation, Conversations
@@ -63,7 +64,7 @@ class Notes(ChatLoop):
     """A chat that notes what it is asked for, and fails where it has an error."""
 
     def __init__(self, terminal: Any, error: EdgeRunError | None = None) -> None:
-        super().__init__(terminal, MessageTalk(""))
+        super().__init__(terminal, ServerTalk(""))
         self.error = error
         self.noted: list[str] = []
 

@@ -51,12 +51,8 @@ class ConversationBook:
 
     def is_of_other_model(self, conversation: Conversation) -> bool:
         """Return whether a conversation was with another model than this one."""
-        if conversation.model == self._path:  # which asks no drive, that may hang
-            return False
-        try:
-            return os.path.realpath(conversation.model) != self._path
-        except ValueError:  # a name with a zero character
-            return True
+        name = conversation.model
+        return name != self._path and os.path.realpath(name) != self._path  # drives may hang: only where they are asked
 
     def resume(self, conversation: Conversation) -> None:
         """Go on with `conversation`, under a new name where another chat does so too, or did since it was read."""

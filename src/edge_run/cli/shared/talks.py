@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 TEXT = "text"  # the role of a plain text
 
 
-class MessageTalk:
+class MessageTalk(ABC):
     """Messages in turn, after what the system says, which stays."""
 
     when_full = "/drop leaves out its oldest turns, /clear begins anew"
@@ -29,9 +30,9 @@ class MessageTalk:
         """Return the conversation with the message `text`, which is to be answered."""
         return [*self._messages, {"role": "user", "content": text}]
 
+    @abstractmethod
     def without_oldest(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return a conversation less its oldest turns; as it is where it has but one."""
-        raise NotImplementedError
 
     def keep(self, text: str, answer: str) -> None:
         """Make both messages part of the conversation. answer: what was said, without thoughts."""

@@ -54,6 +54,13 @@ def test_a_name_never_leads_out_of_the_folder(name: str, tmp_path: Path) -> None
     assert not list(tmp_path.rglob("*.json"))
 
 
+def test_a_model_whose_name_no_file_can_have_is_damage(tmp_path: Path) -> None:
+    kept = Conversations(tmp_path)
+    kept.save(Conversation("fox", "odd\0", PARTS))
+    with pytest.raises(ConfigError, match="is damaged"):
+        kept.load("fox")
+
+
 def test_a_small_file_does_not_become_many_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, made = Conversations(tmp_path), list[RowPass]()
     kept.save(Conversation("fox", "m", PARTS, tuple(range(1000)), [RowPass(0, 1000)]))

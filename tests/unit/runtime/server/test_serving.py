@@ -50,6 +50,38 @@ def test_what_ends_a_server_comes_out_as_it_is(monkeypatch: pytest.MonkeyPatch) 
         anyio.run(serving._serve, catalogue, "nothing", bound, options, lambda line: None)
 
 
+def test_a_server_that_fails_says_that_its_model_does_not_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was said only where the server ended as it was told to, and the next Ctrl-C did nothing."""
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+
+    class Hanging(Catalogue):
+        async def __aexit__(self, *given: object) -> None:
+            with anyio.CancelScope(shield=True), anyio.fail_after(60):
+                await told.wait()
+            await super().__aexit__(*given)
+
+    async def fail(server: object, sockets: object) -> None:
+        raise OSError("the network is gone")
+
+    async def serve() -> None:
+        nonlocal told
+        told = anyio.Event()
+        catalogue = Hanging(ModelFolder(()), lambda path, interrupt: pytest.fail("nobody asks"))
+        await serving._serve(catalogue, "nothing", bound, options, lambda line: (said.append(line), told.set()))
+
+    said, told = list[str](), anyio.Event()
+    monkeypatch.setattr(serving._Server, "serve", fail)
+    monkeypatch.setattr(serving, "CLOSING_S", 0.01)
+    options = ServeOptions(access_for("localhost", "127.0.0.1"), 1, SamplingConfig())
+    try:
+        with bind("127.0.0.1", 0) as bound, pytest.raises(OSError, match=r"^the network is gone$"):
+            anyio.run(serve)
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+    assert said == ["the model is not closed yet, which waits for its drive; Ctrl-C again ends the process"]
+
+
 class Opening:
     """The opening of a model, as long as a test wants it. told: by the server, to who began it and to its manager."""
 
