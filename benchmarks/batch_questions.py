@@ -1,6 +1,6 @@
 """A batch of questions on a model that does not fit: its speed against one answer after the other, and kills.
 
-    batch_questions.py MODEL [--share 0.5] [--questions 1000] [--kills 5] [--alone 30]
+    batch_questions.py MODEL [--share 0.5] [--questions 1000] [--kills 5] [--alone 30] [--rounds 1] [--fits]
 
 `edge-run batch` answers questions of GSM8K in a budget of a share of the file, as many at once as the planner chooses.
 It gets SIGKILL when 1/6, 2/6 ... of the answers are there, give or take a random number of them, and is started again
@@ -8,7 +8,8 @@ each time. In the end every question must have one answer, and no answer may hav
 before a kill must still be there, the same. The rate counts all tokens of answers over all the time that the batch ran,
 with what the kills threw away and all openings, of which only the first is cold. `--alone` questions are answered one
 after the other, half of them before the batch and half after it, so that a machine whose speed changes shows; their two
-openings, which are cold, count too. Reach: 8 times.
+openings, which are cold, count too. With `--fits` the batch also runs, without kills, where all of the model has room:
+no batch that streams computes faster than that. Reach: 8 times.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _box import GSM8K, ROOT, file_at, kill_inside, skip, write_results
+from _box import GSM8K, ROOT, file_at, kill_inside, skip, spread, write_results
 from batch_dask import line, made_up, n_lines, questions_of, tokens_of
 from edgebox import NO_BOX, boxed
+
+FITS = 4  # times the model: also what is beside its weights has room
 
 
 def main() -> None:
@@ -37,6 +40,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--alone", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--fits", action="store_true", help="run the batch with room for all of the model, too")
     parser.add_argument("--mbps", type=int, default=0, help="of the drive; 0: no limit")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--source", type=Path, default=GSM8K)
@@ -48,26 +53,45 @@ def main() -> None:
     step = given.questions / (given.kills + 1)
     kills = [round((number + 1 + chance.uniform(-0.4, 0.4)) * step) for number in range(given.kills)]
     before, after = questions[: given.alone // 2], questions[given.alone // 2 : given.alone]
-    rows = [
-        answered(given, "alone", before, []),
-        answered(given, "together", questions, kills),
-        answered(given, "alone", after, []),
+    rows: list[dict[str, Any]] = []
+    for number in range(given.rounds):
+        found = [
+            answered(given, "alone", before, []),
+            answered(given, "together", questions, kills),
+            *([answered(given, "fits", questions, [])] if given.fits else []),
+            answered(given, "alone", after, []),
+        ]
+        rows += [{"round": number, **row} for row in found]
+    write_results(given.name, rows, f"{(__doc__ or '').strip()}\n\n{told(given, rows, kills)}{made_up(given.source)}")
+
+
+def told(given: argparse.Namespace, rows: list[dict[str, Any]], kills: list[int]) -> str:
+    """Return the rows for a reader: how fast the batch was, against one after the other and against the limit."""
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    rates = {way: [rate(rows, number, way) for number in range(given.rounds)] for way in ways}
+    times = {way: [ours / one for ours, one in zip(rates[way], rates["alone"], strict=True)] for way in ways}
+    where = f" (at {', '.join(map(str, kills))} answers)" if kills else ""
+    lines = [
+        f"{given.model.name}, {given.questions} questions in each of {given.rounds} rounds, all answered, each once, "
+        f"after {sum(row['kills'] for row in rows)} kills{where}.\n",
+        f"* {given.alone} of them, one after the other: {spread(rates['alone'])} tokens/s",
+        f"* the batch: {spread(rates['together'], 1)} tokens/s, {spread(times['together'])} times",
     ]
-    first, together, last = rows
-    alone_per_s = (first["tokens"] + last["tokens"]) / (first["wall_s"] + last["wall_s"])
-    text = (
-        f"{together['answers']} of {given.questions} questions have an answer, each once, after "
-        f"{together['kills']} kills (at {', '.join(map(str, kills))} answers): {together['tokens_per_s']:.1f} tokens/s "
-        f"against {alone_per_s:.2f} one after the other ({first['tokens_per_s']:.2f} before the batch, "
-        f"{last['tokens_per_s']:.2f} after it), {together['tokens_per_s'] / alone_per_s:.1f} times."
-        f"{made_up(given.source)}"
-    )
-    write_results(given.name, rows, f"{(__doc__ or '').strip()}\n\n* {given.model.name}: {text}")
+    if "fits" in ways:
+        lines.append(f"* with room for all: {spread(rates['fits'], 1)} tokens/s, {spread(times['fits'])} times")
+    return "\n".join(lines)
+
+
+def rate(rows: list[dict[str, Any]], number: int, way: str) -> float:
+    """Return the tokens a second of one way in one round, all its runs together."""
+    some = [row for row in rows if (row["round"], row["way"]) == (number, way)]
+    return float(sum(row["tokens"] for row in some) / sum(row["wall_s"] for row in some))
 
 
 def answered(given: argparse.Namespace, way: str, questions: list[str], kills: list[int]) -> dict[str, Any]:
     """Return how fast questions were answered; the batch is killed when so many answers are there."""
-    budget = round(given.share * given.model.stat().st_size)
+    size_bytes = given.model.stat().st_size
+    budget = FITS * size_bytes if way == "fits" else round(given.share * size_bytes)
     with tempfile.TemporaryDirectory() as folder:
         source, results, kept, wall_s, n_kills = Path(folder, "in"), Path(folder, "out"), b"", 0.0, 0
         source.write_text("".join(map(line, range(len(questions)), questions)))
