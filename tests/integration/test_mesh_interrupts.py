@@ -165,9 +165,10 @@ def test_answers_in_shared_passes_go_on_after_ctrl_c(groups: bool, folder: Path)
     if groups:
         coordinator.plan_pipeline = lambda works, specs, hops, n: plan_pipeline(works, specs, lambda a, b: Hop(0.0), n)
     options = {**OPTIONS, "context_tokens": 1024, "sequences": 4, "exact": not groups}
+    wanted: list[list[int]] = []
     for moment in MOMENTS:
         with running(path, "bcd", options) as run:
-            wanted = answers(run.engine, prompts)
+            wanted = wanted or answers(run.engine, prompts)
             batch = BatchedAnswers(run.engine, Meter(run.engine), 4)
             batch._widths.observe = lambda *_: None  # type: ignore[method-assign]
             found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import threading
@@ -92,19 +93,19 @@ def test_all_that_kept_the_budget(server: Served) -> None:
 
 def test_answers_share_passes_and_one_that_leaves_does_not_stop_the_others(kit: Path) -> None:
     with served(kit, "-c", 8192, "-t", 1, "--parallel", 3) as server, contextlib.ExitStack() as leaving:
-        body = {**LONG, "temperature": 0, "max_tokens": 1500, "ignore_eos": True}  # so long that all of them begin
+        endless = {**LONG, "temperature": 0, "max_tokens": 1500, "ignore_eos": True}  # so long that all of them begin
         streams = [
             leaving.enter_context(httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60))
-            for _ in range(3)
+            for body in (endless, endless, {**endless, "max_tokens": 300})
         ]
-        found = [events(stream) for stream in streams]
-        for one in found:
+        left, going_on, ending = (events(stream) for stream in streams)
+        for one in (left, going_on, ending):
             next(one)
         assert server.requests() == (3, 0)
         streams[0].close()
         wait_for(server.aborted)
-        for one in found[1:]:
-            assert [*one][-1] == "[DONE]"
+        assert [*ending][-1] == "[DONE]"
+        assert "[DONE]" not in itertools.islice(going_on, 200), "it goes on"
 
 
 def test_exact_answers_at_once_have_a_part_of_the_context_each(kit: Path) -> None:

@@ -123,8 +123,8 @@ def test_the_index_of_a_long_text_takes_no_more_than_the_plan_counts(vocabulary:
     lookup = Lookup()
     tracemalloc.start()
     try:
-        for _ in range(80):
-            n_tokens += 500
+        for _ in range(40):
+            n_tokens += 1000
             lookup.draft(text[:n_tokens], TEN)
             counted_bytes = LOOKUP_TOKEN_BYTES * min(n_tokens, MOST_LOOKUP_TOKENS)
             held_bytes = tracemalloc.get_traced_memory()[0]

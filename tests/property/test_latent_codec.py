@@ -151,7 +151,7 @@ def test_numbers_that_are_none_are_coded_as_zero() -> None:
     assert np.all(np.isfinite(decoded))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.floats(0.97, 1.03), seeds)
 @example(1.015625, 170)
 def test_a_rate_is_brought_to_its_size_as_far_as_its_gains_may_change(share: float, seed: int) -> None:

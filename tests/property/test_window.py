@@ -109,7 +109,7 @@ def test_look_ahead_costs_no_more_than_its_frames(segments: Segments, extra: int
 def test_a_larger_budget_never_means_more_reading(segments: Segments, n_ahead: int | None) -> None:
     n_chunks = len(set(chain.from_iterable(segments)))
     largest = frames_needed(segments, range(n_chunks))
-    rooms = range(largest, n_chunks + 1, max(1, n_chunks // 40))
+    rooms = range(largest, n_chunks + 1, max(1, n_chunks // 12))
     reads = [plan_for(segments, n_places, n_ahead).streamed_uses for n_places in rooms]
     assert reads == sorted(reads, reverse=True)
     if n_ahead is None:
